@@ -123,7 +123,7 @@ def lose_run(folder):
 
 def damage_run(folder):
     (folder / RUN).write_text((folder / RUN).read_text().replace("0.1", "0.2"))
-    return "run.json: .* its digest differs"
+    return "run.json: .* its digest does not match"
 
 
 def lose_the_cursor(folder):
@@ -133,7 +133,7 @@ def lose_the_cursor(folder):
 
 def damage_the_cursor(folder):
     (folder / "data.json").write_text((folder / "data.json").read_text().replace("320", "321"))
-    return "data.json: .* its digest differs"
+    return "data.json: .* its digest does not match"
 
 
 def cut_the_cursor(folder):
@@ -143,7 +143,7 @@ def cut_the_cursor(folder):
 
 def damage_the_tracker(folder):
     (folder.parent / TRACKER).write_text("twenty")
-    return "holds 'twenty'"
+    return "contains 'twenty'"
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_a_renamed_encoder_continues_and_is_told(data, caplog):
     resumed = loader_for(build(path, Renamed()))
     resumed.restore_state_rank(loader.save_state_rank())
     assert [batch.text for batch in take(resumed, 5)] == expected[4:]
-    assert "The TaskEncoder was UpperCase, and is Renamed; see that it reads alike." in caplog.text
+    assert "The TaskEncoder was UpperCase and is now Renamed; check that it reads" in caplog.text
 
 
 @pytest.mark.parametrize(

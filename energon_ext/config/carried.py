@@ -1,14 +1,14 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The leaves of a metadataset, and its tree, carried through Energon's list of loaded datasets.
+"""Carries the leaves and the tree of a metadataset through Energon's list of loaded datasets.
 
-A metadataset returns datasets with a float each, which stock metadatasets around one of ours
-multiply and divide. So each dataset carries its leaf and the whole tree, and its float the factor
-that is around the tree. :func:`parts_of` has the trees back. A TaskEncoder without our mixin takes
-the float for a constant weight, and refuses schedules and interleaves.
+A metadataset returns datasets, each with a float weight, which stock metadatasets around ours
+multiply and divide. So each dataset carries its leaf and the whole tree, and its weight carries the
+factor from outside the tree. :func:`parts_of` recovers the trees. A TaskEncoder without our mixin
+uses the float as a constant weight and rejects schedules and interleaves.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from megatron.energon.epathlib import EPath
@@ -29,31 +29,31 @@ class Leaf:
 
     dataset: BaseCoreDatasetFactory  # Energon's
     where: str = ""  # place in the YAML, for messages; empty without a YAML
-    max_epochs: int | None = None  # most passes over the source in a run, None for no limit
-    name: str | None = None  # display name of the source, None for its key
-    splice: SpliceFields | None = None  # how its documents are shown, None for in rows
-    splice_where: str = ""  # place of that in the YAML
-    metadataset: EPath | None = None  # the outermost one; None without one of ours
-    run: RunFields | None = None  # what its metadatasets say for the whole run
+    max_epochs: int | None = None  # maximum passes over the source in a run, None for no limit
+    name: str | None = None  # display name of the source, None to use its key
+    splice: SpliceFields | None = None  # None if its documents are not spliced
+    splice_where: str = ""  # place of the splice in the YAML
+    metadataset: EPath | None = None  # the outermost one of ours, if any
+    run: RunFields | None = None  # run-wide fields of its metadatasets
 
     @property
     def root(self) -> EPath | None:
-        """The folder to which the key is relative; it is absolute for None."""
+        """The folder that the key is relative to; None if the key is absolute."""
         return None if self.metadataset is None else self.metadataset.parent
 
     @property
     def subflavors(self) -> dict[str, Any]:
-        """Of the reference; joined datasets keep none of their own."""
+        """Subflavors of the reference; empty for joined datasets."""
         return getattr(self.dataset, "subflavors", None) or {}
 
 
 def leaves_of(tree: Tree | Leaf) -> list[Leaf]:
-    """The leaves of a tree in the order of the YAML."""
+    """Return the leaves of a tree in YAML order."""
     return [tree] if isinstance(tree, Leaf) else list(tree.keys())
 
 
 def map_leaves(tree: Tree | Leaf, change: Callable[[Leaf], Leaf]) -> Tree | Leaf:
-    """A tree, or a leaf alone, with every leaf changed."""
+    """Return a tree, or a single leaf, with every leaf changed."""
     if isinstance(tree, Leaf):
         return change(tree)
     changed = tree.map(change)
@@ -62,24 +62,24 @@ def map_leaves(tree: Tree | Leaf, change: Callable[[Leaf], Leaf]) -> Tree | Leaf
 
 
 def runs_of(leaves: Iterable[Leaf]) -> list[RunFields]:
-    """The different fields for the whole run that some leaves have."""
+    """Return the distinct run-wide fields of some leaves."""
     return list(dict.fromkeys(leaf.run for leaf in leaves if leaf.run is not None))
 
 
 @dataclass(kw_only=True)
 class CarriedDataset(LoadedDataset):
-    """A loaded dataset with its leaf, and the tree that has this leaf."""
+    """A loaded dataset with its leaf and the tree that contains the leaf."""
 
     leaf: Leaf
     tree: Tree | Leaf
 
 
 class CarriedWeight(float):
-    """The share that stock Energon would make of the constant weights of a tree."""
+    """The share that stock Energon would compute from the constant weights of a tree."""
 
     share: float
-    factor: float | None  # of stock metadatasets around ours, None where there is none
-    not_constant: str | None  # place of a weight by which stock Energon cannot draw
+    factor: float | None  # of the stock metadatasets around ours, None if there are none
+    not_constant: str | None  # place of a weight that stock Energon cannot use, None if it can
 
     def __new__(
         cls, share: float, not_constant: str | None, factor: float | None = None
@@ -100,17 +100,16 @@ class CarriedWeight(float):
 
     def __float__(self) -> float:
         if self.not_constant is not None:
-            found = "a schedule, a weight of 0, a weights_file or an interleave"
-            advice = "put energon_ext.DynamicBlendMixin first among its base classes"
             raise ConfigError(
-                f"{self.not_constant}: {found}, which this TaskEncoder does not know; {advice}, "
-                f"or use energon_ext.PackedTaskEncoder."
+                f"{self.not_constant}: this TaskEncoder does not support schedules, weights of 0, "
+                f"a weights_file or an interleave; make energon_ext.DynamicBlendMixin its first "
+                f"base class, or use energon_ext.PackedTaskEncoder."
             )
         return float.__add__(self, 0.0)
 
 
 class Part(NamedTuple):
-    """Datasets of one tree, or a dataset of a stock metadataset, with the factor around them."""
+    """The datasets of one tree, or one dataset of a stock metadataset, and their outer factor."""
 
     tree: Tree | Leaf
     factor: float | None
@@ -119,22 +118,16 @@ class Part(NamedTuple):
 
 
 def carry(tree: Tree | Leaf, datasets: Sequence[LoadedDataset]) -> list[LoadedDataset]:
-    """The datasets of all leaves of a tree, in the same order, with what they carry."""
+    """Attach a tree and its leaves to the datasets of the leaves, which are in the same order."""
+    names = [field.name for field in fields(LoadedDataset)]
     return [
-        CarriedDataset(
-            dataset=each.dataset,
-            weight=each.weight,
-            repetitions=each.repetitions,
-            aux=each.aux,
-            leaf=leaf,
-            tree=tree,
-        )
+        CarriedDataset(**{name: getattr(each, name) for name in names}, leaf=leaf, tree=tree)
         for leaf, each in zip(leaves_of(tree), datasets, strict=True)
     ]
 
 
 def carry_weighted(tree: Tree, datasets: Sequence[LoadedDataset]) -> list[LoadedDataset]:
-    """The same, with the shares of the tree for their weights."""
+    """Attach a tree as :func:`carry` does, and set the weights to the shares in the tree."""
     carried, not_constant = carry(tree, datasets), _not_constant(tree)
     numbers = {id(leaf): str(number) for number, leaf in enumerate(leaves_of(tree))}
     numbered = tree.map(lambda leaf: numbers[id(leaf)])
@@ -146,7 +139,7 @@ def carry_weighted(tree: Tree, datasets: Sequence[LoadedDataset]) -> list[Loaded
 
 
 def parts_of(datasets: Sequence[LoadedDataset]) -> list[Part]:
-    """Trees that some loaded datasets carry; a dataset that carries nothing is a leaf."""
+    """Return the trees that loaded datasets carry; a dataset that carries none is a leaf."""
     parts: dict[int, Part] = {}
     for each in datasets:
         if isinstance(each, CarriedDataset):
@@ -160,7 +153,7 @@ def parts_of(datasets: Sequence[LoadedDataset]) -> list[Part]:
 
 
 def tree_of(parts: Sequence[Part]) -> Tree | Leaf:
-    """Some parts as one tree: a constant blend of them where they are several."""
+    """Return parts as one tree: a constant blend of them if there are several."""
     trees = [part.tree for part in parts]
     if len(parts) == 1 and (parts[0].factor is None or isinstance(trees[0], Leaf)):
         return trees[0]

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A metadataset whose blend weights may be schedules.
 
-Everything but the weights is Energon's: references, nesting, joins, splits, subsets and preparation
-are inherited. Datasets carry the tree of weights: see :mod:`energon_ext.config.carried`.
+References, nesting, joins, splits, subsets and preparation are inherited from Energon. Datasets
+carry the tree of weights, see :mod:`energon_ext.config.carried`.
 """
 
 # No `from __future__ import annotations` and no `A | B` in fields here: Energon's parser reads the
-# annotations, and knows types and typing.Union only.
+# annotations, and supports only types and typing.Union.
 import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Iterator, Literal, Sequence, Union
@@ -39,7 +39,7 @@ from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.splice.config import splice_from_config
 from energon_ext.weights import LiveWeights, weight_from_config
 
-#: What Energon raises of a file that says something else than it expects.
+#: Exceptions that Energon raises for unexpected file content.
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -51,8 +51,8 @@ def errors_of_energon(where: str) -> Iterator[None]:
     except EnergonExtError:
         raise
     except _ERRORS as error:
-        said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise ConfigError(f"{where}: {said}.") from error
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise ConfigError(f"{where}: {reason}.") from error
 
 
 @dataclass
@@ -60,25 +60,25 @@ class ScheduledEntryMixin:
     """Fields of an entry in addition to its path."""
 
     weight: Any = 1.0  # a number or a schedule
-    max_epochs: Any = None  # most passes over each source of the entry, None for no limit
-    name: Any = None  # of the one source, for people; its state hangs on its key
-    splice: Any = None  # fields of a splice: its documents at many positions
+    max_epochs: Any = None  # maximum passes over each source of the entry, None for no limit
+    name: Any = None  # display name of the only source; its state is saved under its key
+    splice: Any = None  # fields of a splice, which shows its documents at many positions
 
     where: str = field(default="", init=False)  # place in the YAML, for messages
 
     def read(self, where: str) -> None:
-        """Check the fields, and make a schedule and a splice of those that are one."""
+        """Check the fields, and parse the weight and the splice."""
         self.where = where
         self.weight = weight_from_config(self.weight, f"{where}.weight")
         if self.max_epochs is not None:
             check_integer(f"{where}.max_epochs", self.max_epochs, 1)
         if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
-            raise ConfigError(f"{where}.name: {self.name!r} found, a text is needed.")
+            raise ConfigError(f"{where}.name: {self.name!r} found, text is needed.")
         if self.splice is not None:
             self.splice = splice_from_config(self.splice, f"{where}.splice")
 
     def around(self, leaf: Leaf) -> Leaf:
-        """A leaf below this entry, with what the entry says.
+        """Return a leaf below this entry with the fields of the entry.
 
         Fields closer to the source take precedence; of two epoch limits, the smaller one does.
         """
@@ -105,13 +105,14 @@ class ScheduledJoinReference(ScheduledEntryMixin, MetadatasetJoin):
 
 @dataclass(kw_only=True)
 class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
-    """One node: entries and their weights, in the field that is named by the rule of the node.
+    """One node: entries and their weights, in a field named after the rule of the node.
 
-    Not a blend of Energon: fields that a later Energon adds to its own are unknown here, not lost.
+    This is not a subclass of Energon's blend: if a later Energon adds fields to its own, they are
+    rejected here instead of being dropped.
     """
 
-    allow_nested_schedules: bool = False  # one above and one below multiply, and are no error
-    weights_file: Any = None  # of LiveWeights, relative to the metadataset
+    allow_nested_schedules: bool = False  # multiply schedules above and below instead of raising
+    weights_file: Any = None  # file of LiveWeights, relative to the metadataset
 
     rule: ClassVar[str]
     _where: str = field(default="", init=False)
@@ -133,7 +134,7 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
                 entry.post_initialize(mds_path)
 
     def traverse(self, mds_path: EPath | None = None, **kwargs: Any) -> list[Any]:
-        return [found for entry in self.entries for found in entry.traverse(mds_path, **kwargs)]
+        return [item for entry in self.entries for item in entry.traverse(mds_path, **kwargs)]
 
     def prepare(self, split_part: str | None = None) -> list[EPath]:
         return [path for entry in self.entries for path in entry.prepare(split_part=split_part)]
@@ -150,13 +151,14 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
                 inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
                 found = f"a `blend_epochized` cannot be an entry of a `{self.rule}`"
-                advice = "use `blend_epochized` on both levels, or on none"
+                advice = "use `blend_epochized` on both levels, or on neither"
                 raise ConfigError(f"{entry.where}: {found}; {advice}.")
             count = len(inner.datasets)
             if not count:
-                raise ConfigError(f"{entry.where}: names no source; leave the entry out.")
+                raise ConfigError(f"{entry.where}: names no source; remove the entry.")
             if entry.name is not None and count > 1:
-                raise ConfigError(f"{entry.where}.name: {entry.name!r} for {count} sources.")
+                found = f"{entry.name!r} would name {count} sources"
+                raise ConfigError(f"{entry.where}.name: {found}; name each of them instead.")
             members.append(map_leaves(tree_of(parts_of(inner.datasets)), entry.around))
             datasets += inner.datasets
         datasets = carried.carry_weighted(Tree(self._node(), members), datasets)
@@ -173,18 +175,18 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
 
 
 def _live_weights(value: Any, mds_path: EPath | None, where: str) -> LiveWeights:
-    """The file that a ``weights_file`` names."""
+    """Return the live weights in the file that a ``weights_file`` names."""
     if not isinstance(value, str) or not value or mds_path is None:
         raise ConfigError(f"{where}: {value!r:.80} found, a path is needed.")
     path = mds_path.parent / value
     if not path.is_local():
-        raise ConfigError(f"{where}: {path} found, which has to lie on a file system.")
+        raise ConfigError(f"{where}: {path} found, a path on a file system is needed.")
     return LiveWeights(str(path))
 
 
 @dataclass(kw_only=True)
 class ScheduledBlend(WeightedEntries):
-    """One blend node: weights are the shares of rows, scheduled or not."""
+    """One blend node: weights are shares of rows, scheduled or constant."""
 
     blend: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007
 
@@ -193,10 +195,10 @@ class ScheduledBlend(WeightedEntries):
 
 @dataclass(kw_only=True)
 class Interleave(WeightedEntries):
-    """One interleave node: weights are target shares of tokens, kept to a row.
+    """One interleave node: weights are target shares of tokens, met to within a row.
 
-    ``new_source`` is the credit of a source that a resumed state does not have: ``baseline`` is
-    0, and with ``zero`` it is owed its share of all tokens since the start.
+    ``new_source`` sets the credit of a source that is missing from a resumed state: 0 for
+    ``baseline``; with ``zero``, its share of all tokens since the start.
     """
 
     interleave: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007
@@ -215,7 +217,7 @@ class EpochizedReference(BlendEpochizedDatasetReference, AnyDatasetReference):
 
 @dataclass(kw_only=True)
 class EpochizedBlend(MetadatasetBlendEpochized):
-    """Energon's ``blend_epochized``, of token files too."""
+    """Energon's ``blend_epochized``, which may also name token files."""
 
     blend_epochized: list[
         Union[EpochizedReference, BlendEpochizedJoinDatasetReference]  # noqa: UP007
@@ -226,9 +228,8 @@ class EpochizedBlend(MetadatasetBlendEpochized):
 class ScheduledMetadataset(MetadatasetV2):
     """The YAML class: ``__module__: energon_ext``, ``__class__: ScheduledMetadataset``.
 
-    The name differs from Energon's own ``MetadatasetV2`` on purpose: where the plugin is not
-    installed, Energon falls back to its class of the same name, and would silently drop the
-    schedules.
+    The name deliberately differs from Energon's ``MetadatasetV2``: without the plugin, Energon
+    falls back to its own class of the same name and would silently drop the schedules.
     """
 
     splits: dict[
@@ -237,9 +238,9 @@ class ScheduledMetadataset(MetadatasetV2):
             ScheduledBlend, Interleave, EpochizedBlend, MetadatasetJoin, AnyDatasetReference
         ],
     ]
-    schedule_axis: Any = None  # what breakpoints count; in the outermost metadataset
-    skip: Any = None  # ranges of steps that are planned and not read
-    exclude: Any = None  # a file of documents that are not read
+    schedule_axis: Any = None  # unit of breakpoints; set in the outermost metadataset
+    skip: Any = None  # ranges of steps that are planned but not read
+    exclude: Any = None  # file that lists documents not to read
 
     _run: RunFields = field(default_factory=RunFields, init=False)
 
@@ -261,7 +262,7 @@ class ScheduledMetadataset(MetadatasetV2):
         return LoadedDatasetList(blend_mode=loaded.blend_mode, datasets=sum(placed, []))
 
     def _placed(self, part: Part, split_part: str, run: RunFields) -> Tree | Leaf:
-        """A tree with its place: of its outermost node, and of leaves that have none."""
+        """Set the location of the outermost node of a tree, and of leaves that have none."""
         here = f"{self.path}: {split_part}"
 
         def place(leaf: Leaf) -> Leaf:

@@ -26,9 +26,9 @@ class Entry(Leaf):
 
     Attributes:
         key: its identity, see :func:`~energon_ext.config.source_key.source_key`.
-        names: by which its state is found where the key has changed.
+        names: further names, by which its state is found if the key has changed.
         loaded: Energon's dataset with its repetitions and auxiliary data.
-        excluded: numbers of documents that are not read, sorted, int64 [n]; None for none.
+        excluded: numbers of the documents to exclude, sorted, int64 [n]; None for none.
     """
 
     key: str
@@ -42,9 +42,9 @@ class Mix:
     """The sources of a run and how they are mixed.
 
     Attributes:
-        entries: the sources, in the order of the YAML.
-        tree: over their keys.
-        run: what breakpoints count, steps that are skipped, documents that are excluded.
+        entries: the sources, in YAML order.
+        tree: weights over the keys of the sources.
+        run: unit of breakpoints, skipped steps, excluded documents.
     """
 
     entries: tuple[Entry, ...]
@@ -57,26 +57,26 @@ class Mix:
         return ScheduleAxis(self.run.axis)
 
     def axis_with(self, given: ScheduleAxis | None) -> ScheduleAxis:
-        """The axis with the end of the run, which a launch script gives with the same unit."""
+        """Return the axis with the end of the run that a launch script gives in the same unit."""
         if given is None:
             return self.axis
         if given.unit not in (None, self.run.axis):
             counts = f"{self.run.where or 'the metadataset'} counts {self.run.axis}"
             raise ConfigError(
-                f"schedule_axis: {given.unit} found in the launch script, and {counts}; write "
-                f"`schedule_axis: {given.unit}` into the file, which every command reads."
+                f"schedule_axis: {given.unit} found in the launch script, but {counts}; set "
+                f"`schedule_axis: {given.unit}` in the file, so that every command sees it."
             )
         return replace(given, unit=self.run.axis)
 
 
 def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
-    """The mix of the datasets that Energon gives a TaskEncoder.
+    """Return the mix of the datasets that Energon passes to a TaskEncoder.
 
-    For validation that is one dataset of the tree; the mix has this one alone.
+    For validation, Energon passes one dataset of the tree; the mix then contains only this one.
 
     Raises:
-        ConfigError: no dataset, one without samples, two sources of one name, a schedule inside a
-            schedule, or metadatasets that contradict each other.
+        ConfigError: there is no dataset, a dataset has no samples, two sources have the same name,
+            schedules are nested, or metadatasets contradict each other.
     """
     if not datasets:
         raise ConfigError("The metadataset names no source; list at least one.")
@@ -92,30 +92,31 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
     )
     _check_entries(entries)
     keys = {id(leaf): entry.key for leaf, entry in zip(leaves, entries)}
-    found = tree_of(parts)
-    tree = Tree(Node(BLEND, [ConstantWeight(1.0)]), [found]) if isinstance(found, Leaf) else found
-    known: Any = tree.map(lambda leaf: keys.get(id(leaf)))
-    tree = _named(known.sorted(), entries)
+    tree = tree_of(parts)
+    if isinstance(tree, Leaf):
+        tree = Tree(Node(BLEND, [ConstantWeight(1.0)]), [tree])
+    keyed: Any = tree.map(lambda leaf: keys.get(id(leaf)))
+    tree = _with_names(keyed.sorted(), entries)
     check_nested_schedules(tree)
     return Mix(entries, tree, run)
 
 
 def _check_entries(entries: Sequence[Entry]) -> None:
-    shown = Counter(entry.key for entry in entries)
-    shown.update(entry.name for entry in entries if entry.name is not None)
+    uses = Counter(entry.key for entry in entries)
+    uses.update(entry.name for entry in entries if entry.name is not None)
     for entry in entries:
         if num_samples(entry.dataset) == 0:
             source = f"Source {entry.key}" + (f" ({entry.where})" if entry.where else "")
-            raise ConfigError(f"{source} has no samples; prepare it again or leave it out.")
-        if entry.name not in (None, entry.key) and shown[entry.name] > 1:
-            said = f"{entry.name!r} is the name of two sources, such as {entry.key}"
-            raise ConfigError(f"name: {said}; rename it.")
+            raise ConfigError(f"{source} has no samples; prepare it again or remove it.")
+        if entry.name not in (None, entry.key) and uses[entry.name] > 1:
+            found = f"{entry.name!r} is the name of two sources, such as {entry.key}"
+            raise ConfigError(f"name: {found}; rename one.")
 
 
-def _named(tree: Tree, entries: Sequence[Entry]) -> Tree:
-    """Name the nodes of a tree by the metadatasets that have them, as sources are named.
+def _with_names(tree: Tree, entries: Sequence[Entry]) -> Tree:
+    """Name the nodes of a tree after their metadatasets, as sources are named.
 
-    The outermost node has no name: it is the same one wherever its file lies.
+    The outermost node has no name, so that it stays the same when its file is moved.
     """
     seen: Counter[str] = Counter()
     root, titles = entries[0].root, {entry.key: entry.name for entry in entries}
@@ -128,15 +129,15 @@ def _named(tree: Tree, entries: Sequence[Entry]) -> Tree:
             seen[location] += 1
             number = f"#{seen[location]}" if seen[location] > 1 else ""
             path, _, split = location.rpartition(":")
-            own_name = f"{portable_path(path, root)}:{split}{number}"
-            node = replace(node, name=own_name, identity=f"{location}{number}")
+            title = f"{portable_path(path, root)}:{split}{number}"
+            node = replace(node, name=title, identity=f"{location}{number}")
         members = [name(m, False) if isinstance(m, Tree) else m for m in tree.members]
         if node.live is not None:
             keys = [m.node.name if isinstance(m, Tree) else m for m in members]
             names = [[name for name in (key, titles.get(key)) if name] for key in keys]
             file = str(node.live.path)
             live = LiveWeights(file, sum(names, []), portable_path(file, root))
-            weights = [LiveWeight(live, own, weight) for own, weight in zip(names, node.weights)]
+            weights = [LiveWeight(live, *each) for each in zip(names, node.weights)]
             node = replace(node, live=live, weights=weights)
         return Tree(node, members)
 

@@ -20,9 +20,9 @@ from energon_ext.errors import ConfigError
 
 
 class TokenFileFactory(BaseCoreDatasetFactory):
-    """Token files as Energon's metadatasets hand them to a TaskEncoder."""
+    """Token files in the form in which Energon's metadatasets pass datasets to a TaskEncoder."""
 
-    # No sample type: its rows are finished, and nothing is to be cooked.
+    # No sample type: rows of token files are complete, so there is nothing to cook.
     __sample_type__ = None
 
     def __init__(
@@ -33,7 +33,7 @@ class TokenFileFactory(BaseCoreDatasetFactory):
         worker_config: WorkerConfig,
         subflavors: dict[str, Any] | None = None,
         subset: DatasetSubset | None = None,
-        **of_samples: Any,
+        **sample_options: Any,
     ):
         self.paths = [EPath(named_pair(path))]
         self.subflavors = subflavors or {}
@@ -50,8 +50,8 @@ class TokenFileFactory(BaseCoreDatasetFactory):
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
         raise ConfigError(
-            f"{self.paths[0]}: a token file gives packed rows; load it with a PackedTaskEncoder, "
-            f"or with an encoder that has length_of and pack_tokens."
+            f"{self.paths[0]}: token files yield packed rows; load them with a PackedTaskEncoder, "
+            f"or with an encoder that implements length_of and pack_tokens."
         )
 
     def as_file_store(self) -> Any:
@@ -63,23 +63,23 @@ class TokenFileLoader(DatasetLoader):
 
     def get_dataset(self, *, shuffle_over_epochs: int | None = 1, **options: Any) -> Any:
         if shuffle_over_epochs not in (1, None):
-            said = "every epoch of a token file has an order of its own"
             raise ConfigError(
-                f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets; {said}."
+                f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets only; token files "
+                f"have a new order in every epoch. Remove it."
             )
         return TokenFileFactory(EPath(self.path), **options)
 
 
 @dataclass(kw_only=True)
 class AnyDatasetReference(DatasetReference):
-    """A path to anything: a prepared folder, JSONL, a metadataset, or token files."""
+    """A path to a prepared folder, JSONL, a metadataset or token files."""
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
         self.path: EPath | str = as_msc(self.path)
         path = self._resolve_path(mds_path)
         if is_token_file(path):
             if self.aux:
-                raise ConfigError(f"{path}: token files have no `aux`; leave it out.")
+                raise ConfigError(f"{path}: token files have no `aux`; remove it.")
             self._dataset = TokenFileLoader(path=path)
         else:
             super().post_initialize(mds_path)

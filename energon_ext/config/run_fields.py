@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fields of a metadataset that hold for the whole run."""
+"""Fields of a metadataset that apply to the whole run."""
 
 import re
 from dataclasses import dataclass, replace
@@ -12,24 +12,24 @@ from megatron.energon.epathlib import EPath
 from energon_ext.errors import ConfigError
 from energon_ext.weights.axis import STEPS, UNITS, count_from
 
-#: Documents that a file may exclude, and characters of one of its lines.
+#: Maximum lines of a file of excluded documents, and maximum characters per line.
 MOST_EXCLUDED, LONGEST_LINE = 10_000_000, 4096
 
-#: Steps that may be skipped in all: they are planned like others.
+#: Maximum number of skipped steps, each of which is still planned.
 MOST_SKIPPED = 100_000
 
 _EXCLUDED = re.compile(r"(.+):([0-9]{1,18})")
 
 
 class SkippedSteps(NamedTuple):
-    """Steps ``[first, stop)`` that are not read, rising, apart; and the file that has them."""
+    """Steps ``[first, stop)`` not to read, in order and disjoint, and the file that lists them."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     where: str = ""
 
 
 class Exclusions(NamedTuple):
-    """Numbers of documents that are not read, int64 [n], by source; and the file that has them."""
+    """Numbers of excluded documents by source, int64 [n], and the file that names their list."""
 
     documents: Mapping[str, np.ndarray] = {}
     where: str = ""
@@ -37,10 +37,10 @@ class Exclusions(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RunFields:
-    """Run-wide fields of a metadataset and of those nested in it."""
+    """Run-wide fields of a metadataset and of the metadatasets nested in it."""
 
-    given_axis: str | None = None  # the unit of breakpoints in the file, None if it has none
-    where: str = ""  # the file; empty where none is one of ours
+    given_axis: str | None = None  # unit of breakpoints given in the file, if any
+    where: str = ""  # the file; empty if no metadataset is ours
     skip: SkippedSteps = SkippedSteps()
     exclude: Exclusions = Exclusions()
 
@@ -50,30 +50,33 @@ class RunFields:
         return self.given_axis or STEPS
 
     def merged(self, others: Iterable["RunFields"], *, inside: bool) -> "RunFields":
-        """The fields together with those of other metadatasets of the run.
+        """Return these fields merged with the fields of other metadatasets of the run.
 
-        Those ``inside`` this one follow its axis where they have none. ConfigError where two skip
-        or exclude, or have another axis.
+        Metadatasets ``inside`` this one inherit its axis unless they give their own.
+
+        Raises:
+            ConfigError: two files have different axes, or both skip or both exclude.
         """
-        together = self
-        for each in others:
-            if each.axis != self.axis and (each.given_axis or not inside):
-                found = f"{self.where} counts {self.axis}, and {each.where} {each.axis}"
+        merged = self
+        for other in others:
+            if other.axis != self.axis and (other.given_axis or not inside):
+                found = f"{self.where} counts {self.axis}, but {other.where} counts {other.axis}"
                 raise ConfigError(f"{found}; give both the same `schedule_axis`.")
             for name in ("skip", "exclude"):
-                own, other = getattr(together, name), getattr(each, name)
-                if own.where and other.where and own.where != other.where:
-                    both = " and ".join(sorted((own.where, other.where)))
-                    raise ConfigError(f"{both}: `{name}` in both; only one of them may have it.")
-                together = replace(together, **{name: other if other.where else own})
-        return together
+                ours, theirs = getattr(merged, name), getattr(other, name)
+                if ours.where and theirs.where and ours.where != theirs.where:
+                    both = " and ".join(sorted((ours.where, theirs.where)))
+                    raise ConfigError(f"{both}: `{name}` in both; remove it from one of them.")
+                merged = replace(merged, **{name: theirs if theirs.where else ours})
+        return merged
 
 
 def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
-    """The fields as a metadataset has them; None is a field that it does not have."""
+    """Read the run-wide fields of a metadataset; a missing field is None."""
     where = str(path)
     if axis is not None and axis not in UNITS:
-        raise ConfigError(f"{where}: schedule_axis: {axis!r:.80} found, {', '.join(UNITS)} known.")
+        units = ", ".join(UNITS)
+        raise ConfigError(f"{where}: schedule_axis: {axis!r:.80} found, one of {units} is needed.")
     skipped, excluded = SkippedSteps(), Exclusions()
     if skip is not None:
         skipped = SkippedSteps(_ranges(skip, f"{where}: skip"), where)
@@ -85,24 +88,24 @@ def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
 
 
 def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:
-    """Ranges of steps, those that touch put together."""
+    """Read ranges of steps, and merge those that touch or overlap."""
     merged: list[tuple[int, int]] = []
     ranges = [_range(each) for each in value] if isinstance(value, list) else [None]
     if None in ranges:
-        needed = "ranges of steps are needed, as [[1000, 1010]] for the ten steps from 1000 on"
+        needed = "ranges of steps are needed, such as [[1000, 1010]] for ten steps from 1000"
         raise ConfigError(f"{where}: {value!r:.80} found; {needed}.")
     for first, stop in sorted(filter(None, ranges)):
         if merged and first <= merged[-1][1]:
             first, stop = merged[-1][0], max(merged.pop()[1], stop)
         merged.append((first, stop))
     if sum(stop - first for first, stop in merged) > MOST_SKIPPED:
-        found = f"more than {MOST_SKIPPED:,} steps in all; each is planned like any other"
-        raise ConfigError(f"{where}: {found}. Begin a new run with a `subset` instead.")
+        found = f"more than {MOST_SKIPPED:,} steps in all; skipped steps are still planned"
+        raise ConfigError(f"{where}: {found}. Start a new run with a `subset` instead.")
     return tuple(merged)
 
 
 def _range(value: Any) -> tuple[int, int] | None:
-    """Two steps, written as breakpoints may be; None for anything else."""
+    """Read two steps, written like breakpoints; return None for anything else."""
     match [count_from(each) for each in value] if isinstance(value, list) else []:
         case [int(first), int(stop)] if 0 <= first < stop < 1 << 62:
             return first, stop
@@ -110,18 +113,18 @@ def _range(value: Any) -> tuple[int, int] | None:
 
 
 def _read(path: EPath) -> dict[str, np.ndarray]:
-    """Documents by source, of a file with a line ``SOURCE:NUMBER`` for each."""
+    """Read the excluded documents by source, from a file with one ``SOURCE:NUMBER`` per line."""
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file, which a metadataset names to exclude documents.")
+        raise ConfigError(f"{path}: no such file; check the `exclude` of the metadataset.")
     numbers: dict[str, list[int]] = {}
     with path.open("rb") as file:
         for line, data in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
             text = data.decode("utf-8", "replace").strip()
             if not text or text.startswith("#"):
                 continue
-            found = _EXCLUDED.fullmatch(text)
-            if found is None or line > MOST_EXCLUDED:
-                allowed = f"SOURCE:NUMBER is needed, in {MOST_EXCLUDED:,} lines at most"
+            match = _EXCLUDED.fullmatch(text)
+            if match is None or line > MOST_EXCLUDED:
+                allowed = f"SOURCE:NUMBER is needed, in at most {MOST_EXCLUDED:,} lines"
                 raise ConfigError(f"{path}: line {line}: {text!r:.80} found, {allowed}.")
-            numbers.setdefault(found[1], []).append(int(found[2]))
-    return {source: np.unique(np.array(of, np.int64)) for source, of in numbers.items()}
+            numbers.setdefault(match[1], []).append(int(match[2]))
+    return {source: np.unique(np.array(each, np.int64)) for source, each in numbers.items()}

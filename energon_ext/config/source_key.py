@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The key of a source, under which its state is saved.
 
-Everything that belongs to one source for longer than a process lives, its cursor, its buffers, its
-counts, its order, hangs on its key. The key describes what is read, not its place in a list, so
-sources may be added, removed, reordered and reweighted between two runs.
+Everything about a source that outlives a process (cursor, buffers, counts, order) is tied to its
+key. The key describes the data, not its place in a list, so sources may be added, removed,
+reordered and reweighted between two runs.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ from energon_ext.documents.token_paths import SPLITS
 from energon_ext.errors import ConfigError
 from energon_ext.state.match import SourceNames
 
-MAX_KEY = 20_000  # characters; states and messages have it
+MAX_KEY = 20_000  # characters; states and messages contain keys
 
 
 def source_key(
     path: str, split: str = "", subset: str = "", subflavors: Mapping[str, Any] | None = None
 ) -> str:
-    """The identity of a source.
+    """Return the identity of a source.
 
     Args:
-        path: of the dataset, relative to the folder of the metadataset; absolute when there is
-            none. Joined datasets are joined with ``+``.
-        split: split part, empty where the format has none.
+        path: path of the dataset, relative to the folder of the metadataset; absolute without a
+            metadataset. The paths of joined datasets are joined with ``+``.
+        split: split part, empty if the format has none.
         subset: range of the dataset, empty for all of it.
-        subflavors: of the reference, when it has some.
+        subflavors: subflavors of the reference, if any.
 
     Example:
         >>> source_key("data/web", "train")
@@ -46,32 +46,32 @@ def source_key(
     flavors = json.dumps(subflavors, sort_keys=True, default=str) if subflavors else ""
     key = f"{path}{f':{split}' if split else ''}{subset}{flavors}"
     if len(key) > MAX_KEY:
-        found = f"a name of {len(key):,} characters, subflavors included"
+        found = f"a key of {len(key):,} characters, subflavors included"
         raise ConfigError(f"{path}: {found}; at most {MAX_KEY:,} are allowed.")
     return key
 
 
 def numbered(keys: Iterable[str]) -> list[str]:
-    """Keys told apart: the second source that reads the same is ``#2``.
+    """Make keys unique: the second source with the same key gets ``#2``.
 
     Example:
         >>> numbered(["web", "code", "web"])
         ['web', 'code', 'web#2']
     """
     seen: Counter[str] = Counter()
-    told_apart = []
+    unique = []
     for key in keys:
         seen[key] += 1
-        told_apart.append(f"{key}#{seen[key]}" if seen[key] > 1 else key)
-    return told_apart
+        unique.append(f"{key}#{seen[key]}" if seen[key] > 1 else key)
+    return unique
 
 
 def keys_and_names(leaves: Sequence[Leaf]) -> list[tuple[str, SourceNames]]:
-    """The key of each source of a metadataset, in its order, and its further names.
+    """Return the key and the further names of each source of a metadataset, in its order.
 
-    By these its state is found when the metadataset or the data has moved. The last one, without
-    folders, names the order in which a source is read, so the order stays. A dataset that is listed
-    twice is still read in two orders.
+    The names identify the state of a source if the metadataset or the data has moved. The shuffle
+    key contains no folders, so a move does not change the order in which the source is read. A
+    dataset that is listed twice is still read in two different orders.
     """
     portable, absolute, ends = [], [], []
     for leaf in leaves:
@@ -88,19 +88,19 @@ def keys_and_names(leaves: Sequence[Leaf]) -> list[tuple[str, SourceNames]]:
 
 
 def portable_path(path: str, root: EPath | None) -> str:
-    """A path relative to a folder, as it is for another file system or no folder."""
+    """Return a path relative to ``root``, or unchanged without a root or in another store."""
     if root is None or _store_of(path) != _store_of(str(root)):
         return path
     return posixpath.relpath(path, str(root))
 
 
 def _store_of(path: str) -> str:
-    """The profile of an object store; empty for a local path."""
+    """Return the profile of an object store; empty for a local path."""
     return path.split("/")[2] if "://" in path else ""
 
 
 def _last_name(path: str) -> str:
-    """The name of a file, with its folder where `energon-ext prepare` gave it that of its split."""
+    """Return a file name, with its folder if `energon-ext prepare` named the file by split."""
     folder, _, name = path.rpartition("/")
     return f"{folder.rpartition('/')[2]}/{name}" if name in SPLITS else name
 
@@ -114,7 +114,7 @@ def _subset_text(factory: BaseCoreDatasetFactory) -> str:
 
 
 def _split_name(factory: BaseCoreDatasetFactory) -> str:
-    """The split a factory reads. Energon keeps only its list of shards; JSONL has no splits."""
+    """Return the split with the shards of a factory, or their hash; empty for JSONL."""
     reader = getattr(factory, "inner_datasets", [factory])[0]
     files = getattr(reader, "split_part_files", None)
     if files is None:

@@ -1,12 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Looks at everything a dataset path pulls in, before Energon instantiates any of it.
+"""Checks every file that a dataset path refers to, before Energon instantiates any of it.
 
-Energon imports and calls whatever a YAML file names, metadatasets and the ``dataset.yaml`` of
-every dataset folder alike, before it looks at the result. The walk here reads the same files with
-the same parser, follows every reference, and refuses code that the caller does not trust, fields
-that nobody reads, files that are too large or damaged, and paths without samples:
-``docs/reference/yaml_safety.md`` lists all of it.
+Energon imports and calls whatever metadatasets and the ``dataset.yaml`` of dataset folders name,
+before it checks the result. The walk here reads the same files with the same parser, follows every
+reference, and rejects untrusted code, unknown fields, files that are too large or damaged, and
+paths without samples: ``docs/reference/yaml_safety.md`` has the full list.
 """
 
 import difflib
@@ -37,9 +36,9 @@ from energon_ext.errors import CONTROL, ConfigError, printable
 
 MAX_NESTED = 16
 MAX_SOURCES = 100_000
-MOST_SAMPLES = 2**40  # of a shard
+MOST_SAMPLES = 2**40  # per shard
 
-#: Options that belong to the caller, and that a dataset.yaml would override.
+#: Options that the caller sets, and that a dataset.yaml would override.
 LOADER_FIELDS = (
     *("decoder", "path", "split_config", "split_part", "subset", "training", "worker_config"),
     *("max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs"),
@@ -51,21 +50,21 @@ CODE_FIELDS = ("sample_loader", "part_filter")
 
 @dataclass(frozen=True)
 class YamlChecker:
-    """The walk, with what the caller allows. One looks at every file once."""
+    """Walks the files under the permissions of the caller; each file is checked only once."""
 
-    trusted_modules: frozenset[str] = frozenset()  # whose classes a file may name, exact names
-    allow_dataset_code: bool = False  # whether dataset folders may bring Python loaders
+    trusted_modules: frozenset[str] = frozenset()  # exact names; files may name their classes
+    allow_dataset_code: bool = False  # True if dataset folders may contain Python loaders
     _sources: dict[Any, int] = field(default_factory=dict, init=False)
 
     def check(self, path: Any, split_part: str, **files: str | None) -> None:
-        """Check a dataset or metadataset and all it refers to; ConfigError names the place.
+        """Check a dataset or metadataset and everything it refers to; ConfigError names the place.
 
-        The split must have samples. ``dataset_config`` and ``split_config`` name files of a folder.
+        The split must have samples. ``files``: ``dataset_config`` and ``split_config`` of a folder.
         """
         root = _resolve(EPath, path, "path")
         try:
             self._check_reference(root, split_part, files, found_in="", above=(), within=None)
-        except RuntimeError as error:  # of EPath, for names that are too long and links in a circle
+        except RuntimeError as error:  # from EPath, if a name is too long or links form a loop
             raise ConfigError(f"{path}: {error!s:.500}") from error
 
     def _check_reference(
@@ -78,16 +77,16 @@ class YamlChecker:
         above: tuple[str, ...],
         within: tuple[str, str] | None,
     ) -> int:
-        """Check what a metadataset ``within``, by module and class, refers to.
+        """Check a reference in a metadataset of the class ``within``, a pair of module and class.
 
-        Returns how many files Energon will open for it.
+        Returns the number of files that Energon will open for it.
         """
         if within == FIRST_FORMAT and path.is_file():
-            # It takes every file for a metadataset, whatever its name.
+            # The first format treats every file as a metadataset, whatever its name.
             return self._check_metadataset(path, split_part, above)
-        if is_token_file(path):  # holds numbers only, and says itself what is wrong with them
+        if is_token_file(path):  # contains only numbers, which are checked when it is opened
             if within in METADATASETS and within[0] != "energon_ext":
-                found = f"{found_in}{path}: token files, which {within[1]} does not read"
+                found = f"{found_in}{path}: token files, which {within[1]} cannot read"
                 raise ConfigError(f"{found}; use energon_ext.ScheduledMetadataset.")
             return 1
         kind = get_dataset_type(path)
@@ -105,10 +104,10 @@ class YamlChecker:
         self, path: EPath, split_part: str | None, above: tuple[str, ...]
     ) -> int:
         if str(path) in above:
-            raise ConfigError(f"{path} contains itself, by way of {' -> '.join(above)}.")
+            raise ConfigError(f"{path} contains itself, through {' -> '.join(above)}.")
         if len(above) >= MAX_NESTED:
             raise ConfigError(f"{path}: nested more than {MAX_NESTED} deep, below {above[0]}.")
-        key = (str(path), split_part, len(above))  # the depth counts
+        key = (str(path), split_part, len(above))  # at another depth it may be nested too deep
         if key not in self._sources:
             self._sources[key] = self._walk(path, split_part, above)
         return self._sources[key]
@@ -134,20 +133,20 @@ class YamlChecker:
                     within=found,
                 )
                 if sources > MAX_SOURCES:
-                    said = f"more than {MAX_SOURCES:,} sources, repetitions included"
-                    raise ConfigError(f"{path}: {place}: {said}.")
+                    found_sources = f"more than {MAX_SOURCES:,} sources, repetitions included"
+                    raise ConfigError(f"{path}: {place}: {found_sources}.")
         return sources
 
     def _check_head(self, content: dict[str, Any], path: EPath) -> tuple[dict[str, Any], Any]:
-        """The splits of a metadataset, and its module and class."""
-        named = (content.get("__module__"), content.get("__class__") or content.get("__function__"))
-        found: Any = FIRST_FORMAT if None in named else named
+        """Return the splits of a metadataset, and its module and class."""
+        given = (content.get("__module__"), content.get("__class__") or content.get("__function__"))
+        found: Any = FIRST_FORMAT if None in given else given
         self._check_code(content, str(path), METADATASETS)
         splits = content.get("splits")
         if "splits" not in content:
             needed = "it needs `__module__`, `__class__` and `splits`"
             has = choices("splits", content)
-            raise ConfigError(f"{path}: not a metadataset; {needed}, and has {has}")
+            raise ConfigError(f"{path}: not a metadataset; {needed}, but has {has}")
         if not isinstance(splits, dict):
             raise ConfigError(f"{path}: splits: {splits!r:.80} found, a mapping is needed.")
         known = METADATASETS.get(found)
@@ -156,9 +155,9 @@ class YamlChecker:
         for name in content:
             if name == "path" or (known and name not in allowed):
                 raise ConfigError(f"{path}: no field {name!r}; it has {choices(name, allowed)}")
-        if None in named and not any("datasets" in node for _, node in _mappings(splits)):
+        if None in given and not any("datasets" in node for _, node in _mappings(splits)):
             raise ConfigError(
-                f"{path}: does not say what it is; begin it with `__module__: energon_ext` and "
+                f"{path}: has no class; begin it with `__module__: energon_ext` and "
                 f"`__class__: ScheduledMetadataset`."
             )
         if known:
@@ -178,13 +177,13 @@ class YamlChecker:
         )
         if not config.is_file():
             missing = f"no {MAIN_FOLDER_NAME}/{names[0] or 'dataset.yaml'}"
-            advice = "which says how to read a sample; prepare the folder again"
+            advice = "which defines how to read a sample; prepare the folder again"
             raise ConfigError(f"{found_in}{path}: {missing}, {advice}.")
         content = read_mapping(config)
         self._check_code(content, str(config), DATASETS)
         for name in LOADER_FIELDS:
             if name in content:
-                raise ConfigError(f"{config}: `{name}` may not be set in this file; leave it out.")
+                raise ConfigError(f"{config}: `{name}` may not be set in this file; remove it.")
         if split_part is not None:
             if names[1] is None and not split.is_file():
                 split = split.parent / "split.json"
@@ -214,18 +213,18 @@ def _not_trusted(module: Any, name: Any, safe: set[tuple[str, str]]) -> str:
     found = str(name) if module is None else f"{module}.{name}"
     near = difflib.get_close_matches(found[:100], map(".".join, safe), n=1, cutoff=0.8)
     if module is None:
-        return f"names {found} without a `__module__`, as megatron.energon or energon_ext."
+        return f"names {found} without a `__module__`, such as megatron.energon or energon_ext."
     if near and near[0] != found:
         return f"names {found}, which is unknown; did you mean {near[0]}?"
     return (
-        f"names {found}, which would be called. If you trust that module, pass --trusted-module "
+        f"names {found}, which would be called. If you trust this module, pass --trusted-module "
         f"{module}, or trusted_modules=({module!r},)."
     )
 
 
 def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> None:
     if not split.is_file():
-        raise ConfigError(f"{where}: no {MAIN_FOLDER_NAME}/split.yaml; prepare again.")
+        raise ConfigError(f"{where}: no {MAIN_FOLDER_NAME}/split.yaml; prepare the folder again.")
     shards, excluded = read_splits(split)
     if split_part not in shards:
         raise ConfigError(f"{where}: no split {split_part!r}; it has {choices(split_part, shards)}")
@@ -235,24 +234,24 @@ def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> No
     counts = counts if isinstance(counts, dict) else {}
     for shard, count in counts.items():
         if type(count) is not int or not 0 <= count < MOST_SAMPLES:
-            said = f"{MAIN_FOLDER_NAME}/.info says that {shard!r:.80} has {count!r:.40} samples"
-            raise ConfigError(f"{where}: {said}; prepare again.")
-    left_out = Counter(
+            found = f"{MAIN_FOLDER_NAME}/.info gives {count!r:.40} samples for shard {shard!r:.80}"
+            raise ConfigError(f"{where}: {found}; prepare the folder again.")
+    num_excluded = Counter(
         name[: slash.start()] for name in excluded for slash in re.finditer("/", name)
     )
     for shard in shards[split_part]:
         count = counts.get(shard)
-        # Energon would look for one that is not excluded for ever.
-        if shard not in excluded and type(count) is int and count > left_out[shard]:
+        # If all samples are excluded, Energon searches for one forever.
+        if shard not in excluded and type(count) is int and count > num_excluded[shard]:
             return
-    found = f"split {split_part!r} has no samples, or excludes as many as it has"
-    raise ConfigError(f"{where}: {found}; leave the source out, or prepare it with more.")
+    found = f"split {split_part!r} has no samples, or excludes all of them"
+    raise ConfigError(f"{where}: {found}; remove the source, or prepare it with more samples.")
 
 
 def _mappings(
     node: Any, place: str = "", enters: Callable[[Any, Any], bool] = lambda node, key: True
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every mapping in a tree, with its place; of a node, below the keys that it enters."""
+    """Yield every mapping of a tree with its place; visit only keys that ``enters`` allows."""
     if isinstance(node, dict):
         yield place, node
     for key, child in node.items() if isinstance(node, dict) else enumerate(node):
@@ -262,29 +261,29 @@ def _mappings(
 
 
 def _is_reference(node: Any) -> bool:
-    """True if a mapping below a split names a dataset.
+    """Return True if a mapping below a split refers to a dataset.
 
-    Names say nothing, since splits and the members of a join are called what a file calls them: a
-    ``path`` that is a mapping is such a member.
+    The key alone does not tell: a file may call a split or a member of a join ``path``, and then
+    its value is a mapping.
     """
     return isinstance(node, dict) and not isinstance(node.get("path", {}), dict)
 
 
 def _holds_references(node: Any, key: Any) -> bool:
-    """True if datasets may be named below a key: not in these two fields of a reference."""
+    """Return True if a key may contain references; two fields of a reference may not."""
     return not (_is_reference(node) and key in ("aux", "subflavors"))
 
 
 def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
-    """A path, which must be one: EPath only asserts it, and a terminal obeys control characters."""
+    """Return a joined path; ConfigError for control characters and what EPath only asserts."""
     if not isinstance(path, (str, PurePath, EPath)) or not str(path):
         raise ConfigError(f"{where}: {path!r:.80} found, a path is needed.")
     if CONTROL.search(str(path)):
-        raise ConfigError(f"{where}: {path} found, which has control characters in it.")
+        raise ConfigError(f"{where}: {path} found, which contains control characters.")
     try:
         return join(as_msc(path))
     except (AssertionError, ValueError) as error:
-        has_login = printable(str(path)) != str(path)  # which the library would repeat
+        has_login = printable(str(path)) != str(path)  # the library's message would repeat it
         reason = "name a profile, `msc://PROFILE/path`" if has_login else error
         cause = None if has_login else error
         raise ConfigError(f"{where}: {path} found, which is not a path ({reason}).") from cause
@@ -294,12 +293,12 @@ def _why_invalid(path: EPath) -> str:
     if path.is_file():
         kind = "parquet" if path.name.endswith(".parquet") else "text"
         return (
-            f"{path}: neither a metadataset (.yaml), nor a .jsonl file; `energon-ext prepare "
-            f"FOLDER --{kind} {path} --tokenizer NAME` makes token files of it."
+            f"{path}: neither a metadataset (.yaml) nor a .jsonl file; `energon-ext prepare "
+            f"FOLDER --{kind} {path} --tokenizer NAME` turns it into token files."
         )
     if path.is_dir():
         return (
-            f"{path}: a folder that is not prepared (no {MAIN_FOLDER_NAME} in it); run "
-            f"`energon-ext prepare` on the text, or `energon prepare` on a webdataset."
+            f"{path}: a folder that is not prepared (it has no {MAIN_FOLDER_NAME}); run "
+            f"`energon-ext prepare` on text, or `energon prepare` on a webdataset."
         )
     return f"{path}: does not exist; check the path, which is relative to the YAML file."

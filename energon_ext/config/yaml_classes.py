@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Classes that a YAML file may name without being trusted, and the keys of each.
+"""Classes that a YAML file may name without being trusted, and the fields of each.
 
-Keys are looked up in the types that Energon's parser fills, as it walks them, so what is allowed is
-what it takes.
+Fields are checked against the types that Energon's parser fills, so the allowed fields are exactly
+those that it accepts.
 """
 
 import collections.abc
@@ -20,7 +20,7 @@ from energon_ext.config.metadataset import ScheduledMetadataset
 from energon_ext.errors import ConfigError
 from energon_ext.weights.schedule import KINDS
 
-#: Metadatasets by what a file calls them; Energon reads one without a class as its first format.
+#: Metadatasets by module and class; Energon reads a file without a class as its first format.
 FIRST_FORMAT = ("megatron.energon", "Metadataset")
 METADATASETS = {
     FIRST_FORMAT: megatron.energon.Metadataset,
@@ -28,8 +28,8 @@ METADATASETS = {
     ("energon_ext", "ScheduledMetadataset"): ScheduledMetadataset,
 }
 # fmt: off
-#: Classes of Energon that do nothing but load data; allowed at the top of a dataset.yaml.
-#: The second half are older formats, named after the samples.
+#: Classes of Energon that only load data; allowed at the top level of a dataset.yaml.
+#: The second half are older formats, named after their samples.
 DATASETS = {("megatron.energon", name) for name in (
     "CrudeWebdataset", "CrudeJsonlDatasetFactory", "DefaultCrudeJsonlDatasetFactory",
     "StandardWebdatasetFactory", "DefaultGenericWebdatasetFactory", "JoinedWebdatasetFactory",
@@ -38,7 +38,7 @@ DATASETS = {("megatron.energon", name) for name in (
     "SimilarityInterleavedWebdataset", "TextWebdataset", "VQAWebdataset", "VQAOCRWebdataset",
     "VidQAWebdataset",
 )}
-#: Classes of Energon that do nothing but hold data; they may stand anywhere.
+#: Classes of Energon that only hold data; allowed anywhere.
 SAMPLES = {("megatron.energon", name) for name in (
     "Sample", "CaptioningSample", "ImageClassificationSample", "ImageSample", "InterleavedSample",
     "MultiChoiceVQASample", "OCRSample", "SimilarityInterleavedSample", "TextSample", "VQASample",
@@ -49,17 +49,17 @@ SAMPLES = {("megatron.energon", name) for name in (
 #: Fields that Energon's own metadatasets do not have.
 _ONLY_OURS = {"interleave", "max_epochs", "splice", "name", "weights_file"}
 _OURS = (
-    "A metadataset with `__module__: energon_ext` and `__class__: ScheduledMetadataset` has that."
+    "Use a metadataset with `__module__: energon_ext` and `__class__: ScheduledMetadataset` for it."
 )
 
-#: What a message calls the types that a file can give.
+#: Names in messages of the types that a file can contain.
 _WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 _WORDS |= {dict: "a mapping", list: "a list", EPath: "a path"}
 _WORDS |= {type: "a class (`__module__` and `__class__`)"}
 
 
 def check_splits(splits: Any, metadataset_class: type, where: str) -> None:
-    """Refuse what an entry of its class cannot take in the ``splits`` of a file."""
+    """Raise ConfigError if the ``splits`` of a file do not fit the types of a metadataset class."""
     kind = get_type_hints(vars(metadataset_class)["__init__"])["splits"]
     _check(splits, kind, "splits", f"in a {metadataset_class.__name__}", where)
 
@@ -73,58 +73,58 @@ def _check(node: Any, kind: Any, place: str, owner: str, where: str) -> None:
         advice = f" {_OURS}" if is_schedule else ""
         raise ConfigError(f"{where}: {place}: {node!r:.80} found, {needed} is needed.{advice}")
     if isinstance(node, list):
-        of_lists = [get_args(each)[0] for each in fitting if get_origin(each) is list]
-        of_tuples = [get_args(each) for each in fitting if get_origin(each) is tuple]
-        inners = of_lists * len(node) if of_lists else of_tuples[0] if of_tuples else ()
+        item_kinds = [get_args(each)[0] for each in fitting if get_origin(each) is list]
+        tuples = [get_args(each) for each in fitting if get_origin(each) is tuple]
+        inners = item_kinds * len(node) if item_kinds else tuples[0] if tuples else ()
         for index, (child, inner) in enumerate(zip(node, inners)):
             _check(child, inner, f"{place}[{index}]", owner, where)
     elif isinstance(node, dict):
-        of_mappings = [get_args(each)[1] for each in fitting if get_origin(each) is dict]
+        value_kinds = [get_args(each)[1] for each in fitting if get_origin(each) is dict]
         classes = [each for each in fitting if dataclasses.is_dataclass(each)]
         fields = {}
-        if classes and not of_mappings:
+        if classes and not value_kinds:
             fields = _fields_for(node, classes, f"{where}: {place}", owner)
         for key, child in node.items():
-            inner = of_mappings[0] if of_mappings else fields.get(key, Any)
+            inner = value_kinds[0] if value_kinds else fields.get(key, Any)
             _check(child, inner, f"{place}.{key}", owner, where)
 
 
 def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str) -> dict[str, Any]:
-    """The fields of the one class that a mapping is meant for, by those that only it needs."""
+    """Return the fields of the class that a mapping is meant for, judged by its required fields."""
     meant = [each for each in classes if _needed(each) & node.keys()]
-    several = sorted({min(_needed(each) & node.keys()) for each in meant})
-    if len(several) > 1:
-        raise ConfigError(f"{where}: {' and '.join(several)} found; give one of them.")
+    required = sorted({min(_needed(each) & node.keys()) for each in meant})
+    if len(required) > 1:
+        raise ConfigError(f"{where}: {' and '.join(required)} found; give only one of them.")
     best = max(meant or classes, key=lambda each: len(_fields(each).keys() & node.keys()))
     fields = _fields(best)
     if unknown := sorted(node.keys() - fields.keys()):
         has = choices(unknown[0], fields)
-        if not has.endswith("?"):  # it may be meant for another class
+        if not has.endswith("?"):  # the field may belong to another class
             anywhere = choices(unknown[0], set().union(*map(_fields, classes)))
             has = anywhere if anywhere.endswith("?") else has
         advice = _advice(unknown[0], node, classes)
         raise ConfigError(f"{where}: no field {unknown[0]!r} {owner}; it has {has}{advice}")
     if not meant:
         needed = " or ".join(sorted({min(_needed(each)) for each in classes if _needed(each)}))
-        raise ConfigError(f"{where}: {node!r:.80} found, {needed} is needed in it.")
+        raise ConfigError(f"{where}: {node!r:.80} found, it needs {needed}.")
     if missing := sorted(_needed(best) - node.keys()):
-        raise ConfigError(f"{where}: no {missing[0]}, which is needed beside {several[0]}.")
+        raise ConfigError(f"{where}: no {missing[0]}, which {required[0]} requires.")
     return fields
 
 
 def _advice(unknown: str, node: dict[str, Any], classes: list[Any]) -> str:
-    """Say where a misplaced field belongs, as the end of a message."""
+    """Return the end of a message that tells where a misplaced field belongs."""
     members = [get_args(_fields(each)["blend"])[0] for each in classes if "blend" in _fields(each)]
     references = [kind for each in members for kind in _kinds(each)]
     if "path" in node and unknown in set().union(*map(_fields, references)):
-        return f" Members of a blend have it: blend: [{{path: ..., {unknown}: ...}}]."
+        return f" It belongs to a member of a blend: blend: [{{path: ..., {unknown}: ...}}]."
     if unknown in _ONLY_OURS and "interleave" not in set().union(*map(_fields, classes)):
         return f" {_OURS}"
     return ""
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """The kinds of a union, or the one that is none."""
+    """Return the members of a union, or a type that is not a union alone."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
@@ -144,7 +144,7 @@ def _fits(node: Any, kind: Any) -> bool:
 
 
 def _word(kind: Any) -> str:
-    """Name of a kind in messages; empty for one that no file can give."""
+    """Return the name of a type in messages; empty if no file can contain the type."""
     origin = get_origin(kind) or kind
     if dataclasses.is_dataclass(kind):
         return "a mapping"
@@ -157,7 +157,7 @@ def _word(kind: Any) -> str:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, Any]:
-    """The fields of a dataclass that a file may give, with their types."""
+    """Return the fields of a dataclass that a file may set, with their types."""
     kinds = get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind) if field.init]
     return {name: kinds[name] for name in names if not name.startswith("_")}
@@ -165,7 +165,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 @functools.cache
 def _needed(kind: Any) -> frozenset[str]:
-    """The fields of a dataclass that a file must give."""
+    """Return the fields of a dataclass that a file must set."""
     missing = dataclasses.MISSING
     return frozenset(
         field.name

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""YAML and JSON files within limits of size, depth and number, as Energon's parser reads them."""
+"""Reads YAML and JSON files with Energon's parser, within limits on size, depth and count."""
 
 import contextlib
 import json
@@ -25,19 +25,19 @@ MAX_YAML_DEPTH = 32
 MAX_YAML_NODES = 250_000
 MAX_SHARDS = 1_000_000
 MAX_PATTERN_LENGTH, MAX_BRACES, MAX_TAGS = 1000, 64, 2
-MAX_LETTERS = 52  # of a range of letters, upper and lower case
+MAX_LETTERS = 52  # in a range of letters, upper and lower case
 
 _SILENT = threading.Lock()
 _COMMENT_LINE = re.compile(rb"(?m)^[ \t]*#[^\r\n]*$")
-_TAG = re.compile(rb"(?<![\w!])!")  # three on one value make rapidyaml 0.15 end the process
-_GROUP = re.compile(r"\{([^{}]*)\}")  # with no other inside
+_TAG = re.compile(rb"(?<![\w!])!")  # three on one value make rapidyaml 0.15 abort the process
+_GROUP = re.compile(r"\{([^{}]*)\}")  # innermost braces
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|[A-Za-z]\.\.[A-Za-z])(?:\.\.-?\d+)?$")
 
 
 def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
-    """The mapping in a YAML file, or in one whose name ends with ``.json`` where that may be.
+    """Return the mapping in a YAML file, or in a ``.json`` file if ``may_be_json``.
 
-    ConfigError where it is too large or too deep, gives a key twice, or is something else.
+    ConfigError if it is too large or too deep, has a duplicate key, or contains no mapping.
     """
     is_json = may_be_json and path.name.endswith(".json")
     most = MAX_JSON_BYTES if is_json else MAX_YAML_BYTES
@@ -52,7 +52,7 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
         number = min(error.errdata_parse.ymlloc.line, data.count(b"\n") + 1)
         line = data.decode().split("\n")[number - 1].strip() or "the end of the file"
         found = f"{path}:{number}: not a YAML file ({error.msg}), at {line!r:.60}"
-        advice = "look also at the line above, at indentation, quotes and tabs"
+        advice = "check this line and the one above for indentation, quotes and tabs"
         raise ConfigError(f"{found}; {advice}.") from error
     except (ValueError, RecursionError, ryml.ExceptionBasic) as error:
         first_line = (str(error).strip() or "bad syntax").splitlines()[0]
@@ -67,7 +67,7 @@ def _parse(data: bytes, path: EPath) -> Any:
     if not data.strip():
         raise ConfigError(f"{path}: empty.")
     if len(_TAG.findall(_COMMENT_LINE.sub(b"", data))) > MAX_TAGS:
-        raise ConfigError(f"{path}: more than {MAX_TAGS} tags (`!`), which have no meaning here.")
+        raise ConfigError(f"{path}: more than {MAX_TAGS} tags (`!`); remove them, they are unused.")
     with _silent():
         tree = ryml.parse_in_arena(data)
     _check_tree(tree, path)
@@ -76,14 +76,14 @@ def _parse(data: bytes, path: EPath) -> Any:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Without the parser's own message, which its C++ writes to file descriptor 2.
+    """Suppress the message that the parser's C++ code writes to file descriptor 2.
 
-    One thread at a time: a second one would take /dev/null for what has to be put back.
+    Only one thread at a time: a second one would restore /dev/null instead of the original file.
     """
     with _SILENT, contextlib.ExitStack() as stack:
         try:
             kept = os.dup(2)
-        except OSError:  # closed, so there is nothing to keep silent
+        except OSError:  # closed, so nothing can be written to it
             yield
             return
         stack.callback(os.close, kept)
@@ -113,14 +113,14 @@ def _check_tree(tree: ryml.Tree, path: EPath) -> None:
         for child in children:
             if tree.has_val(child) and tree.val(child) is None:
                 name = f"`{bytes(tree.key(child)).decode()}`" if tree.has_key(child) else "an entry"
-                raise ConfigError(f"{path}: {name} has no value; give it one, or leave it out.")
+                raise ConfigError(f"{path}: {name} has no value; give it one or remove it.")
         pending.extend((child, depth + 1) for child in children)
 
 
 def read_splits(path: EPath) -> tuple[dict[str, list[str]], set[str]]:
-    """The shards of every split in a ``split.yaml`` or ``split.json``, and what is excluded.
+    """Return the shards of every split in a ``split.yaml`` or ``split.json``, and its exclusions.
 
-    That is a shard, or ``SHARD/KEY`` for a sample.
+    An exclusion is a shard, or ``SHARD/KEY`` for a sample.
     """
     content = read_mapping(path, may_be_json=True)
     excluded = {*shards_of(content.get("exclude") or [], f"{path}: exclude")}
@@ -130,12 +130,12 @@ def read_splits(path: EPath) -> tuple[dict[str, list[str]], set[str]]:
     for name, shards in splits.items():
         if len({*shards}) < len(shards):
             twice = Counter(shards).most_common(1)[0][0]
-            raise ConfigError(f"{path}: {name}: {twice} is listed twice, and would be read twice.")
+            raise ConfigError(f"{path}: {name}: {twice} is listed twice; remove one.")
     return splits, excluded
 
 
 def splits_in(folder: EPath) -> dict[str, list[str]]:
-    """The shards of every split of a prepared folder; none where no file says them."""
+    """Return the shards of every split of a prepared folder; empty without a split file."""
     for name in ("split.yaml", "split.json"):
         path = folder / MAIN_FOLDER_NAME / name
         if path.is_file():
@@ -144,22 +144,22 @@ def splits_in(folder: EPath) -> dict[str, list[str]]:
 
 
 def shards_of(patterns: Any, where: str) -> list[str]:
-    """Expand patterns with braces; ConfigError for other values, and for too many names."""
+    """Expand brace patterns; ConfigError for values of another type and for too many names."""
     if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
         raise ConfigError(f"{where}: {patterns!r:.80} found, a list of shards is needed.")
     if sum(map(_most_names, patterns)) > MAX_SHARDS:
-        in_a_name = f"{MAX_PATTERN_LENGTH:,} characters, {MAX_BRACES} braces or a backslash"
-        raise ConfigError(f"{where}: more than {MAX_SHARDS:,} shards, or {in_a_name} in a name.")
+        name = f"a name has a backslash, {MAX_BRACES} braces or {MAX_PATTERN_LENGTH:,} characters"
+        raise ConfigError(f"{where}: more than {MAX_SHARDS:,} shards, or {name}.")
     try:
         return [name for pattern in patterns for name in braceexpand.braceexpand(pattern)]
     except ValueError as error:
-        raise ConfigError(f"{where}: braces that do not match in {patterns!r:.80}.") from error
+        raise ConfigError(f"{where}: unbalanced braces in {patterns!r:.80}.") from error
 
 
 def _most_names(pattern: str) -> int:
-    """No fewer than a pattern stands for: groups multiply, also where one is inside another."""
+    """Return an upper bound on the names in a pattern: the product over groups, even if nested."""
     too_long = len(pattern) > MAX_PATTERN_LENGTH or pattern.count("{") > MAX_BRACES
-    if too_long or "\\" in pattern:  # which would hide a brace
+    if too_long or "\\" in pattern:  # a backslash would hide a brace
         return MAX_SHARDS + 1
     most = 1
     while groups := _GROUP.findall(pattern):

@@ -1,3 +1,3 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A plan drawn in one place, and its rows read in any process."""
+"""Draws a plan in one process and reads its rows in any process."""

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows of later batches, for readers whose data lies in an object store."""
+"""Passes rows of later batches to readers, which prefetch them from an object store."""
 
 import itertools
 from collections import deque
@@ -11,15 +11,15 @@ from energon_ext.loader.reader import Item
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.progress import DescribedRow
 
-#: Batches that are read early.
+#: Maximum number of batches to prefetch.
 _MOST_ROUNDS_AHEAD = 64
 
-#: By how many batches a reader looks further ahead with each one.
+#: Batches by which a reader extends its look-ahead with each batch.
 _MORE_AHEAD = 4
 
 
 def rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
-    """Batches that have as many bytes, 0 where reading early helps nothing."""
+    """Return how many batches fit into ``num_bytes``; 0 if prefetching does not help."""
     row_bytes = max((rows.read_bytes for rows in dataset.rows), default=0)
     if not row_bytes:
         return 0
@@ -29,19 +29,19 @@ def rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
 def with_later_rows(
     rounds: Iterator[tuple[int, list[DescribedRow] | Failure]], readers: int, rounds_ahead: int
 ) -> Iterator[Item]:
-    """Each batch, with the rows of later ones that the same reader can begin to fetch.
+    """Yield each batch with the rows of later batches that the same reader can start to fetch.
 
-    A reader looks ahead further with every batch, so that the first one does not wait for the plan
-    of all that follow.
+    A reader looks further ahead with every batch, so that the first batch does not wait for the
+    plan of all later ones.
     """
-    most = -(-rounds_ahead // readers)  # batches of one reader
-    known: deque[tuple[int, list[DescribedRow] | Failure]] = deque()
+    most = -(-rounds_ahead // readers)  # batches per reader
+    planned: deque[tuple[int, list[DescribedRow] | Failure]] = deque()
     for number in itertools.count():
         turn = number // readers
-        told, window = min(most, _MORE_AHEAD * turn), min(most, _MORE_AHEAD * (turn + 1))
-        known.extend(itertools.islice(rounds, window * readers + 1 - len(known)))
-        if not known:
+        passed, window = min(most, _MORE_AHEAD * turn), min(most, _MORE_AHEAD * (turn + 1))
+        planned.extend(itertools.islice(rounds, window * readers + 1 - len(planned)))
+        if not planned:
             return
-        later = list(known)[max(1, told) * readers : window * readers + 1 : readers]
+        later = list(planned)[max(1, passed) * readers : window * readers + 1 : readers]
         later_rows = [row for _, rows in later if isinstance(rows, list) for row in rows]
-        yield *known.popleft(), later_rows
+        yield *planned.popleft(), later_rows

@@ -6,13 +6,13 @@
 
     planner --> rows of the next batches --> readers --> batches, in order
        |                                                     |
-       +--> the state behind each step                       +--> trainer; state_dict()
+       +--> the state after each step                        +--> trainer; state_dict()
 
-In torch's words the planner is the ``sampler`` of a ``DataLoader`` over the readers, a map-style
-dataset. Without workers all of it happens in place. With workers the planner has a process of its
-own, so that planning does not delay a training step; it is a one-worker ``DataLoader`` itself.
+In torch's terms, the planner is the ``sampler`` of a ``DataLoader`` over the readers, which are a
+map-style dataset. Without workers, everything runs in the trainer. With workers, the planner runs
+in its own process, as a one-worker ``DataLoader``, so planning does not delay training steps.
 
-The state is that of the last batch that the trainer took, whatever was read ahead.
+The state is that of the last batch that the trainer took, no matter what was read ahead.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from energon_ext.loader.ahead import rounds_ahead, with_later_rows
 from energon_ext.loader.processes import (
     Failure,
     begin_worker,
-    deaths_named,
-    name_deaths_anywhere,
+    explain_deaths_in_signals,
+    explained_deaths,
 )
-from energon_ext.loader.reader import Item, Reader
+from energon_ext.loader.reader import Reader
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.loader.slots import SlotBatch, Slots
 from energon_ext.plan.dataset import PlannedDataset
@@ -49,30 +49,30 @@ from energon_ext.state.schema import check_seal, sealed
 
 logger = log_of(__name__)
 
-#: Steps that the process of the planner is ahead.
+#: Steps by which the planner's process runs ahead.
 PLANNED_STEPS = 2
 
 
 class ExactDataLoader:
     """Iterates a planned dataset; its state is one JSON object, the same on every rank.
 
-    A pass is what the dataset says: without an end, a virtual epoch, or once through the data. The
-    next ``iter()`` goes on behind the last batch that was taken.
+    The dataset determines a pass: endless, a virtual epoch, or once through the data. The next
+    ``iter()`` continues after the last batch that was taken.
 
     Args:
-        dataset: of :func:`energon_ext.get_train_dataset`, with planned sources.
+        dataset: dataset of :func:`energon_ext.get_train_dataset` with planned sources.
         prefetch_factor: batches that each worker reads ahead.
-        timeout: seconds to wait for a batch of the workers; a quarter of them for live weights.
-        read_ahead_bytes: about how much is read early of token files in an object store.
-        read_requests: requests to an object store at a time, of all workers.
+        timeout: seconds to wait for a batch from the workers; live weights get a quarter of it.
+        read_ahead_bytes: approximate bytes to prefetch of token files in an object store.
+        read_requests: concurrent requests to an object store, over all workers.
 
     Attributes:
-        dataset: as given.
-        worker_config: of the dataset.
-        changes: what the restore did with each source.
+        dataset: the given dataset.
+        worker_config: the worker configuration of the dataset.
+        changes: effect of the restore on each source.
 
     Raises:
-        ConfigError: the dataset is streamed, or is wrapped in other datasets.
+        ConfigError: the dataset is streamed, or wrapped in other datasets.
 
     Example:
         >>> loader = ExactDataLoader(dataset)                         # doctest: +SKIP
@@ -101,17 +101,17 @@ class ExactDataLoader:
         self._rounds_ahead = rounds_ahead(self.dataset, read_ahead_bytes)
         self._slots: Slots | None = None  # with workers
         self._batches: Iterator[Any] | None = None
-        self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
+        self._pending: deque[Round] = deque()  # passed to readers, but not yet to the trainer
         self._has_begun = self._is_closed = False
         for live in self.dataset.live_weights:
-            live.deadline = timeout / 4  # 450 s: before the collectives of Megatron end, at 600 s
+            live.deadline = timeout / 4  # 450 s, below Megatron's collective timeout of 600 s
 
     @property
     def planned_through(self) -> int:
-        """The last step that may be planned before the next batch is there.
+        """The last step that may be planned before the next batch is returned.
 
-        A controller of :class:`~energon_ext.weights.LiveWeights` in the training loop covers it
-        before it draws the batch; without workers it is the step of that batch.
+        A controller of :class:`~energon_ext.weights.LiveWeights` in the training loop must set
+        weights up to this step before it draws the batch; without workers, the step of that batch.
         """
         step, ahead = self.dataset.progress.plan.step, 0
         if workers := self.worker_config.num_workers:
@@ -126,34 +126,36 @@ class ExactDataLoader:
 
     @property
     def batches_drawn(self) -> int:
-        """Batches of this rank since the beginning of the run."""
+        """Batches of this rank since the start of the run."""
         return self.dataset.batches_read
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass.
-
-        Raises:
-            ConfigError: the loader was closed.
-        """
+        """Start or continue a pass; ConfigError if the loader was closed."""
         self._check_open()
         return self._one_pass()
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ConfigError("This loader was closed; make a new one and load the state.")
+            raise ConfigError("This loader was closed; create a new one and load the state.")
 
     def _one_pass(self) -> Iterator[Any]:
-        while (found := self._next()) is not None:
-            batch, is_last = found
-            yield batch
-            if is_last:
+        is_last = False
+        while not is_last:
+            if (batch := self._next()) is None:  # the plan has ended
+                self._batches = None
+                self.dataset.end_pass()
                 return
+            is_last = self.dataset.hand_out(self._pending.popleft())
+            if is_last and self.dataset.passes.restarts:
+                self._batches = None
+                self._pending.clear()
+                self.dataset.end_pass()
+            yield batch
 
-    def _next(self) -> tuple[Any, bool] | None:
-        """The next batch, and whether the pass ends with it; None at the end of the plan."""
+    def _next(self) -> Any:
         self._check_open()
         try:
-            with deaths_named(self.worker_config.num_workers):
+            with explained_deaths(self.worker_config.num_workers):
                 if self._batches is None:
                     self._batches = self._start()
                 batch = next(self._batches, None)
@@ -164,39 +166,32 @@ class ExactDataLoader:
         except BaseException:
             self.close()  # the plan may be ahead of the batches
             raise
-        if batch is None:
-            self._batches = None
-            self.dataset.end_pass()
-            return None
-        is_last = self.dataset.hand_out(self._pending.popleft())
-        if is_last and self.dataset.passes.restarts:
-            self._batches = None
-            self._pending.clear()
-            self.dataset.end_pass()
-        return batch, is_last
+        return batch
 
     def _start(self) -> Iterator[Any]:
         self._has_begun = True
         workers = self.worker_config.num_workers
+        count = max(1, workers)  # of readers
         self._slots = Slots(workers * self._prefetch_factor + 1) if workers else None
-        if self._rounds_ahead:  # workers are forked, and have as many each
-            use_requests(-(-self._read_requests // max(1, workers)))
+        if self._rounds_ahead:  # each forked worker inherits this number
+            use_requests(-(-self._read_requests // count))
         self.dataset.begin()
         readers = DataLoader(
             Reader(self.dataset, self._slots),
-            sampler=_Rounds(self._rounds_with_later),
+            sampler=_Rounds(lambda: with_later_rows(self._rounds(), count, self._rounds_ahead)),
             **_options(workers, self._prefetch_factor, self._timeout),
             worker_init_fn=self._begin_reader,
             pin_memory=torch.cuda.is_available() and not workers,
         )
         batches = iter(readers)
-        name_deaths_anywhere()
+        explain_deaths_in_signals()
         return batches
 
     def _rounds(self) -> Iterator[tuple[int, list[DescribedRow] | Failure]]:
-        """The number and the rows of every batch; the last one may be an error of the planner.
+        """Yield the number and rows of every batch; the last one may be an error of the planner.
 
-        A generator: torch asks a sampler twice, and readers must be forked before the planner is.
+        This must be a generator: torch iterates a sampler twice, and readers must be forked before
+        the planner.
         """
         number = self.batches_drawn
         failures: list[Failure] = []
@@ -206,10 +201,6 @@ class ExactDataLoader:
             number += 1
         for failure in failures:
             yield number, failure
-
-    def _rounds_with_later(self) -> Iterator[Item]:
-        readers = max(1, self.worker_config.num_workers)
-        return with_later_rows(self._rounds(), readers, self._rounds_ahead)
 
     def _steps(self, failures: list[Failure]) -> Iterator[DrawnStep]:
         if self.worker_config.num_workers == 0:
@@ -233,27 +224,23 @@ class ExactDataLoader:
     # State --------------------------------------------------------------------------------------
 
     def mark(self) -> Progress:
-        """Remember the last batch that was taken, for a later :meth:`state_dict`; takes no time."""
+        """Mark the last batch that was taken, for a later :meth:`state_dict`; takes no time."""
         return self.dataset.progress.copy()
 
     def state_dict(self, mark: Progress | None = None) -> dict[str, Any]:
-        """The cursor after the last batch that was taken, or after that of a mark.
-
-        Returns:
-            JSON values, the same on every rank.
-        """
+        """Return the cursor after the last or the marked batch: JSON values, equal on all ranks."""
         progress = self.dataset.progress if mark is None else mark
         return sealed(json.loads(json.dumps(cursor_of(self.dataset, progress))))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict` of any rank of a run, on any ranks and workers.
+        """Continue from :meth:`state_dict` of any rank, with any number of ranks and workers.
 
-        A state that was saved inside a step continues with the ranks, batch size and mix of then.
+        A state saved within a step only continues with the same ranks, batch size and mix.
 
         Raises:
-            StateFormatError: it is damaged, or something else.
+            StateFormatError: the state is damaged, or not a data state.
             StateMismatchError: it belongs to another configuration.
-            ConfigError: batches were drawn already, a state was loaded, or the loader was closed.
+            ConfigError: batches were already drawn, a state was loaded, or the loader was closed.
         """
         if self._has_begun or self._is_closed or self.changes:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
@@ -262,21 +249,21 @@ class ExactDataLoader:
         if self.worker_config.rank == 0:
             log_resume(self.changes, content, self.dataset)
 
-    save_state_rank = state_dict  # as Energon's loader calls it
+    save_state_rank = state_dict  # the name in Energon's loader
 
     def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
-        """:meth:`load_state_dict`, by the name that Energon's loader has for it."""
+        """Call :meth:`load_state_dict`; this is the name in Energon's loader."""
         if state is not None:
             self.load_state_dict(state)
 
     def close(self) -> None:
-        """End the processes. The state can still be saved."""
+        """End the processes; the state can still be saved."""
         self._is_closed = True
         self._batches = None
 
 
 class _Rounds:
-    """An iterable, over the generator that a function makes."""
+    """An iterable over the generator that a function returns."""
 
     def __init__(self, generate: Any):
         self._generate = generate
@@ -286,7 +273,7 @@ class _Rounds:
 
 
 class _Planner(IterableDataset[Any]):
-    """The steps of a plan, drawn in a process of its own."""
+    """Draws the steps of a plan in a separate process."""
 
     def __init__(self, dataset: PlannedDataset):
         self._dataset = dataset
@@ -294,7 +281,7 @@ class _Planner(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         try:
             yield from self._dataset.drawn_steps()
-        except Exception as error:  # the trainer raises it in its turn
+        except Exception as error:  # the trainer raises it in place of the step
             yield Failure.of(error)
 
 
@@ -308,7 +295,7 @@ def _planned(dataset: Any) -> PlannedDataset:
         )
     raise ConfigError(
         f"ExactDataLoader: a {type(dataset).__name__} with streamed sources found, whose rows are "
-        f"known only by reading them; use megatron.energon.get_savable_loader(dataset). The log "
+        f"unknown until they are read; use megatron.energon.get_savable_loader(dataset). The log "
         f"says why they are streamed."
     )
 
@@ -317,14 +304,14 @@ def _options(workers: int, prefetch_factor: int, timeout: float) -> dict[str, An
     return {
         "batch_size": None,
         "num_workers": workers,
-        "multiprocessing_context": "fork" if workers else None,  # as Energon
-        "collate_fn": _same,
+        "multiprocessing_context": "fork" if workers else None,  # as in Energon
+        "collate_fn": _identity,
         "prefetch_factor": prefetch_factor if workers else None,
         "timeout": timeout if workers else 0,
-        "generator": torch.Generator(),  # torch would draw from that of the model
+        "generator": torch.Generator(),  # the default would disturb the draws of the model
     }
 
 
-def _same(item: Any) -> Any:
-    """torch would make tensors of arrays."""
+def _identity(item: Any) -> Any:
+    """Return an item unchanged; torch would convert arrays to tensors."""
     return item

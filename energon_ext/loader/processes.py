@@ -1,9 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Errors and deaths of the loader's processes, as the trainer is told of them.
+"""Reports errors and deaths of the loader's processes to the trainer.
 
-An error is raised where the result would have been used, in its turn, and with its traceback as the
-cause.
+An error is raised in place of the result that it prevented, with its traceback as the cause.
 """
 
 from __future__ import annotations
@@ -26,20 +25,18 @@ from torch.utils.data._utils import signal_handling
 from energon_ext.documents.file_set import check_open_files
 from energon_ext.errors import WorkerError
 
-_PERHAPS = "Perhaps memory is short: see `dmesg`."
-
 
 class RemoteTraceback(Exception):
-    """The traceback of an error in another process; the cause of that error here."""
+    """The traceback of an error in another process, used as the cause of that error here."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of another process.
+    """An error in another process.
 
     Attributes:
-        error: what it raised, or its description where that cannot be pickled.
-        traceback: as text.
+        error: the exception, or a WorkerError with its message if it cannot be pickled.
+        traceback: its traceback as text.
     """
 
     error: Exception
@@ -50,7 +47,7 @@ class Failure:
         text = "".join(traceback.format_exception(error))
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # an exception of user code may fail in any way to be pickled
+        except Exception:  # pickling an exception of user code may fail in any way
             error = WorkerError(f"{type(error).__name__}: {error}")
         return cls(error, text)
 
@@ -59,12 +56,12 @@ class Failure:
 
 
 @contextlib.contextmanager
-def deaths_named(workers: int) -> Iterator[None]:
-    """Say what a process of the loader died of; errors of work in place stay as they are.
+def explained_deaths(workers: int) -> Iterator[None]:
+    """Explain the death of a loader process; errors in this process stay as they are.
 
     Raises:
-        WorkerError: one died, or handed over nothing in time.
-        ConfigError: a token file was cut under the run.
+        WorkerError: a process died, or did not return a batch in time.
+        ConfigError: a token file was truncated during the run.
     """
     try:
         yield
@@ -74,29 +71,29 @@ def deaths_named(workers: int) -> Iterator[None]:
         if not workers or error.errno != errno.ENOSPC:
             raise
         raise WorkerError(
-            "Shared memory (/dev/shm) is full, where the locks of workers are: see `df /dev/shm`, "
-            "make room, or take num_workers=0."
+            "Shared memory (/dev/shm) is full, so workers have no room for their locks; free some "
+            "(see `df /dev/shm`), or use num_workers=0."
         ) from error
     except RuntimeError as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        if "DataLoader timed out" in said:
+        reason = " ".join(str(error).split()).rstrip(".")
+        if "DataLoader timed out" in reason:
             raise WorkerError(
-                f"No batch: {said}. Look at what the data workers wait for (py-spy dump), or give "
+                f"No batch: {reason}. Check what the data workers wait for (py-spy dump), or give "
                 f"the loader a longer timeout."
             ) from error
-        if "DataLoader worker" not in said:
+        if "DataLoader worker" not in reason:
             raise
         check_open_files()
-        why = _PERHAPS
-        if "bus error" in said.lower():
-            why = "Perhaps a file it read was overwritten in place."
-        raise WorkerError(f"A data worker died: {said}. {why}") from error
+        cause = "It may have run out of memory: see `dmesg`."
+        if "bus error" in reason.lower():
+            cause = "A file that it read may have been overwritten in place."
+        raise WorkerError(f"A data worker died: {reason}. {cause}") from error
 
 
-def name_deaths_anywhere() -> None:
-    """Name deaths also while the trainer does something else, where torch's signal handler raises.
+def explain_deaths_in_signals() -> None:
+    """Also explain deaths that torch's signal handler raises while the trainer does other work.
 
-    Call it after torch has started the workers. Signals come to the main thread only.
+    Call it after torch has started the workers. Only the main thread receives signals.
     """
     handler = signal.getsignal(signal.SIGCHLD)
     is_ours = getattr(handler, "func", None) is _handle
@@ -105,12 +102,12 @@ def name_deaths_anywhere() -> None:
 
 
 def _handle(handler: Callable[..., Any], *arguments: Any) -> None:
-    with deaths_named(workers=1):
+    with explained_deaths(workers=1):
         handler(*arguments)
 
 
 def end_workers(batches: Any) -> None:
-    """End the processes of a DataLoader's iterator at once; torch would wait for each of them."""
+    """Kill the processes of a DataLoader's iterator; torch would wait for each of them."""
     if not hasattr(batches, "_workers"):
         return
     batches._shutdown = True
@@ -122,12 +119,12 @@ def end_workers(batches: Any) -> None:
 
 
 def begin_worker(worker: int) -> None:
-    """Prepare a process of the loader, as Energon does; it ends with its trainer."""
+    """Prepare a process of the loader as Energon does, and let it exit with its trainer."""
     gc_init_worker(worker)
-    Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+    Thread(target=_exit_with, args=(parent_process(),), daemon=True).start()
 
 
-def _end_with(trainer: Any) -> None:
-    """A worker that starts while its trainer is killed would otherwise stay for ever."""
+def _exit_with(trainer: Any) -> None:
+    """Exit when the trainer does; a worker that starts while it is killed would stay forever."""
     connection.wait([trainer.sentinel])
     os._exit(1)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Turn descriptions of rows into a batch, in the trainer or in a process of the loader."""
+"""Turns descriptions of rows into a batch, in the trainer or in a process of the loader."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from energon_ext.loader.slots import Slots
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.progress import DescribedRow
 
-#: Number and rows of a batch, and rows of later batches that the same reader reads.
+#: Number and rows of a batch, and rows of later batches for the same reader to prefetch.
 Item = tuple[int, list[DescribedRow] | Failure, list[DescribedRow]]
 
 
 class Reader(Dataset[Any]):
-    """Turns the rows of a batch into the batch; it needs no plan and has no state."""
+    """Turns described rows into batches; needs no plan and has no state."""
 
     def __init__(self, dataset: PlannedDataset, slots: Slots | None):
         self._dataset, self._slots = dataset, slots
@@ -33,11 +33,11 @@ class Reader(Dataset[Any]):
             return self._read(number, rows, later)
         try:
             return self._slots.put(number, self._read(number, rows, later))
-        except Exception as error:  # whatever an encoder raises, or an object that is not pickled
+        except Exception as error:  # an encoder, or pickling its batch, may raise anything
             return Failure.of(error)
 
     def _read(self, number: int, rows: list[DescribedRow], later: list[DescribedRow]) -> Any:
-        """Read a batch as Energon's worker of its turn, which decorators of Energon ask for."""
+        """Read a batch with Energon's worker state set, which decorators of Energon use."""
         config = self._dataset.worker_config
         workers = max(1, config.num_workers)
         info = get_worker_info()
@@ -48,7 +48,7 @@ class Reader(Dataset[Any]):
             if later:
                 self._dataset.announce([*rows, *later])
             return self._dataset.read(rows)
-        except StopIteration as error:  # which would silently end the pass
+        except StopIteration as error:  # would silently end the pass
             raise RuntimeError("The TaskEncoder raised StopIteration in a batch.") from error
         finally:
             config.worker_deactivate()

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Log lines about a resume."""
+"""Logs the effects of a resume."""
 
 from typing import Any, Mapping
 
@@ -18,7 +18,7 @@ def log_resume(
     state: Mapping[str, Any],
     blend: PlannedDataset | StreamedBlend,
 ) -> None:
-    """Say what a resume does with each source, and what else is not as it was."""
+    """Log the effect of a resume on each source, and warn about other changes."""
     lines = "\n  ".join(printable(str(change)) for change in changes)
     logger.info("Resuming the data of %d sources:\n  %s", len(changes), lines)
     if change := blend.clock.axis.change_from(state["axis"]):
@@ -27,4 +27,5 @@ def log_resume(
         logger.warning(change)
     before, now = state["fingerprint"].get(ENCODER), blend.fingerprint.get(ENCODER)
     if before != now:
-        logger.warning("The TaskEncoder was %s, and is %s; see that it reads alike.", before, now)
+        advice = "check that it reads documents the same way"
+        logger.warning("The TaskEncoder was %s and is now %s; %s.", before, now, advice)

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Memory into which readers write their batches, and from which the trainer copies them.
+"""Memory that readers write batches to and the trainer copies them from.
 
-torch makes a shared-memory file for every batch and sends its descriptor through a socket, which
-takes longer than to make a batch of token files. This memory is made once, before the readers are
-forked, and lies outside ``/dev/shm``.
+torch creates a shared-memory file for every batch and sends its descriptor through a socket, which
+takes longer than building a batch from token files. This memory is allocated once, before the
+readers are forked, and does not use ``/dev/shm``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from energon_ext.errors import WorkerError
 
-#: Of a slot. Pages of memory are taken when a batch is written to them for the first time.
+#: Size of a slot. Its pages are only allocated when a batch is first written to them.
 SLOT_BYTES = 64 * 2**20
 
 _ALIGNMENT = 64
@@ -31,9 +31,9 @@ class SlotBatch:
     """A batch on its way to the trainer.
 
     Attributes:
-        number: of the batch.
+        number: number of the batch.
         pickled: the batch without the content of its arrays.
-        places: of its arrays in the slot, begin and end in bytes.
+        places: begin and end of each array in the slot, in bytes.
     """
 
     number: int
@@ -44,11 +44,11 @@ class SlotBatch:
 class Slots:
     """A ring of slots; batch ``n`` uses slot ``n % count``.
 
-    The loader asks for batch ``n + count - 1`` after the trainer was given batch ``n``, and for
-    batch ``n + count`` after the trainer has copied it.
+    The loader requests batch ``n + count - 1`` after the trainer received batch ``n``, and batch
+    ``n + count`` after the trainer has copied it.
 
     Args:
-        count: one more than the batches that are asked for ahead.
+        count: number of batches requested ahead, plus one.
     """
 
     def __init__(self, count: int):
@@ -58,13 +58,13 @@ class Slots:
         except OSError as error:
             raise WorkerError(
                 f"No memory for {count} batches of workers, {self._num_bytes:,} bytes each "
-                f"({error.strerror}); take fewer workers, a smaller prefetch_factor, or raise the "
-                f"limit of the process."
+                f"({error.strerror}); use fewer workers or a smaller prefetch_factor, or raise the "
+                f"memory limit of the process."
             ) from error
         self._memory = np.frombuffer(memory, np.uint8)
 
     def put(self, number: int, batch: Any) -> SlotBatch:
-        """Write the arrays of a batch into its slot; those of a larger one stay in its pickle."""
+        """Write the arrays of a batch into its slot; if they do not fit, pickle them as well."""
         arrays: list[pickle.PickleBuffer] = []
         pickled = _pickled(batch, arrays.append)
         contents = [array.raw() for array in arrays]
@@ -81,7 +81,7 @@ class Slots:
         return SlotBatch(number, pickled, tuple(places))
 
     def take(self, batch: SlotBatch) -> Any:
-        """The batch, copied into page-locked memory where there is a GPU."""
+        """Return a copy of the batch, in page-locked memory if there is a GPU."""
         end = batch.places[-1][1] if batch.places else 0
         copied = torch.empty(end, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy()
         copied[:] = self._slot(batch.number)[:end]
@@ -96,16 +96,16 @@ def _pickled(batch: Any, outside: Callable[[pickle.PickleBuffer], Any] | None) -
     file = io.BytesIO()
     try:
         _Pickler(file, protocol=5, buffer_callback=outside).dump(batch)
-    except Exception as error:  # whatever the objects of a batch raise
+    except Exception as error:  # objects in a batch may raise anything
         raise WorkerError(
-            f"A worker cannot hand over its batch ({type(error).__name__}: {error}). Leave out of "
-            f"the batch what cannot be pickled, or take num_workers=0."
+            f"A worker cannot pickle its batch ({type(error).__name__}: {error}). Remove objects "
+            f"that cannot be pickled from the batch, or use num_workers=0."
         ) from error
     return file.getvalue()
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles a tensor as an array of its bytes, which may stay outside."""
+    """Pickles a tensor as an array of its bytes, which can be stored outside the pickle."""
 
     def reducer_override(self, item: Any) -> Any:
         if type(item) is not torch.Tensor or item.device.type != "cpu" or item.requires_grad:

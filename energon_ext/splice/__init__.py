@@ -1,16 +1,15 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One document or many, presented at many positions.
+"""Shows one document or many at many positions.
 
-A *content* is a stretch of a document: K tokens from start t on. A *frame* is S positions with the
-content at offset s and filler around it. Nothing here lists the pairs (t, s) of a run, of which
-there easily are 10^9: an example is computed from its number.
+A *content* is a span of a document: K tokens from start t. A *frame* has S positions, with the
+content at offset s and filler around it. A run easily has 10^9 pairs (t, s), so they are never
+listed: each example is computed from its number.
 
-1. ``selection``: lengths and keys -> the chosen documents;
-2. ``quotas``: how many examples of an epoch each document gets;
-3. ``index``: number of an example -> epoch, place in the epoch's random order -> document, and
-   which of its examples;
-4. ``starts``, ``pairs``: which of its examples -> (t, s);
+1. ``selection``: lengths and keys -> chosen documents;
+2. ``quotas``: examples per document in an epoch;
+3. ``index``: example number -> epoch, place in its random order -> document, its n-th example;
+4. ``starts``, ``pairs``: n-th example of a document -> (t, s);
 5. ``source``: rows of tokens, weights and positions.
 """
 

@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence
 from energon_ext.arguments import check_integer, check_kind, check_number, choices
 from energon_ext.errors import ConfigError
 
-#: Allowed values of fields that have few.
+#: Allowed values of enumerated fields.
 CHOICES = {
     "mode": ("splice", "slide"),
     "content_start_mode": ("anchor_start", "slide_within", "cyclic_roll", "coverage_balanced"),
@@ -19,7 +19,7 @@ CHOICES = {
     "balance_mode": ("by_coverage", "by_document", "by_temperature", "every_pair"),
 }
 
-#: The least value of integer fields where it is not 1.
+#: Minimum of each integer field; 1 if not listed.
 _LEAST = {"content_length": 2, "min_copy_len": 2, "offset_jitter": 0, "doc_index": 0}
 _LEAST |= dict.fromkeys(("pad_token_id", "eos_token_id", "content_seed", "offset_seed", "seed"), 0)
 _KINDS = {"bool": bool, "str": str}
@@ -29,42 +29,40 @@ _KINDS = {"bool": bool, "str": str}
 class SpliceFields:
     """The fields that a splice of one document and one of many have in common.
 
-    ConfigError names the field, what was found and what is allowed.
-
     Attributes:
-        dataset_name: take documents from this source only, by its key or the name of its folder;
-            None for every source that the encoder splices.
-        min_doc_length, max_doc_length: limits on a chosen document, in tokens.
-        doc_select_mode: ``longest``, ``shortest``, ``first`` or ``random`` among those.
-        restrict_to_training_subset: choose only among documents that lie within the first
-            ``max_train_batches * initial_batch_size`` rows of the source, if it were read in order.
-        initial_batch_size, max_train_batches: see there.
-        mode: ``splice`` places contents at offsets; ``slide`` cuts windows of a whole frame out of
+        dataset_name: key or folder name of the only source to take documents from; None for every
+            source that the encoder splices.
+        min_doc_length, max_doc_length: limits on the length of a chosen document, in tokens.
+        doc_select_mode: choice among these: ``longest``, ``shortest``, ``first`` or ``random``.
+        restrict_to_training_subset: choose only among the documents in the first
+            ``max_train_batches * initial_batch_size`` rows of the source, as if read in order.
+        initial_batch_size, max_train_batches: size of that subset.
+        mode: ``splice`` places contents at offsets; ``slide`` cuts windows of a full frame out of
             documents that are at least as long.
         content_start_mode: starts t in the document and offsets s in the frame.
             ``anchor_start``: t = 0. ``slide_within``: every t. ``cyclic_roll``: every t, and the
-            document goes on at its beginning. ``coverage_balanced``: every t with a whole content
-            after it, at the end of the frame.
-        content_length: K, tokens of a content; None for as many as fit.
-        cut_at_frame_end: offsets at which a content has room for ``min_copy_len`` tokens count as
-            well, and the end of the frame cuts it: ``min(K, L - t, S - s)`` tokens. Without it
-            contents lie wholly in the frame.
-        content_stride, offset_stride: steps of t and of s.
-        min_copy_len: contents shorter than this are left out, at least 2.
-        adaptive_k: in ``coverage_balanced``, a document shorter than K is one content; without it
-            such a document has none. The other modes always shorten.
-        alpha: in ``coverage_balanced``, how much more often starts near an edge come; 0 for all
-            alike. The first token of a long document is seen ``K^(alpha - 1)`` times as often as
-            one in its middle: at 1 as often, and those around token K then far more often.
-        offset_jitter: in ``coverage_balanced``, the number of places to the left of the last one
-            that count as well. Contents have at most ``S - offset_jitter`` tokens, to leave room.
-        jitter_mode: ``uniform`` (drawn) or ``low_discrepancy``: even over the examples of an
-            epoch, and the next place in the next epoch.
-        pad_token_id: fills a frame; None for the tokenizer's.
-        eos_token_id: put before the content; with ``attend_prefix`` only, or nothing sees it.
-        attend_prefix: the content attends to the filler before it.
-        pack_contents: several contents in a frame where they fit, each with the position ids of
-            its offset.
+            document wraps around. ``coverage_balanced``: every t at which a full content fits into
+            the document, at the end of the frame.
+        content_length: K, tokens per content; None for as many as fit.
+        cut_at_frame_end: also use offsets at which at least ``min_copy_len`` tokens fit, and cut
+            the content at the end of the frame to ``min(K, L - t, S - s)`` tokens. If false,
+            contents always lie fully within the frame.
+        content_stride, offset_stride: strides of t and of s.
+        min_copy_len: minimum tokens per content, at least 2; shorter contents are dropped.
+        adaptive_k: in ``coverage_balanced``, make a document shorter than K a single content; if
+            false, drop it. The other modes always shorten the content.
+        alpha: in ``coverage_balanced``, preference for starts near an edge; 0 for none. The first
+            token of a long document is seen ``K^(alpha - 1)`` times as often as one in the middle:
+            equally often at 1, where tokens around K are seen far more often.
+        offset_jitter: in ``coverage_balanced``, number of offsets to the left of the last one to
+            use as well. Contents have at most ``S - offset_jitter`` tokens to leave room for it.
+        jitter_mode: ``uniform`` (random) or ``low_discrepancy``: evenly spread over the examples
+            of an epoch, and moved by one offset in each epoch.
+        pad_token_id: filler of a frame; None for the tokenizer's.
+        eos_token_id: token right before the content; requires ``attend_prefix``.
+        attend_prefix: let the content attend to the filler before it.
+        pack_contents: pack several contents into a frame if they fit, each with the position ids
+            of its offset.
     """
 
     dataset_name: str | None = None
@@ -108,47 +106,46 @@ class SpliceFields:
 
     @property
     def placement(self) -> str:
-        """The ``content_start_mode``, or ``slide``, which has none."""
+        """The ``content_start_mode``, or ``slide`` in that mode."""
         return self.content_start_mode if self.mode == "splice" else self.mode
 
     def _check_together(self) -> None:
-        """Values that are fine one by one and not together."""
+        """Raise ConfigError for values that contradict each other."""
         least, most = self.min_doc_length or 0, self.max_doc_length
         content, least_copied = self.content_length, self.min_copy_len
         if most and least > most:
             found = f"min_doc_length: {least} found, above max_doc_length: {most}"
-            raise ConfigError(f"{found}; no document can be both.")
+            raise ConfigError(f"{found}; no document can meet both.")
         if content is not None and content < least_copied:
             found = f"content_length: {content} found, below min_copy_len: {least_copied}"
-            raise ConfigError(f"{found}; every content would be left out.")
+            raise ConfigError(f"{found}; every content would be dropped.")
         has_subset = self.initial_batch_size and self.max_train_batches
         if self.restrict_to_training_subset and not has_subset:
             found = "restrict_to_training_subset: true found, but the subset is unknown"
-            raise ConfigError(f"{found}; give initial_batch_size and max_train_batches as well.")
+            raise ConfigError(f"{found}; also set initial_batch_size and max_train_batches.")
         if self.mode == "slide":
-            filled = ("content_length", "cut_at_frame_end", "attend_prefix", "pack_contents")
-            self._refuse("mode: slide, whose windows fill whole frames", *filled)
+            unused = ("content_length", "cut_at_frame_end", "attend_prefix", "pack_contents")
+            self._reject("mode: slide, whose windows fill the frame", *unused)
         if self.placement == "coverage_balanced":
             where = "content_start_mode: coverage_balanced, whose contents end with the frame"
-            self._refuse(where, "cut_at_frame_end")
+            self._reject(where, "cut_at_frame_end")
         else:
             where = f"{self.placement}; it belongs to content_start_mode: coverage_balanced"
-            self._refuse(where, "alpha", "offset_jitter")
+            self._reject(where, "alpha", "offset_jitter")
         if self.pack_contents:
-            where = "pack_contents: true; a packed content has no prefix of its own"
-            self._refuse(where, "attend_prefix")
+            self._reject("pack_contents: true; packed contents have no prefix", "attend_prefix")
         if not self.attend_prefix:
-            self._refuse("attend_prefix: false, where no content sees it", "eos_token_id")
+            self._reject("attend_prefix: false, so no content sees it", "eos_token_id")
 
-    def _refuse(self, where: str, *names: str) -> None:
-        """Refuse fields that are set and mean nothing beside another."""
+    def _reject(self, where: str, *names: str) -> None:
+        """Raise ConfigError for fields that are set but have no effect with another one."""
         for name in names:
             value = getattr(self, name)
             if value != getattr(type(self), name):  # the default
-                raise ConfigError(f"{name}: {value!r} found with {where}; leave it out.")
+                raise ConfigError(f"{name}: {value!r} found with {where}; remove it.")
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, for the fingerprint of a state."""
+        """Return the fields as JSON values, for the fingerprint of a state."""
         return asdict(self)
 
 
@@ -157,13 +154,13 @@ class SpliceConfig(SpliceFields):
     """One document at many positions.
 
     Attributes:
-        doc_index: number of the document in the source; None, or one outside the length limits,
-            leaves it to ``doc_select_mode``.
-        doc_key: only documents whose sample key matches this pattern (``*``, ``?``, ``[...]``).
-        shuffle_content, shuffle_offsets: how many epochs an order of the starts and of the offsets
-            lasts; True for 1, False to enumerate. Both: all pairs in one random order. One: the
-            order of that axis is random, starts outside, offsets inside.
-        content_seed, offset_seed: of those orders.
+        doc_index: number of the document in the source. If it is None or the document is outside
+            the length limits, ``doc_select_mode`` chooses.
+        doc_key: pattern (``*``, ``?``, ``[...]``) that the sample keys of documents must match.
+        shuffle_content, shuffle_offsets: number of epochs until the starts, or the offsets, are
+            shuffled again; True for 1, False to enumerate. With both, all pairs have one random
+            order. With one, only that axis does; starts are the outer loop.
+        content_seed, offset_seed: seeds of these orders.
 
     Raises:
         ConfigError: names the field, what was found and what is allowed.
@@ -194,17 +191,17 @@ class MultiSpliceConfig(SpliceFields):
     """Many documents, each at many positions.
 
     Attributes:
-        num_docs: how many to choose; fewer where fewer meet the limits.
-        balance_mode: examples of a document in an epoch. ``by_coverage``: in proportion to its
-            length. ``by_document``: equally many. ``by_temperature``: in proportion to its length
-            to the power of ``balance_tau``. ``every_pair``: each of its pairs (t, s) once.
-        balance_tau: 0 .. 1.
-        doc_weights: factors on that, one per chosen document in the order of choice.
-        epoch_length: examples in an epoch. None for one for every ``content_stride`` tokens of the
-            chosen documents that have a pair; in ``by_document`` for as many from each of them as
-            the one with most pairs has.
-        shuffle_per_epoch: a new random order in every epoch; False to enumerate.
-        seed: of the orders, the jitter and the random choice of documents.
+        num_docs: number of documents to choose; fewer are chosen if fewer meet the limits.
+        balance_mode: examples per document in an epoch. ``by_coverage``: proportional to its
+            length. ``by_document``: the same for all. ``by_temperature``: proportional to its
+            length to the power of ``balance_tau``. ``every_pair``: each pair (t, s) once.
+        balance_tau: from 0 to 1.
+        doc_weights: factors on these numbers, one per chosen document in the order of choice.
+        epoch_length: examples per epoch. None for one per ``content_stride`` tokens of the chosen
+            documents that have a pair; in ``by_document``, for as many per document as the one
+            with the most pairs has.
+        shuffle_per_epoch: use a new random order in every epoch; False to enumerate.
+        seed: seed of the orders, the jitter and the random choice of documents.
 
     Raises:
         ConfigError: names the field, what was found and what is allowed.
@@ -227,8 +224,8 @@ class MultiSpliceConfig(SpliceFields):
         super()._check_together()
         check_number("balance_tau", self.balance_tau, most=1.0)
         if self.balance_mode == "every_pair":
-            where = "balance_mode: every_pair, whose epoch has each pair once"
-            self._refuse(where, "alpha", "doc_weights", "epoch_length")
+            where = "balance_mode: every_pair, which shows each pair once per epoch"
+            self._reject(where, "alpha", "doc_weights", "epoch_length")
         weights = self.doc_weights
         if weights is None:
             return
@@ -242,7 +239,7 @@ class MultiSpliceConfig(SpliceFields):
 
 
 def splice_from_config(value: Any, where: str) -> SpliceFields:
-    """A splice as a mapping of its fields: of many documents if ``num_docs`` is one of them.
+    """Read a splice from a mapping of its fields; with ``num_docs``, a splice of many documents.
 
     Example:
         >>> splice_from_config({"doc_index": 3, "content_length": 1}, "blend[0].splice")
@@ -251,15 +248,16 @@ def splice_from_config(value: Any, where: str) -> SpliceFields:
 is needed.
     """
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: {value!r:.80} found, a mapping as {{num_docs: 3}} is needed.")
+        needed = "a mapping such as {num_docs: 3} is needed"
+        raise ConfigError(f"{where}: {value!r:.80} found, {needed}.")
     is_many = "num_docs" in value
     kinds = (MultiSpliceConfig, SpliceConfig) if is_many else (SpliceConfig, MultiSpliceConfig)
-    allowed, of_other = ([field.name for field in fields(kind)] for kind in kinds)
+    allowed, others = ([field.name for field in fields(kind)] for kind in kinds)
     for name in value:
         if name in allowed:
             continue
         hint = f"it has {choices(name, allowed, most=40)}"
-        if name in of_other:
+        if name in others:
             hint = f"one {'without' if is_many else 'with'} num_docs has it."
         documents = "many documents" if is_many else "one document"
         raise ConfigError(f"{where}: no field {name!r} in a splice of {documents}; {hint}")

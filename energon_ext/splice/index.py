@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""From the number of an example to its place in the order of its epoch, document, start, offset."""
+"""Maps the number of an example to its document, start and offset in the order of its epoch."""
 
 from typing import Callable, Sequence
 
@@ -13,39 +13,39 @@ from energon_ext.splice.pairs import Contents, PairTable, longest_content
 from energon_ext.splice.quotas import epoch_quotas, turning_quotas
 from energon_ext.splice.starts import EdgeWeights, quantile_numbers
 
-#: ``place in the epoch -> example, in the order of documents, starts and offsets``
+#: Maps places in an epoch to examples, numbered by document, start and offset.
 Order = Callable[[np.ndarray], np.ndarray]
 
-#: Names how an example is found from its number; states of another are refused.
+#: Name of the method that maps numbers to examples; states saved under another one are rejected.
 ORDER = "even starts"
 
-#: Steps around a circle. Any N steps in a row leave no gap wider than 1.9 / N and 2.1 / N. So an
-#: epoch that is too short for all documents or starts is followed by others that show the rest,
-#: and the low-discrepancy jitter is even. Documents and starts have steps of their own: with one
-#: for both, a document that comes up at one part of the circle would show one part of its starts.
+#: Step sizes around a circle: N consecutive steps leave gaps of at most 1.9 / N, or 2.1 / N.
+#: So if an epoch is too short for all documents or starts, later epochs show the rest, and the
+#: low-discrepancy jitter is even. Documents and starts use different steps: with the same step, a
+#: document that comes up in one part of the circle would only show one part of its starts.
 _GOLDEN = (5**0.5 - 1) / 2
 _SQUARE_ROOT = 2**0.5 - 1
 
 
 class SpliceIndex:
-    """Every example of every epoch, by number, in memory that depends on the documents alone.
+    """Every example of every epoch, by number; its memory depends on the documents alone.
 
-    Example ``n`` is the ``n % size``-th of epoch ``n // size``, in an order that is a keyed
-    bijection. All that a run has to remember is how many examples it showed.
+    Example ``n`` is number ``n % size`` of epoch ``n // size``, in an order that is a keyed
+    bijection. A run only has to save how many examples it showed.
 
     Args:
         doc_lengths: tokens of each document.
-        seq_len: S, positions of a frame.
-        config: of one document or many.
-        key: of the source and the run's seed; names the orders.
+        seq_len: S, positions per frame.
+        config: configuration for one document or many.
+        key: key of the source and seed of the run, which determine the orders.
 
     Attributes:
-        quotas: [documents], examples in an epoch; float64 averages where documents take turns.
-        pairs: int64 [documents], different pairs (t, s), the jitter left out.
-        size: examples in an epoch.
+        quotas: [documents], examples per epoch; float64 averages if documents take turns.
+        pairs: int64 [documents], different pairs (t, s), jitter excluded.
+        size: examples per epoch.
 
     Raises:
-        ConfigError: nothing to show: no document is long enough.
+        ConfigError: no document is long enough.
 
     Example:
         >>> config = MultiSpliceConfig(content_length=4, balance_mode="by_document",
@@ -84,43 +84,43 @@ class SpliceIndex:
         self._epochs: dict[int, tuple[Order, np.ndarray, np.ndarray]] = {}
 
     def locate(self, numbers: np.ndarray) -> Contents:
-        """Find examples by number.
+        """Return examples by number.
 
         Args:
-            numbers: int64 [n], >= 0; any order, any epochs.
+            numbers: int64 [n], >= 0, in any order and from any epochs.
         """
         epochs, examples = np.divmod(np.asarray(numbers, np.int64), self.size)
-        documents, quotas, own = (np.empty_like(examples) for _ in range(3))
+        documents, quotas, turns = (np.empty_like(examples) for _ in range(3))
         for epoch in np.unique(epochs).tolist():
-            now = epochs == epoch
-            order, of_epoch, ends = self._epoch(epoch)
-            examples[now] = order(examples[now])
-            documents[now] = found = np.searchsorted(ends, examples[now], side="right")
-            quotas[now] = of_epoch[found]
-            own[now] = examples[now] - (ends[found] - of_epoch[found])
+            here = epochs == epoch
+            order, counts, ends = self._epoch(epoch)
+            examples[here] = order(examples[here])
+            documents[here] = docs = np.searchsorted(ends, examples[here], side="right")
+            quotas[here] = counts[docs]
+            turns[here] = examples[here] - (ends[docs] - counts[docs])
         phases = (self._first_phases[documents] + epochs * _SQUARE_ROOT) % 1.0
         if self._edges is None:
-            chosen = quantile_numbers(self.pairs[documents], quotas, own, phases)
+            pair_numbers = quantile_numbers(self.pairs[documents], quotas, turns, phases)
         else:
-            chosen = self._edges.rows(self.pairs[documents], (own + phases) / quotas)
-        contents = self._table.locate(documents, chosen)
+            pair_numbers = self._edges.rows(self.pairs[documents], (turns + phases) / quotas)
+        contents = self._table.locate(documents, pair_numbers)
         if self.config.offset_jitter:
             room = contents.offsets
             contents = contents._replace(offsets=room - self._jitter(epochs, examples, room))
         return contents
 
     def token_shares(self) -> np.ndarray:
-        """Share of each document in all tokens; float [docs]. Edge weights do not move it."""
+        """Return the share of each document in all tokens, float [docs], whatever ``alpha`` is."""
         return self._tokens / self._tokens.sum()
 
     def coverage(self) -> np.ndarray:
-        """How often an epoch shows a token of each document, on average; float [docs]."""
+        """Return how often an epoch shows a token of each document on average, float [docs]."""
         return self._tokens / self.doc_lengths
 
     def views(self, document: int) -> np.ndarray:
-        """How often an epoch shows each token of a document on average, by ``alpha``; float [L].
+        """Return how often an epoch shows each token of a document on average, float [L].
 
-        Of ``coverage_balanced`` alone.
+        Only for ``coverage_balanced``, where it depends on ``alpha``.
 
         Example:
             >>> config = MultiSpliceConfig(content_length=4, alpha=1.0, epoch_length=3)
@@ -129,9 +129,9 @@ class SpliceIndex:
             [12.0, 18.0, 30.0, 30.0, 18.0, 12.0]
         """
         if self.config.placement != "coverage_balanced":
-            raise ConfigError("views: of coverage_balanced alone; coverage() is of every mode.")
+            raise ConfigError("views: only for coverage_balanced; coverage() works in every mode.")
         content, count = int(self._table.copy_lens[document]), int(self.pairs[document])
-        weights = np.ones(count) if self._edges is None else self._edges.of(count)
+        weights = np.ones(count) if self._edges is None else self._edges.weights(count)
         starts = np.arange(count) * self.config.content_stride
         changes = np.zeros(int(self.doc_lengths[document]) + 1)
         changes[starts] += weights
@@ -139,35 +139,35 @@ class SpliceIndex:
         return changes.cumsum()[:-1] * (self.quotas[document] / max(1, weights.sum()))
 
     def _fractions(self, count: int, name: str) -> np.ndarray:
-        """Drawn numbers in ``[0, 1)``, where the circles of a run begin; float [count]."""
+        """Draw where the circles of a run begin, float [count] in ``[0, 1)``."""
         bounds = np.full(count, 2**31)
         return keyed_draws(np.arange(count), bounds, f"{self._key}/{name}/{self._seed}") / 2**31
 
     def _epoch(self, epoch: int) -> tuple[Order, np.ndarray, np.ndarray]:
-        """The order of an epoch, the quotas in it, and where the documents end."""
+        """Return the order of an epoch, its quotas, and the last example + 1 of each document."""
         if epoch not in self._epochs:
             order = epoch_order(self.config, self.size, self._key, epoch, self._table)
             quotas = self.quotas
             if quotas.dtype.kind == "f":
                 quotas = turning_quotas(quotas, (self._first_turn + epoch * _GOLDEN) % 1.0)
-            # Neighbouring epochs are read together, older ones no more.
+            # Only neighbouring epochs are read together, so older ones can be dropped.
             kept = dict(list(self._epochs.items())[-1:])
             self._epochs = {**kept, epoch: (order, quotas, quotas.cumsum())}
         return self._epochs[epoch]
 
     def _jitter(self, epochs: np.ndarray, examples: np.ndarray, room: np.ndarray) -> np.ndarray:
-        """Places to the left, in ``[0, min(offset_jitter, room)]``."""
+        """Return how far contents move to the left, in ``[0, min(offset_jitter, room)]``."""
         bounds = np.minimum(self.config.offset_jitter, room) + 1
         if self.config.jitter_mode == "uniform":
             numbers = epochs * self.size + examples
             return keyed_draws(numbers, bounds, f"{self._key}/jitter/{self._seed}")
-        # Even within an epoch; over epochs an example goes from each place to the next.
+        # Even within an epoch; from one epoch to the next, an example moves by one place.
         places = (examples * _GOLDEN % 1.0 * bounds).astype(np.int64)
         return (places + epochs) % bounds
 
 
 def epoch_order(config: SpliceFields, size: int, key: str, epoch: int, table: PairTable) -> Order:
-    """The order of an epoch of ``size`` examples; the key names the source and the run's seed."""
+    """Return the order of an epoch of ``size`` examples, for a key as in :class:`SpliceIndex`."""
     if isinstance(config, MultiSpliceConfig):
         return _order(size, f"{key}/{config.seed}/{epoch}" if config.shuffle_per_epoch else None)
     assert isinstance(config, SpliceConfig)
@@ -183,7 +183,7 @@ def epoch_order(config: SpliceFields, size: int, key: str, epoch: int, table: Pa
 
 
 def _order(size: int, key: str | None) -> Order:
-    """A random order by a key, or without one the numbers as they are."""
+    """Return a random order by a key, or the identity without a key."""
     return np.asarray if key is None else KeyedPermutation(size, key)
 
 
@@ -192,9 +192,9 @@ def _axis_key(shuffle: bool | int, seed: int, epoch: int) -> str | None:
 
 
 class AxisOrder:
-    """Rows of different lengths, one after another, with the rows or the places in them shuffled.
+    """An order over consecutive rows of different lengths that shuffles the rows or the columns.
 
-    A key of None leaves the order of the rows, or that in each row, as it is.
+    With a key of None, that axis is not shuffled.
     """
 
     def __init__(self, row_counts: np.ndarray, row_key: str | None, column_key: str | None):
@@ -209,7 +209,7 @@ class AxisOrder:
         rows = self._rows[slots]
         counts = self._counts[rows]
         columns = self._columns(places - (self._ends[slots] - counts))
-        # A permutation of the longest row, walked until it is back in this one.
+        # Apply the permutation of the longest row again until the column is within this row.
         while (outside := np.flatnonzero(columns >= counts)).size:
             columns[outside] = self._columns(columns[outside])
         return self._first[rows] + columns

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How many examples of an epoch each document gets."""
+"""Divides the examples of an epoch among documents."""
 
 from typing import Sequence
 
@@ -9,10 +9,10 @@ import numpy as np
 from energon_ext.errors import ConfigError
 from energon_ext.splice.config import MultiSpliceConfig
 
-#: Exponent of the length in the share of a document; ``by_temperature`` has its own.
+#: Exponent of the length in the share of a document; ``by_temperature`` uses ``balance_tau``.
 _TAU = {"by_coverage": 1.0, "by_document": 0.0}
 
-#: Examples of a document in an epoch; with more, products of two of them could leave int64.
+#: Maximum examples per document and epoch; products of two larger numbers could overflow int64.
 MOST_EXAMPLES = 2**31
 
 
@@ -23,22 +23,22 @@ def document_quotas(
     balance_tau: float = 1.0,
     doc_weights: Sequence[float] | np.ndarray | None = None,
 ) -> np.ndarray:
-    """Divide an epoch among documents in proportion to length^tau, times their weights.
+    """Divide an epoch among documents in proportion to length^tau times their weights.
 
-    Largest remainders, ties to the lower index.
+    Rounds by largest remainders; ties go to the lower index.
 
     Args:
         doc_lengths: tokens of each document, >= 1.
         epoch_length: examples in the epoch, >= 1.
         balance_mode: ``by_coverage`` (tau 1), ``by_document`` (tau 0) or ``by_temperature``.
-        balance_tau: for ``by_temperature``.
+        balance_tau: tau of ``by_temperature``.
         doc_weights: factor of each document, >= 0; None for 1.
 
     Returns:
         int64 [documents]; their sum is ``epoch_length``.
 
     Raises:
-        ConfigError: another mode, no document, a tau outside 0 .. 1, weights that are negative,
+        ConfigError: unknown mode, no document, a tau outside [0, 1], weights that are negative,
             not finite, all 0 or not one per document, more than 2^31 examples of a document.
 
     Example:
@@ -61,11 +61,11 @@ def document_quotas(
 
 
 def epoch_quotas(config: MultiSpliceConfig, lengths: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Examples of each document in an epoch of a splice of many documents.
+    """Return the examples of each document per epoch, for a splice of many documents.
 
-    Documents without a pair get none; see :class:`MultiSpliceConfig` for the others. These are
-    int64 [documents], the same in every epoch. Or, where that leaves a document out, float64
-    [documents], their averages over epochs: see :func:`turning_quotas`.
+    Documents without a pair get none, the others as in :class:`MultiSpliceConfig`. Returns int64
+    [documents], the same for every epoch, unless a document would never be shown; then float64
+    [documents], averages over epochs for :func:`turning_quotas`.
     """
     if config.balance_mode == "every_pair":
         return pairs
@@ -80,14 +80,14 @@ def epoch_quotas(config: MultiSpliceConfig, lengths: np.ndarray, pairs: np.ndarr
 
 
 def turning_quotas(parts: np.ndarray, offset: float) -> np.ndarray:
-    """Quotas of one epoch by systematic sampling: a document has one where its parts pass a mark.
+    """Return the quotas of one epoch by systematic sampling.
 
-    With largest remainders a document whose part is below one example would never come up. Here
-    documents lie one behind another on a line, each as long as its part, with marks one example
-    apart, which ``offset`` moves.
+    With largest remainders, a document whose part is below one example would never come up. Here,
+    documents are laid end to end on a line, each as long as its part, and get one example for each
+    mark they contain. Marks are one example apart and shifted by ``offset``.
 
-    The parts are examples in an epoch on average, and their sum is an integer; so is that of the
-    quotas. An ``offset`` that is drawn evenly in ``[0, 1)`` gives each document its part.
+    Parts are average examples per epoch; their sum must be an integer and is the sum of the quotas.
+    If ``offset`` is uniform in ``[0, 1)``, each document gets its part on average.
 
     Example:
         >>> parts = np.array([2.5, 0.5, 0.5, 0.5])
@@ -96,7 +96,7 @@ def turning_quotas(parts: np.ndarray, offset: float) -> np.ndarray:
     """
     ends = parts.cumsum()
     size = round(ends[-1])
-    ends[ends == ends[-1]] = size  # which a sum of floats may miss
+    ends[ends == ends[-1]] = size  # the sum of floats may be slightly off
     marks = np.minimum(np.floor(ends + offset), size)
     return np.diff(marks, prepend=0).astype(np.int64)
 
@@ -107,13 +107,13 @@ def _parts(
     epoch_length: int,
     present: np.ndarray | bool = True,
 ) -> np.ndarray:
-    """Examples of each document before they are rounded; 0 for one that is not present."""
+    """Return the examples of each document before rounding; 0 if it is not present."""
     tau = _TAU.get(config.balance_mode, config.balance_tau)
     shares = lengths.astype(np.float64) ** tau * present
     weights = config.doc_weights
     if weights is not None and len(weights) != len(lengths):
         found = f"{len(weights)} found for {len(lengths)} documents"
-        raise ConfigError(f"doc_weights: {found}; one for each is needed, in the order of choice.")
+        raise ConfigError(f"doc_weights: {found}; give one per document, in the order of choice.")
     shares *= 1.0 if weights is None else weights
     if not shares.any():
         raise ConfigError("doc_weights: 0 found for every document that has a pair; raise one.")
@@ -122,11 +122,10 @@ def _parts(
 
 def _largest_remainders(parts: np.ndarray, epoch_length: int) -> np.ndarray:
     if parts.max() > MOST_EXAMPLES:
-        found = f"{epoch_length} examples give a document {parts.max():.0f}"
-        most = f"at most {MOST_EXAMPLES} are possible"
-        raise ConfigError(f"epoch_length: {found}, {most}; use a shorter epoch.")
+        found = f"{epoch_length} found, which gives one document {parts.max():.0f} examples"
+        raise ConfigError(f"epoch_length: {found}; at most {MOST_EXAMPLES} are allowed.")
     quotas = np.floor(parts).astype(np.int64)
-    # Rounded, so that remainders which are equal but for the error of floats are a tie.
+    # Rounded so that remainders that differ only by floating-point error are ties.
     remainders = np.round(parts - quotas, 9)
     order = np.argsort(-remainders, kind="stable")
     quotas[order[: epoch_length - int(quotas.sum())]] += 1

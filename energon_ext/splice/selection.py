@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The choice of documents, by their lengths and keys alone."""
+"""Chooses documents by their lengths and keys alone."""
 
 import fnmatch
 from typing import Sequence
@@ -26,16 +26,16 @@ def select_documents(
 
     Args:
         lengths: int64 [documents], tokens of each document of a source, in its order.
-        config: for one document or many.
-        seq_len: S, positions of a frame, for ``restrict_to_training_subset``.
-        keys: of the samples, for ``doc_key``.
+        config: configuration for one document or many.
+        seq_len: S, positions per frame, for ``restrict_to_training_subset``.
+        keys: sample keys, for ``doc_key``.
         source: key of the source; the random choice depends on it.
 
     Returns:
         int64, numbers of the chosen documents in the order of choice; ties to the lower number.
 
     Raises:
-        ConfigError: there is no document at all, ``doc_index`` is not one, ``doc_key`` fits none.
+        ConfigError: there are no documents, ``doc_index`` is too large or ``doc_key`` matches none.
 
     Example:
         >>> from energon_ext.splice import MultiSpliceConfig
@@ -68,12 +68,12 @@ def select_documents(
             return np.array([index])
         logger.warning(
             "doc_index %d of source %s (%d tokens) is not among the documents that the other "
-            "fields allow; the choice is by doc_select_mode: %s.",
+            "fields allow; choosing by doc_select_mode: %s instead.",
             *(index, source, lengths[index], config.doc_select_mode),
         )
     if not fitting.size:
         logger.warning(
-            "No document of source %s has %s to %s tokens; the longest are taken instead.",
+            "No document of source %s has %s to %s tokens; choosing the longest instead.",
             *(source, config.min_doc_length or 1, config.max_doc_length or "any number of"),
         )
         return _by_policy(candidates, lengths, "longest", config, source)
@@ -100,8 +100,8 @@ def _matching(
 ) -> np.ndarray:
     if keys is None:
         raise ConfigError(f"doc_key: the documents of source {source} have no keys; use doc_index.")
-    found = [index for index in candidates if fnmatch.fnmatchcase(keys[index], pattern)]
-    if not found:
-        missing = f"no sample of source {source} has such a key"
+    matching = [index for index in candidates if fnmatch.fnmatchcase(keys[index], pattern)]
+    if not matching:
+        missing = f"no sample key of source {source} matches"
         raise ConfigError(f"doc_key: {pattern!r} found, {missing}; its first is {keys[0]!r}.")
-    return np.array(found, np.int64)
+    return np.array(matching, np.int64)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Spliced documents as a planned source of rows, like any other source of a blend."""
+"""Spliced documents as a planned source of rows in a blend."""
 
 from collections import Counter
 from typing import Any, Mapping, Sequence
@@ -20,7 +20,7 @@ from energon_ext.splice.validation import GridIndex
 
 logger = log_of(__name__)
 
-#: Documents that have a line of their own in the log for debug.
+#: Maximum number of documents that get their own line in the debug log.
 LOGGED = 1024
 
 
@@ -31,12 +31,12 @@ class SpliceSource(RowSource):
     key of the source, the configuration and the chosen documents.
 
     Args:
-        documents, names: token ids of each chosen document, and what batches call it.
-        metadata: of each chosen document, what else is known of it.
-        config, seq_len: how frames are filled, and S, their positions.
-        fill_id: token before a content whose prefix is attended to.
+        documents, names: token ids of each chosen document, and its name in batches.
+        metadata: further information about each chosen document.
+        config, seq_len: how frames are filled, and S, their number of positions.
+        fill_id: filler token before a content that attends to its prefix.
         epochs: passes over the examples, None for no end.
-        fingerprint: JSON values that the order depends on; a state saved under others is refused.
+        fingerprint: JSON values that the order depends on; states with other values are rejected.
     """
 
     kind = "spliced"
@@ -74,12 +74,12 @@ class SpliceSource(RowSource):
 
     @property
     def part_documents(self) -> dict[str, float]:
-        """Examples of each name in an epoch; averages where documents take turns."""
+        """Examples of each name per epoch; averages if documents take turns."""
         return self._by_name(self.examples.quotas)
 
     def metadata_of(self, name: str) -> list[dict[str, Any]]:
-        """Metadata of the documents with a name: one, or all that have no name of their own."""
-        return [dict(own) for each, own in zip(self.names, self.metadata) if each == name]
+        """Return the metadata of the documents with a name; several may share one."""
+        return [dict(data) for each, data in zip(self.names, self.metadata) if each == name]
 
     def _by_name(self, values: np.ndarray) -> dict[str, Any]:
         sums: Counter[str] = Counter()
@@ -116,7 +116,7 @@ class SpliceSource(RowSource):
         return TakenFrames(self, [Contents(*(c[place] for c in contents)) for place in places])
 
     def _frame_ends(self, copy_lens: np.ndarray, is_last: bool) -> list[int]:
-        """Ends of frames; with ``pack_contents`` a frame holds all contents that fit."""
+        """Return the ends of frames; with ``pack_contents``, frames are filled while they fit."""
         if not self.config.pack_contents:
             return list(range(1, len(copy_lens) + 1))
         ends, filled = [], 0
@@ -125,11 +125,11 @@ class SpliceSource(RowSource):
                 ends.append(index)
                 filled = 0
             filled += copy_len
-        # Whether more fits into the frame behind the last end is not known yet.
+        # Later contents may still fit into the frame after the last end.
         return [*ends, len(copy_lens)] if is_last and filled else ends
 
     def tokens_of(self, frame: Contents) -> int:
-        """Positions of a frame that hold a document."""
+        """Return the number of tokens in the row of a frame."""
         prefix = int(frame.offsets[0]) if self.config.attend_prefix else 0
         return prefix + int(frame.copy_lens.sum())
 
@@ -144,11 +144,11 @@ class SpliceSource(RowSource):
         return Row(slices, names[0], documents=1, first_positions=offsets, gaps=offsets)
 
     def _content(self, document: int, start: int, length: int) -> np.ndarray:
-        """Tokens of a document from a start on; a view, unless it goes round."""
+        """Return ``length`` tokens of a document from ``start``; a view unless they wrap around."""
         tokens = self._documents[document]
-        beyond = start + length - len(tokens)
+        wrapped = start + length - len(tokens)
         content = tokens[start : start + length]
-        return content if beyond <= 0 else np.concatenate([content, tokens[:beyond]])
+        return content if wrapped <= 0 else np.concatenate([content, tokens[:wrapped]])
 
     def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
         prefix = np.full(offset, self._fill_id, np.int64)
@@ -165,13 +165,13 @@ class SpliceSource(RowSource):
 
 
 def splices_of(dataset_or_loader: Any) -> list[SpliceSource]:
-    """The spliced sources inside a dataset or loader."""
+    """Return the spliced sources of a dataset or loader."""
     sources = find_blend(dataset_or_loader).sources.values()
     return [source.rows for source in sources if isinstance(source.rows, SpliceSource)]
 
 
 class TakenFrames(Taken):
-    """Some frames of a source, not yet written."""
+    """Frames that were taken from a source but not read yet."""
 
     def __init__(self, source: SpliceSource, frames: list[Contents]):
         self._source = source
@@ -199,13 +199,13 @@ class TakenFrames(Taken):
 
 
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
-    """Log what will be shown, and at DEBUG a line for each of the first documents."""
+    """Log what will be shown and, at DEBUG, one line for each of the first documents."""
     config = index.config
     fields = ["content_length", "cut_at_frame_end", "content_stride", "offset_stride", "alpha"]
     fields += ["offset_jitter", "balance_mode", "balance_tau"]
     logger.info(
         "%s: %d documents of %d to %d tokens, contents of up to %d in frames of %d, %d pairs, %d "
-        "examples in an epoch; %s, %s.",
+        "examples per epoch; %s, %s.",
         *(source, len(numbers), index.doc_lengths.min(), index.doc_lengths.max()),
         *(longest_content(index.seq_len, config), index.seq_len, index.pairs.sum(), index.size),
         config.placement,
@@ -214,6 +214,6 @@ def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
     columns = (numbers, index.doc_lengths, index.pairs, index.quotas, index.coverage())
     for number, length, pairs, quota, coverage in zip(*(each[:LOGGED] for each in columns)):
         logger.debug(
-            "%s/doc%d: %d tokens, %d pairs, %g examples, each token %.2f times.",
+            "%s/doc%d: %d tokens, %d pairs, %g examples, each token shown %.2f times.",
             *(source, number, length, pairs, quota, coverage),
         )

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The starts in a document that its quota shows: evenly, or more often at its edges."""
+"""Distributes the starts in a document, evenly or with more of them near its edges."""
 
 from typing import Callable
 
@@ -10,10 +10,10 @@ import numpy as np
 def quantile_numbers(
     totals: np.ndarray, quotas: np.ndarray, numbers: np.ndarray, phases: np.ndarray
 ) -> np.ndarray:
-    """Spread picks evenly over things: floor of ``total * (number + phase) / quota``.
+    """Spread ``quota`` picks evenly over items: floor of ``total * (number + phase) / quota``.
 
-    Each thing is picked equally often where the quota is a multiple of the total. Quotas are up to
-    2^31 or equal to the total, numbers of a pick in ``[0, quota)``, phases in ``[0, 1)``.
+    If the quota is a multiple of the total, each item is picked equally often. Quotas are at most
+    2^31 or equal to the total, numbers of picks in ``[0, quota)``, phases in ``[0, 1)``.
 
     Example:
         >>> for phase in (0.0, 0.6):
@@ -24,57 +24,57 @@ def quantile_numbers(
     """
     begins = np.minimum((totals * phases).astype(np.int64), totals - 1)
     whole, rest = np.divmod(totals, quotas)
-    # (total * number + begin) // quota, without the product that may be too large.
+    # (total * number + begin) // quota, without a product that may overflow.
     return whole * numbers + (rest * numbers + begins) // quotas
 
 
-def first_that(holds: Callable[[np.ndarray], np.ndarray], most: np.ndarray) -> np.ndarray:
-    """The least integers in ``[0, most]`` for which a condition holds, by bisection.
+def first_true(holds: Callable[[np.ndarray], np.ndarray], most: np.ndarray) -> np.ndarray:
+    """Return the least integers in ``[0, most]`` for which a condition holds, by bisection.
 
-    It holds for every integer after the first one; where it never does, that is ``most``.
+    The condition must be monotonic. If it never holds, the result is ``most``.
     """
     low, high = np.zeros_like(most), most
     while bool((low < high).any()):
         middle = (low + high) // 2
-        found = holds(middle)
-        high = np.where(found, middle, high)
-        low = np.where(found, low, middle + 1)
+        is_true = holds(middle)
+        high = np.where(is_true, middle, high)
+        low = np.where(is_true, low, middle + 1)
     return low
 
 
 class EdgeWeights:
-    """The distribution of starts by which the edges of a document come more often.
+    """A distribution of starts that prefers the edges of a document.
 
-    With every start equally likely, a token near an edge is in fewer contents than one inside. A
-    start that is d - 1 tokens from the first or the last start, the nearer one, gets the weight
-    ``(K / min(d, K))^alpha``. Weights fall from one edge to 1, stay there, and rise to the other,
-    so a sum of them is two table look-ups: K numbers at most serve documents of any length.
+    If every start is equally likely, a token near an edge is in fewer contents than one inside. So
+    a start that is d - 1 tokens from the nearer of the first and the last start gets the weight
+    ``(K / min(d, K))^alpha``. Weights fall from one edge to 1, stay there, and rise to the other
+    edge, so any sum takes two look-ups in a table of K numbers, for documents of any length.
     """
 
     def __init__(self, content_length: int, content_stride: int, alpha: float):
         distances = np.arange(0, content_length, content_stride) + 1
         self._weights = np.append((content_length / distances) ** alpha, 1.0)
         self._sums = np.pad(self._weights[:-1].cumsum(), (1, 0))
-        self._steps = len(distances)  # so far from an edge and further, all starts weigh the same
+        self._steps = len(distances)  # from this distance on, all starts have the same weight
 
     def rows(self, counts: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-        """Numbers of the starts, of ``counts``, at which the weight passes fractions of all."""
-        target = fractions * self._of_first(counts, counts)
-        return first_that(lambda row: self._of_first(counts, row + 1) > target, counts - 1)
+        """Return the starts, of ``counts``, at which the weight passes fractions of the total."""
+        target = fractions * self._first_sum(counts, counts)
+        return first_true(lambda row: self._first_sum(counts, row + 1) > target, counts - 1)
 
-    def of(self, count: int) -> np.ndarray:
-        """The weight of every start of a document, float [starts]."""
+    def weights(self, count: int) -> np.ndarray:
+        """Return the weight of every start of a document, float [starts]."""
         rows = np.arange(count)
         return self._weights[np.minimum(np.minimum(rows, rows[::-1]), self._steps)]
 
-    def _of_first(self, counts: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-        """Weight of some first starts: those of the left half, then of the right."""
+    def _first_sum(self, counts: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+        """Return the total weight of the first starts: those in the left half, then the right."""
         left = (counts + 1) // 2
-        after = self._from_edge(counts - np.maximum(firsts, left))
-        right = self._from_edge(counts - left) - after
-        return self._from_edge(np.minimum(firsts, left)) + right
+        after = self._edge_sum(counts - np.maximum(firsts, left))
+        right = self._edge_sum(counts - left) - after
+        return self._edge_sum(np.minimum(firsts, left)) + right
 
-    def _from_edge(self, counts: np.ndarray) -> np.ndarray:
-        """Weight of the starts nearest to an edge."""
+    def _edge_sum(self, counts: np.ndarray) -> np.ndarray:
+        """Return the total weight of the starts nearest to an edge."""
         further = np.maximum(counts - self._steps, 0)
         return self._sums[np.minimum(counts, self._steps)] + further

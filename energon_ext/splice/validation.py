@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A fixed grid of starts and offsets, and the loss on each point of it."""
+"""A fixed grid of starts and offsets, and the loss at each of its points."""
 
 from collections.abc import Container, Iterator, Sequence
 
@@ -16,19 +16,19 @@ _GOLDEN = (np.sqrt(5) - 1) / 2
 
 
 class GridIndex:
-    """The same few contents of every document, evenly spread over its starts and offsets.
+    """A few fixed contents of every document, evenly spread over its starts and offsets.
 
-    So are any first ones of them, for an evaluation that shows a part of them.
+    Any first N of them are evenly spread too, for an evaluation that only shows a part.
 
     Args:
         doc_lengths: tokens of each document.
-        seq_len: S, positions of a frame.
-        starts: the most different ones; the first and the last are among them.
-        offsets: likewise, at each start; those that training uses or not.
+        seq_len: S, positions per frame.
+        starts: maximum number of starts; the first and the last one are included.
+        offsets: likewise, at each start, whether training uses these offsets or not.
 
     Attributes:
         size: examples.
-        quotas: int64 [documents], examples of each.
+        quotas: int64 [documents], examples of each document.
 
     Example:
         >>> from energon_ext.splice import SpliceConfig
@@ -51,7 +51,7 @@ class GridIndex:
         self.doc_lengths = np.asarray(doc_lengths, np.int64)
         table = PairTable(self.doc_lengths, seq_len, config)
         table.require_pairs()
-        points: list[tuple[int, int, int, int]] = []
+        rows: list[tuple[int, int, int, int]] = []
         for document in np.flatnonzero(table.totals).tolist():
             counts = table.row_counts(document)
             firsts = (counts.cumsum() - counts)[_spread(len(counts) - 1, starts)]
@@ -59,45 +59,38 @@ class GridIndex:
             for start, copy_len in zip(places.starts.tolist(), places.copy_lens.tolist()):
                 last = seq_len - (config.min_copy_len if config.cut_at_frame_end else copy_len)
                 for offset in _spread(last, offsets):
-                    points.append((document, start, offset, min(copy_len, seq_len - offset)))
-        self._points = _spread_out(np.array(points, np.int64))
+                    rows.append((document, start, offset, min(copy_len, seq_len - offset)))
+        points = np.array(rows, np.int64)
         self.size = len(points)
-        documents, copy_lens = self._points[:, 0], self._points[:, 3]
+        documents, copy_lens = points[:, 0], points[:, 3]
         self.quotas = np.bincount(documents, minlength=len(self.doc_lengths))
         self._tokens = np.bincount(documents, copy_lens, minlength=len(self.doc_lengths))
+        # Any first N multiples of the golden ratio fill [0, 1) evenly.
+        numbers = np.arange(self.size) - np.searchsorted(documents, documents)
+        self._points = points[np.argsort(numbers * _GOLDEN % 1.0, kind="stable")]
 
     def locate(self, numbers: np.ndarray) -> Contents:
-        """The contents of some numbers below ``size``."""
+        """Return contents by number, each below ``size``."""
         return Contents(*self._points[numbers].T)
 
     def token_shares(self) -> np.ndarray:
-        """Share of each document in all tokens; float [documents]."""
+        """Return the share of each document in all tokens, float [documents]."""
         return self._tokens / self._tokens.sum()
 
 
-def _spread_out(points: np.ndarray) -> np.ndarray:
-    """Points in an order of which any first ones are spread over all documents and their points.
-
-    Multiples of the golden ratio fill [0, 1) evenly, however many are taken.
-    """
-    documents = points[:, 0]
-    number = np.arange(len(points)) - np.searchsorted(documents, documents)
-    return points[np.argsort(number * _GOLDEN % 1.0, kind="stable")]
-
-
 class LossMap:
-    """The mean loss of every content of a validation grid, and how likely it is as a whole.
+    """The mean loss of every content of a validation grid, and its probability as a whole.
 
-    P(z) is the probability that a model which is given the first tokens of a content goes on with
-    its other ones, word for word: the exponential of the sum of their log-probabilities.
+    P(z) is the probability that a model, given the first tokens of a content, continues with
+    exactly the rest: the exponential of the sum of their log-probabilities.
 
     Args:
-        grid: what the validation source shows.
-        names: of the documents, as batches call them.
-        prompt_tokens: that P(z) takes as given, at least 1.
+        grid: the examples of the validation source.
+        names: names of the documents in batches.
+        prompt_tokens: number of tokens given to the model for P(z), at least 1.
 
     Attributes:
-        losses: float [grid.size], NaN where nothing was shown yet.
+        losses: float [grid.size], NaN for contents that were not shown yet.
         log_probabilities: likewise, the logarithm of P(z); 0 for a content that is all prompt.
     """
 
@@ -114,11 +107,11 @@ class LossMap:
         """Add the next batch of the validation dataset.
 
         Args:
-            batch: in the order that the dataset yields to one rank alone.
+            batch: the next batch of a dataset that is read by a single rank.
             token_losses: float [N], cross-entropy at each position.
 
         Raises:
-            ConfigError: the next content of the grid is another, as some are on other ranks.
+            ConfigError: the batch does not continue the grid, for example on one of several ranks.
         """
         weights, positions = batch.token_weights.numpy(), batch.position_ids.numpy()
         for name, trained in contents_of(batch, self.names):
@@ -131,11 +124,11 @@ class LossMap:
             self._next += 1
 
     def per_document(self) -> dict[str, float]:
-        """Mean loss of each document, or of all without own names, over what was shown."""
+        """Return the mean loss of each document name over the contents shown so far."""
         return self._means(self.losses)
 
     def memorized(self) -> dict[str, float]:
-        """Mean P(z) of each document, or of all without own names, over what was shown."""
+        """Return the mean P(z) of each document name over the contents shown so far."""
         return self._means(np.exp(self.log_probabilities))
 
     def _check_next(self, name: str, offset: int) -> None:
@@ -152,28 +145,28 @@ class LossMap:
     def _means(self, values: np.ndarray) -> dict[str, float]:
         means, names = {}, np.array(self.names)[self.contents.documents]
         for name in dict.fromkeys(self.names):
-            own = values[names == name]
-            if np.isfinite(own).any():
-                means[name] = float(np.nanmean(own))
+            selected = values[names == name]
+            if np.isfinite(selected).any():
+                means[name] = float(np.nanmean(selected))
         return means
 
     def of(self, document: int) -> tuple[list[int], list[int], np.ndarray]:
-        """Starts, offsets, and the losses on them, float [starts, offsets]."""
-        own = self.contents.documents == document
-        starts, rows = np.unique(self.contents.starts[own], return_inverse=True)
-        offsets, columns = np.unique(self.contents.offsets[own], return_inverse=True)
+        """Return the starts and offsets of a document, and its losses, float [starts, offsets]."""
+        selected = self.contents.documents == document
+        starts, rows = np.unique(self.contents.starts[selected], return_inverse=True)
+        offsets, columns = np.unique(self.contents.offsets[selected], return_inverse=True)
         losses = np.full((len(starts), len(offsets)), np.nan)
-        losses[rows, columns] = self.losses[own]
+        losses[rows, columns] = self.losses[selected]
         return starts.tolist(), offsets.tolist(), losses
 
 
 def contents_of(batch: PackedBatch, names: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """The document of each content in a batch, and its positions that are trained.
+    """Yield the document of each content in a batch, and the positions of it that are trained.
 
-    The first of them predicts the second token of the content.
+    The first position predicts the second token of the content.
 
     Args:
-        names: of the spliced documents; other segments are left out.
+        names: names of the spliced documents; other segments are ignored.
     """
     weights, ends = batch.token_weights.numpy(), batch.cu_seqlens.tolist()
     for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
@@ -182,5 +175,5 @@ def contents_of(batch: PackedBatch, names: Container[str]) -> Iterator[tuple[str
 
 
 def _spread(last: int, count: int) -> list[int]:
-    """At most ``count`` integers from 0 to ``last``, evenly, both included."""
+    """Return at most ``count`` integers, evenly spaced from 0 to ``last`` inclusive."""
     return sorted({round(last * step / max(1, count - 1)) for step in range(count)})

@@ -1,3 +1,3 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The state of a run: how it is written, read and matched to new sources."""
+"""Writes and reads the state of a run, and matches it to the current sources."""

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Data states in folders of checkpoints, as the examples and Megatron-LM write them.
+"""Reads and writes data states in checkpoint folders of the examples and of Megatron-LM.
 
-A save is a folder ``iter_0000030``; the tracker file beside it names the newest whole one.
+A save is a folder ``iter_0000030``; the tracker file next to it names the newest complete save.
 """
 
 import io
@@ -25,42 +25,42 @@ _RANK_FILE = re.compile(r"(?:data_rank|train_dataloader_dprank)(\d+)\.(?:json|pt
 
 
 def tracked_iteration(folder: Path) -> int | None:
-    """Return the iteration that the tracker file of a folder names; None without one."""
+    """Return the iteration in the tracker file of a folder; None if there is no such file."""
     if not (folder / TRACKER).exists():
         return None
     text = read_small_file(folder / TRACKER, 100).decode(errors="replace").strip()
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise StateFormatError(f"{folder / TRACKER} holds {text!r}, not the number of a save.")
+        raise StateFormatError(f"{folder / TRACKER} contains {text!r}, not the number of a save.")
     return int(text)
 
 
 def checkpoints_in(run_or_folder: Path) -> list[Path]:
-    """Return the folders that hold data states, oldest first, up to the one that is tracked.
+    """Return the folders with data states, oldest first, up to the tracked one.
 
     Args:
-        run_or_folder: of a run, of its checkpoints, of one save; ``--save`` or
+        run_or_folder: folder of a run, of its checkpoints or of one save; ``--save`` or
             ``--dataloader-save`` of Megatron-LM.
     """
-    found, tracked = {}, None
+    saves, tracked = {}, None
     for place in (".", "checkpoints", "data", "checkpoints/data"):
         tracked = tracked_iteration(run_or_folder / place) if tracked is None else tracked
         for folder in (run_or_folder / place).glob("iter_*"):
             if folder.name[5:].isdecimal() and any(_files(folder)):
-                found[int(folder.name[5:])] = folder
-    if not found and any(_files(run_or_folder)):
+                saves[int(folder.name[5:])] = folder
+    if not saves and any(_files(run_or_folder)):
         return [run_or_folder]
-    if tracked is not None and tracked not in found:
-        raise StateFormatError(f"{run_or_folder}: save {tracked}, which is tracked, has no state.")
-    return [found[each] for each in sorted(found) if tracked is None or each <= tracked]
+    if tracked is not None and tracked not in saves:
+        raise StateFormatError(f"{run_or_folder}: the tracked save {tracked} has no data state.")
+    return [saves[each] for each in sorted(saves) if tracked is None or each <= tracked]
 
 
 def newest_checkpoint(run_or_folder: Path) -> Path | None:
-    """Return the last of :func:`checkpoints_in`, None where there is none."""
+    """Return the last of :func:`checkpoints_in`, None if there is none."""
     return next(reversed(checkpoints_in(run_or_folder)), None)
 
 
 def cursors_in(folder: Path) -> Iterator[tuple[int | None, Any]]:
-    """Read the data states of one save: (None, the cursor of all ranks), or (rank, its state)."""
+    """Yield the data states of a save: (None, cursor of all ranks), or (rank, state) for each."""
     for rank, path in _files(folder):
         if path.suffix == ".pt":
             yield rank, read_megatron_lm_state(path)
@@ -74,7 +74,7 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read a JSON object that carries a digest, which is verified and stays in it."""
+    """Read a JSON object and verify its digest, which is kept."""
     content: dict[str, Any] = read_json(path, MOST_BYTES)
     try:
         check_seal(content)
@@ -84,45 +84,45 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def write_state(path: Path, state: Any) -> None:
-    """Write the data state of one rank, JSON values."""
+    """Write the data state of one rank, given as JSON values."""
     write_sealed(path, {"state": state})
 
 
 def read_state(path: Path) -> Any:
-    """Read what :func:`write_state` wrote; StateFormatError where that is missing or damaged."""
+    """Read what :func:`write_state` wrote; StateFormatError if it is missing or damaged."""
     content = read_sealed(path)
     if "state" not in content:
-        raise StateFormatError(f"{path} holds no data state of a rank.")
+        raise StateFormatError(f"{path} contains no data state of a rank.")
     return content["state"]
 
 
 def read_megatron_lm_state(path: Path) -> Any:
-    """Read the data state that Megatron-LM saved for one rank, running nobody's code.
+    """Read the data state that Megatron-LM saved for one rank, without running code in it.
 
-    StateFormatError where it is missing, damaged, or holds objects.
+    StateFormatError if it is missing, damaged, or contains objects.
     """
     content = read_small_file(path, MOST_BYTES)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > len(content):
-                raise ValueError("it unpacks to more than its size")  # torch.save does not pack
+                raise ValueError("it unpacks to more than its size")  # torch.save never compresses
         saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
             raise ValueError("it has no dataloader_state_dict, so Megatron-LM did not write it")
         state = saved["dataloader_state_dict"]
-        from_plain(state, most_values=len(content))  # refuses what is larger than its file
+        from_plain(state, most_values=len(content))  # rejects a state larger than its file
         return state
     except Exception as error:  # a malformed pickle can raise anything
-        # torch wraps its reason in many lines of advice on how to switch the check off
+        # torch wraps the reason in many lines of advice on how to disable the check
         reason = first_line(error.__context__ or error).split(" by default")[0]
-        advice = STOCK_RUN if "megatron.energon" in reason else "Copy it again from where it came."
+        advice = STOCK_RUN if "megatron.energon" in reason else "Copy it again."
         raise StateFormatError(
-            f"{path} cannot be loaded, and nothing in it was run: {reason}. {advice}"
+            f"{path} cannot be loaded, and no code in it was run: {reason}. {advice}"
         ) from error
 
 
 def _files(folder: Path) -> list[tuple[int | None, Path]]:
-    """The cursor, or the file of each rank; of a rank that has several, the first."""
+    """Return the cursor, or the first file of each rank."""
     if (folder / CURSOR).exists():
         return [(None, folder / CURSOR)]
     paths = sorted(folder.rglob("*rank*"), reverse=True)

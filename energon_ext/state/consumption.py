@@ -1,11 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How much of each source a run has consumed.
+"""Counts how much of each source a run has consumed.
 
-There are two counts. What was *drawn* is in the state of the workers, which are ahead of the
-training by what they prefetch. What was *trained* is counted here, from the batches that the steps
-consumed. Counts are local to a rank and are saved by it; a global count is made from the local ones
-when it is asked for, and never added back into them.
+Workers save what was *drawn*; they are ahead of training by what they prefetch. This module counts
+what was *trained*, from the batches that the steps consumed. Counts are local to a rank, which
+saves them; global counts are computed from them on request and never added back.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _ENTRY = {"spec": str, "row_offset": COUNT, "token_offset": COUNT}
 
 
 class Consumption:
-    """Rows and tokens of each source that was trained on. A row is a document of the dataset.
+    """Rows and tokens of each source that were trained on; a row is a document of the dataset.
 
     Attributes:
         rows: documents that ended in a batch, by source key.
-        tokens: positions trained on, padding left out, by source key.
+        tokens: positions trained on, padding excluded, by source key.
 
     Example:
         >>> consumed = Consumption()
@@ -45,7 +44,7 @@ class Consumption:
         self.rows, self.tokens = Counter(rows), Counter(tokens)
 
     def add(self, source: str, *, rows: int, tokens: int) -> None:
-        """Count what was consumed of one source."""
+        """Count rows and tokens of one source."""
         self.rows[source] += rows
         self.tokens[source] += tokens
 
@@ -55,9 +54,9 @@ class Consumption:
         self.tokens.update(batch.tokens_per_source())
 
     def reduce(self, group: dist.ProcessGroup | None = None) -> "Consumption":
-        """The sum over the ranks of a (data-parallel) group; all of them call this together.
+        """Return the sum over the ranks of a (data-parallel) group; a collective call.
 
-        The local counts stay what they are. Without torch.distributed, a copy.
+        Local counts do not change. Without torch.distributed, returns a copy of them.
         """
         ranks = on_all_ranks(lambda: (self.rows, self.tokens), group)
         return Consumption(
@@ -68,31 +67,31 @@ class Consumption:
     def epochs(
         self, documents: Mapping[str, int], tokens: Mapping[str, int] | None = None
     ) -> dict[str, float]:
-        """Passes over each source, by tokens where those of an epoch are known.
+        """Return the number of passes over each source, by tokens if those of an epoch are given.
 
         Args:
-            documents, tokens: in one epoch of each source, over all ranks; see
+            documents, tokens: size of one epoch of each source, over all ranks; see
                 :attr:`energon_ext.plan.source.Blend.documents` and
-                :attr:`~energon_ext.plan.source.Blend.epoch_tokens`; 0 has no passes.
+                :attr:`~energon_ext.plan.source.Blend.epoch_tokens`. A size of 0 gives 0 passes.
         """
-        own: dict[str, float] = {k: self.rows[k] / n if n else 0.0 for k, n in documents.items()}
+        passes = {key: self.rows[key] / count if count else 0.0 for key, count in documents.items()}
         for key, count in (tokens or {}).items():
-            own[key] = self.tokens[key] / count if count else 0.0
-        return own
+            passes[key] = self.tokens[key] / count if count else 0.0
+        return passes
 
     def shares(self) -> dict[str, float]:
-        """The share of each source in all tokens."""
+        """Return the share of each source in all tokens."""
         total = sum(self.tokens.values())
         return {key: tokens / total for key, tokens in self.tokens.items()} if total else {}
 
     def to_json(self, current: Sequence[str]) -> dict[str, Any]:
-        """JSON values: the sources of the run in its order, then those it no longer has by name."""
-        gone = sorted({*self.rows, *self.tokens} - set(current))
+        """Return JSON values: current sources in their order, then former ones by name."""
+        former = sorted({*self.rows, *self.tokens} - set(current))
         return {
             "version": VERSION,
             "datasets": [
                 {"spec": key, "row_offset": self.rows[key], "token_offset": self.tokens[key]}
-                for key in (*current, *gone)
+                for key in (*current, *former)
             ],
         }
 
@@ -100,14 +99,14 @@ class Consumption:
     def from_json(
         cls, state: Mapping[str, Any], changes: Sequence[SourceChange] = ()
     ) -> "Consumption":
-        """Continue from :meth:`to_json`. A missing token offset reads as 0, a missing version as 1.
+        """Read :meth:`to_json`. A missing token offset counts as 0, a missing version as 1.
 
         Args:
-            changes: what the resume did with the sources, ``loader.changes``; those that moved are
-                counted under the current key.
+            changes: effects of the resume on the sources, ``loader.changes``; sources that moved
+                are counted under their current key.
 
         Raises:
-            StateFormatError: a newer version, or not of this form.
+            StateFormatError: the state has a newer version or another shape.
 
         Example:
             >>> old = {"datasets": [{"spec": "web", "row_offset": 7}]}
@@ -116,7 +115,7 @@ class Consumption:
         """
         entries = state.get("datasets") if isinstance(state, Mapping) else None
         if not isinstance(entries, list):
-            raise StateFormatError(f"Not a consumption state, no list of datasets in {state!r:.80}")
+            raise StateFormatError(f"{state!r:.80} is no consumption state: it lists no datasets.")
         check_version("consumption", state.get("version", VERSION), VERSION)
         consumed = cls()
         moved = {change.saved_key: change.key for change in changes}

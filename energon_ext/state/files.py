@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small files that last: written aside, flushed to disk and renamed; read with a limit."""
+"""Writes small files atomically and durably, and reads them up to a size limit."""
 
 import json
 import os
@@ -10,19 +10,19 @@ from typing import Any
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError, StateFormatError
 
-_ADVICE = "Copy it again from where it came, or resume from another checkpoint."
+_ADVICE = "Copy it again, or resume from another checkpoint."
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file that gets its name only when its bytes are on disk.
+    """Write a temporary file, flush it to disk and rename it to ``path``.
 
-    A link at ``path`` is replaced, not followed. A path has one writer at a time.
+    A link at ``path`` is replaced, not followed. A path must have only one writer at a time.
 
     Raises:
-        OSError: it cannot be written; what was there before is unchanged.
+        OSError: the file cannot be written; an existing file is unchanged.
     """
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.unlink(missing_ok=True)  # a killed process may have left it
+    temporary.unlink(missing_ok=True)  # a killed process may have left one
     try:
         with open(temporary, "xb") as file:
             file.write(content)
@@ -30,7 +30,7 @@ def write_file(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk needs the room
+        temporary.unlink(missing_ok=True)  # free the space if the disk is full
         raise
     fsync(path.parent)
 
@@ -39,7 +39,7 @@ def read_small_file(path: Path, most_bytes: int) -> bytes:
     """Read a regular file.
 
     Raises:
-        StateFormatError: it cannot be read, is a pipe or a device, or has more than ``most_bytes``.
+        StateFormatError: it cannot be read, is not a regular file, or exceeds ``most_bytes``.
     """
     try:
         return read_data(path, most_bytes)
@@ -50,7 +50,7 @@ def read_small_file(path: Path, most_bytes: int) -> bytes:
 
 
 def read_json(path: Path, most_bytes: int) -> Any:
-    """Read a file of JSON; StateFormatError where it holds none, or as :func:`read_small_file`."""
+    """Read a JSON file; StateFormatError if it is damaged, or as in :func:`read_small_file`."""
     content = read_small_file(path, most_bytes)
     try:
         return json.loads(content)
@@ -59,7 +59,7 @@ def read_json(path: Path, most_bytes: int) -> Any:
 
 
 def fsync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -68,5 +68,5 @@ def fsync(path: Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an exception, cut to one line without a full stop."""
+    """Return the first line of the message of an exception, without a full stop."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Match the sources of a saved state with the current configuration.
 
-A source in both continues where it was; one that is only in the configuration is new; the state of
-one that is only in the state is *retained*: kept, unchanged, in every later save, for when the
-source returns.
+A source in both continues where it was. A source that is only in the configuration is new. The
+state of a source that is only in the state is *retained*: every later save contains it unchanged,
+in case the source returns.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,15 +14,15 @@ from energon_ext.errors import StateMismatchError
 
 KEPT, MOVED, NEW, RETAINED = "kept", "moved", "new", "retained"
 
-#: The field for the class that made the samples; a renamed class is logged, not rejected.
+#: Field for the class that produced the samples; a renamed class is logged, not rejected.
 ENCODER = "task_encoder"
 
 
 class SourceNames(NamedTuple):
-    """By which the state of a source is found where its key has changed.
+    """Further names of a source, which identify its state if its key has changed.
 
-    ``absolute_key`` has absolute paths, and stays when a metadataset moves alone; ``shuffle_key``
-    names the order that it is read in, and stays when all the data moves.
+    ``absolute_key`` has absolute paths and stays the same if only the metadataset moves.
+    ``shuffle_key`` determines the order of the source and stays the same if all data moves.
     """
 
     absolute_key: str = ""
@@ -34,10 +34,10 @@ class SourceChange:
     """The effect of a resume on one source.
 
     Attributes:
-        key: of the source now; of the state where it is retained.
+        key: current key of the source; the key in the state if it is retained.
         change: ``kept``, ``moved`` (it continues under another key), ``new`` or ``retained``.
-        documents, tokens: drawn from it so far, over the known workers.
-        saved_key: where it was moved, its key in the state.
+        documents, tokens: drawn from it so far, over the workers in the state.
+        saved_key: key in the state if the source moved.
     """
 
     key: str
@@ -63,15 +63,15 @@ def match_sources(
 ) -> dict[str, str]:
     """Find the state of each source.
 
-    A source is known by its key; where no key matches, by its absolute path, as long as that does
-    not change the order it is read in.
+    Sources are matched by key, or else by both further names, so that a match does not change the
+    order in which a source is read.
 
     Args:
         saved: key -> state of a source, with its ``names``.
         current: key -> names of a current source.
 
     Returns:
-        Current key -> key in the state, of every source in the state.
+        Current key -> key in the state, for every source found in the state.
 
     Example:
         >>> saved = {"data/web": {"names": ["/data/web", "web"]}}
@@ -90,10 +90,10 @@ def match_sources(
 def compare_sources(
     sources: Sequence[Mapping[str, Any]], current: Mapping[str, SourceNames]
 ) -> list[SourceChange]:
-    """The effect of a resume on every source, current ones first.
+    """Return the effect of a resume on every source, current ones first.
 
     Args:
-        sources: those in a state, by key: of a planned run, or of all workers.
+        sources: saved sources by key; one mapping for a planned run, else one per worker.
         current: key -> names of a current source.
     """
 
@@ -121,9 +121,9 @@ def check_fingerprint(
     where: str = "",
     advice: str = "Use the saved values, or start a new run.",
 ) -> None:
-    """Compare what a state was saved under with what it is restored under, but for the encoder.
+    """Compare the saved configuration of a state with the current one, except for the encoder.
 
-    StateMismatchError lists every field that differs, each after ``where``.
+    StateMismatchError lists every field that differs, prefixed with ``where``.
 
     Example:
         >>> check_fingerprint({"seed": 0, "seq_len": 256}, {"seed": 0, "seq_len": 512})

@@ -1,15 +1,15 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The stock states of Energon as JSON values, and back.
+"""Converts stock states of Energon to JSON values and back.
 
-What JSON has stays as it is; everything else becomes a mapping with a tag::
+JSON types stay as they are; everything else becomes a mapping with a tag::
 
     (1, 2)              {"__type__": "tuple", "value": [1, 2]}
     np.array([1.5])     {"__type__": "ndarray", "value": ["<f8", [1], "AAAAAAAA+D8="]}
     SliceState(...)     {"__type__": "SliceState", "value": {"index": 0, "current": 7}}
 
 So a state can be written as JSON, or by ``torch.save`` as plain containers, which
-``torch.load(weights_only=True)`` reads with torch's own list of classes.
+``torch.load(weights_only=True)`` can read with its default list of classes.
 """
 
 import base64
@@ -39,7 +39,7 @@ def to_plain(value: Any) -> Any:
     """Turn a state into JSON values.
 
     Raises:
-        StateFormatError: it holds an object of another type, which is named.
+        StateFormatError: the state contains an object of another type, which is named.
 
     Example:
         >>> to_plain({"rank": 3, "key": (1, None)})
@@ -54,7 +54,7 @@ def to_plain(value: Any) -> Any:
         return {key: to_plain(each) for key, each in value.items()}
     if kind not in _TYPES:
         raise StateFormatError(
-            f"A data state holds a {kind.__module__}.{kind.__qualname__}; allowed are numbers, "
+            f"A data state contains a {kind.__module__}.{kind.__qualname__}; allowed are numbers, "
             "strings, bytes, containers, numeric arrays, tensors and the states of Energon."
         )
     take_apart, _ = _TYPES[kind]
@@ -62,13 +62,13 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
-    """Turn the JSON values of :func:`to_plain` back into a state, running nobody's code.
+    """Turn the JSON values of :func:`to_plain` back into a state, without running code in it.
 
     Args:
-        most_values: allowed; a list that is held twice, as in a pickle, counts twice.
+        most_values: maximum number of values; a list that a pickle shares twice counts twice.
 
     Raises:
-        StateFormatError: :func:`to_plain` returns no such value, or it is too large.
+        StateFormatError: the value is too large, or not one that :func:`to_plain` returns.
     """
     left = most_values
 
@@ -83,7 +83,7 @@ def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
         if kind is list:
             return [read(each) for each in value]
         if kind is not dict or not all(type(key) is str for key in value):
-            raise ValueError(f"it holds a {kind.__name__}")
+            raise ValueError(f"it contains a {kind.__name__}")
         if TAG not in value:
             return {key: read(each) for key, each in value.items()}
         _, put_together = _TYPES[_NAMED[value[TAG]]]
@@ -101,7 +101,7 @@ def _bytes_to_text(value: bytes) -> str:
 
 def _array_to_list(array: np.ndarray) -> list[Any]:
     if array.dtype.kind not in "biufc":
-        raise StateFormatError(f"A data state holds an array of {array.dtype}, not of numbers.")
+        raise StateFormatError(f"A data state contains an array of {array.dtype}, not of numbers.")
     return [array.dtype.str, [*array.shape], _bytes_to_text(array.tobytes())]
 
 
@@ -115,7 +115,7 @@ def _array_from_list(content: list[Any]) -> np.ndarray:
 
 def _tensor_to_array(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
-        raise StateFormatError("A data state holds a tensor of bfloat16, which numpy has not.")
+        raise StateFormatError("A data state contains a bfloat16 tensor, which numpy cannot hold.")
     return tensor.detach().cpu().numpy()
 
 
@@ -127,9 +127,9 @@ def _builder(cls: type) -> Callable[[dict[str, Any]], Any]:
     return lambda fields: cls(**fields)
 
 
-#: How a value of the type is taken apart, and put together from what was read.
+#: For each type, a function that takes a value apart and one that rebuilds it.
 _TYPES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    float: (str, float),  # infinite, or no number
+    float: (str, float),  # infinite or NaN
     bytes: (_bytes_to_text, base64.b64decode),
     tuple: (list, tuple),
     dict: (lambda value: [list(pair) for pair in value.items()], dict),
@@ -138,7 +138,7 @@ _TYPES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     torch.Tensor: (_tensor_to_array, torch.from_numpy),
     FlexState: (dict, FlexState),
 }
-_STATES = (SavableDataLoaderState, SavableDatasetCheckpoint, SavableDatasetState)
-for _class in (*_STATES, SystemRngState, SliceState):
+_LOADER_STATES = (SavableDataLoaderState, SavableDatasetCheckpoint, SavableDatasetState)
+for _class in (*_LOADER_STATES, SystemRngState, SliceState):
     _TYPES[_class] = (_fields_of, _builder(_class))
 _NAMED = {cls.__name__: cls for cls in _TYPES}

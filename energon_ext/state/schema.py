@@ -1,9 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The shape of a state, checked before anything is taken from it.
+"""Checks the shape of a state before anything is read from it.
 
-Every state that is saved is *sealed*: it carries a digest of itself, so that a value that was
-changed anywhere is noticed.
+Every saved state is *sealed*: it contains a digest of itself, so that any change is detected.
 """
 
 import hashlib
@@ -19,10 +18,10 @@ STATE_VERSION = 4
 
 SEAL = "energon_ext_digest"
 
-#: What to do with a state of stock Energon.
+#: Advice for a state of stock Energon.
 STOCK_RUN = (
-    "Finish that run with stock Energon; or start a new one whose sources begin at given "
-    "documents, `subset: {range: [DOCUMENT, end]}`."
+    "Finish that run with stock Energon, or start a new one whose sources begin at given "
+    "documents: `subset: {range: [DOCUMENT, end]}`."
 )
 
 #: The shape of a count.
@@ -45,7 +44,7 @@ _ROWS = {
     "samples": _PLANNED,
     "spliced": {"kind": str, "documents": {str: object}, "next_row": COUNT},
 }
-#: The shape of the state of a mixture, for other states that hold one.
+#: The shape of the state of a mixture, for other states that contain one.
 MIXTURE = {str: {"identity": str, "credits": {str: float}, "tokens": COUNT}}
 
 
@@ -83,17 +82,17 @@ _STATE = {
 
 
 def check_format(state: Any) -> None:
-    """Refuse what is not the state of a planned run, of this version and its shape."""
+    """Raise unless a state belongs to a planned run and has the current version and shape."""
     advice = (
-        "The state was saved by another loader or TaskEncoder: it knows its sources by their "
-        "places and holds samples drawn by weights of then, so no source can be continued alone. "
+        "The state was saved by another loader or TaskEncoder. It identifies sources by position "
+        "and contains samples drawn by old weights, so no source can be continued on its own. "
         f"{STOCK_RUN}"
     )
     check_class(state, STATE_CLASS, STATE_VERSION, _STATE, advice)
 
 
 def check_class(state: Any, name: str, version: int, shape: dict[str, Any], advice: str) -> None:
-    """Refuse a state of another class, with the advice, of another version or of another shape."""
+    """Raise if a state has another class (with ``advice``), version or shape."""
     if not isinstance(state, Mapping) or state.get("__class__") != name:
         found = state.get("__class__") if isinstance(state, Mapping) else type(state).__name__
         raise StateMismatchError({"dataset": (found, name)}, advice)
@@ -102,32 +101,32 @@ def check_class(state: Any, name: str, version: int, shape: dict[str, Any], advi
 
 
 def check_version(what: str, found: Any, known: int) -> None:
-    """Refuse a state of a version that is not known."""
+    """Raise StateFormatError if the version of a state is unknown."""
     if found != known:
-        version = f"A {what} state of version {found!r} was found, {known} is known"
+        version = f"A {what} state of version {found!r} was found, only {known} is supported"
         raise StateFormatError(f"{version}; use the energon_ext that wrote it, or a newer one.")
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON values, with the digest of them."""
+    """Return JSON values together with their digest."""
     return {**state, SEAL: digest_of(state)}
 
 
 def check_seal(state: Any) -> dict[str, Any]:
-    """The values that were sealed; StateFormatError where they are not as they were saved."""
+    """Return values without their digest; StateFormatError if it does not match."""
     if not isinstance(state, Mapping):
-        raise StateFormatError(f"A {type(state).__name__} is no data state.")
+        raise StateFormatError(f"A {type(state).__name__} is not a data state.")
     content = {key: value for key, value in state.items() if key != SEAL}
     if state.get(SEAL) != digest_of(content):
         raise StateFormatError(
-            "The data state is not what was saved: its digest differs. Copy it again from where it "
-            "came, or take another checkpoint."
+            "The data state differs from the saved one: its digest does not match. Copy it again, "
+            "or use another checkpoint."
         )
     return content
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 of JSON values; StateFormatError for anything else.
+    """Return the SHA-256 of JSON values; StateFormatError for anything else.
 
     Example:
         >>> digest_of({"a": 1, "b": [2.0]}) == digest_of({"b": [2.0], "a": 1})
@@ -138,7 +137,7 @@ def digest_of(value: Any) -> str:
     try:
         text = json.dumps(value, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise StateFormatError(f"A data state holds a value that no state has: {error}.") from error
+        raise StateFormatError(f"A data state contains an invalid value: {error}.") from error
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -175,10 +174,11 @@ def _check_mapping(value: Any, shape: dict[Any, Any], where: str) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """True if a value is an integer >= 0 that an array can hold."""
+    """Return True if a value is an integer >= 0 that fits into int64."""
     return type(value) is int and 0 <= value < 2**63
 
 
 def _require(holds: bool, found: Any, needed: str, where: str) -> None:
     if not holds:
-        raise StateFormatError(f"{where}: {found!r:.80} found, {needed} is needed; it is damaged.")
+        mismatch = f"{found!r:.80} found, {needed} is needed"
+        raise StateFormatError(f"{where}: {mismatch}; the state is damaged.")

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""All ranks or none: work that may fail, and the end of a run."""
+"""Keeps ranks together when work fails and at the end of a run."""
 
 from typing import Any, Callable, Mapping, TypeVar
 
@@ -14,24 +14,24 @@ T = TypeVar("T")
 
 
 def on_all_ranks(work: Callable[[], T], group: Any = None) -> list[T]:
-    """Do something on every rank of a group; if it fails on one, all raise.
+    """Run a function on every rank of a group; if it fails on one rank, all ranks raise.
 
-    A rank that failed alone would leave the others in their next collective for ever.
+    If only one rank raised, the others would wait in their next collective forever.
 
     Args:
-        work: what this rank does; its result is pickled.
-        group: of torch.distributed, the default one where it is None; none is needed for one rank.
+        work: the function; its result is pickled.
+        group: group of torch.distributed, None for the default; a single rank needs none.
 
     Returns:
-        The results of all ranks, in their order.
+        The results of all ranks, in rank order.
 
     Raises:
-        EnergonExtError: of this rank; or of another one, with its number.
+        EnergonExtError: another rank failed, whose number is given; own errors are raised as is.
     """
     result, error = None, None
     try:
         result = work()
-    except BaseException as caught:  # Ctrl-C as well: the other ranks wait to hear from us
+    except BaseException as caught:  # including Ctrl-C: the other ranks wait for this one
         error = caught
     outcomes: list[Any] = [(result, None if error is None else _portable(error))]
     if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
@@ -53,14 +53,14 @@ def end_together(
     *,
     is_planned: bool,
 ) -> None:
-    """Raise on every data-parallel rank where one has no batch left.
+    """Raise DataExhaustedError on every data-parallel rank if one of them has no batch left.
 
-    Ranks that follow one plan end at the same batch by themselves. Others call this together,
-    since a rank that went on alone would wait for the gradients of the others for ever.
+    Ranks that share a plan end at the same batch anyway. Other ranks must call this together: a
+    rank that continued alone would wait for the gradients of the others forever.
 
     Args:
         limits: ``max_epochs`` of each source, for the message.
-        batch_index: of the batch that is not there.
+        batch_index: index of the missing batch.
     """
     has_ended = not has_batch
     if not is_planned and worker_config.world_size > 1 and dist.is_initialized():
@@ -73,12 +73,12 @@ def end_together(
     listed = ", ".join(f"{key}: {limit}" for key, limit in limits.items())
     raise DataExhaustedError(
         f"Every source has reached its max_epochs ({listed}): {rank} data-parallel rank has no "
-        f"batch {batch_index}. Train for fewer steps, raise a limit, or leave one out."
+        f"batch {batch_index}. Train for fewer steps, or raise or remove a limit."
     )
 
 
 def collective_device() -> torch.device:
-    """Device of tensors that ranks add up: this process's GPU, if there is one."""
+    """Return the device for tensors in collectives: the current GPU, if there is one."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

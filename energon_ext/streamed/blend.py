@@ -1,11 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws samples of any Energon datasets by weights that change over the run.
+"""Draws samples from any Energon datasets by weights that change over the run.
 
-Each worker of Energon's loader draws for itself, one sample at a time, from its part of every
-source. The weights are those of the batch that it is assembling. A state belongs to its worker; in
-it every source has its own part by key, so that sources may be added, removed, reordered and
-weighted anew between two runs.
+Each worker of Energon's loader draws on its own, one sample at a time, from its part of every
+source, by the weights of the batch that it is assembling. A state belongs to its worker. In it,
+every source has its own entry by key, so sources may be added, removed, reordered and reweighted
+between two runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from energon_ext.weights import ScheduleAxis
 
 logger = log_of(__name__)
 
-#: The class of a state and of restore keys, whatever the blend is called.
+#: The class of states and restore keys, independent of the class of the blend.
 STATE_CLASS, STATE_VERSION = "EnergonExtBlend", 3
 _BLEND = type(STATE_CLASS, (), {})()
 
@@ -47,31 +47,31 @@ _SHAPE = {
     "sources": {str: SAMPLES},
 }
 
-#: An interleave of a worker begins as if it had made up to this many draws; if all workers began
-#: with the first, they would all draw the same member at once.
+#: The interleave of a worker begins as if it had made up to this many draws; if all workers began
+#: with the first draw, they would all draw the same member at once.
 _MOST_DRAWS_BEFORE = 4096
 
 
 class StreamedBlend(Blend, BaseWrapperDataset):
-    """Yields samples of several sources in the order that a mixture draws them.
+    """Yields samples of several sources in the order in which a mixture draws them.
 
     Args:
-        sources: their ``rows`` are Energon datasets.
+        sources: sources whose ``rows`` are Energon datasets.
         worker_config: Energon's.
-        tree: the mixture; one node over all sources, by their weights, where it is None.
-        clock: positions on the schedule axis; by default breakpoints count batches of one rank.
-        fingerprint: JSON values under which a state is saved; it is refused under others.
-        size_of: the tokens that a sample counts as; its ``num_tokens``, else 1.
-        repeats: the end of all sources is followed by their beginning at once.
-        restarts: another iteration after the end begins with the first sample again.
-        new_source: ``baseline`` or ``zero``, where a source starts that a resumed state of an
-            interleave lacks; a tree has its own.
+        tree: the mixture; None for one node over all sources, by their weights.
+        clock: positions on the schedule axis; by default, breakpoints count batches of one rank.
+        fingerprint: JSON values saved with a state; states with other values are rejected.
+        size_of: returns the tokens of a sample; by default its ``num_tokens``, or 1.
+        repeats: start over within one iteration when all sources have ended.
+        restarts: start over with the first sample in the next iteration.
+        new_source: ``baseline`` or ``zero``, the initial credit in an interleave of a source that
+            a resumed state lacks; ignored with a tree, whose nodes have their own.
 
-    State: of the mixture and of each source; grows with the buffers of the sources.
+    State: the mixture and each source; grows with the buffers of the sources.
     """
 
     is_planned = False
-    rule = BLEND  # of the one node, where no tree is given
+    rule = BLEND  # of the only node if no tree is given
 
     def __init__(
         self,
@@ -87,7 +87,8 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         new_source: str = NEW_SOURCES[0],
     ):
         if new_source not in NEW_SOURCES:
-            raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
+            needed = f"{' or '.join(NEW_SOURCES)} is needed"
+            raise ConfigError(f"new_source: {new_source!r} found, {needed}.")
         weights = {source.key: source.weight for source in sources}
         tree = tree or blend_of(dict(sorted(weights.items())), self.rule, new_source=new_source)
         clock = clock or Clock(ScheduleAxis(), Topology.of(worker_config, None, None))
@@ -106,12 +107,12 @@ class StreamedBlend(Blend, BaseWrapperDataset):
 
     @property
     def interleaves(self) -> dict[str, int]:
-        return {}  # kept within each worker, and not over the run
+        return {}  # an interleave holds within each worker, not over the run
 
     def reset_state_own(self) -> None:
         for samples in self._samples:
             samples.reset()
-        self._mixture: Mixture | None = None  # made in the worker, which has a number
+        self._mixture: Mixture | None = None  # created in the worker, whose number it depends on
         self._moved: dict[str, str] = {}
         self._retained: dict[str, Any] = {}
         self._drawn = self._batch = 0  # samples; the index of the batch of the last one
@@ -144,12 +145,12 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             yield add_sample_restore_key(sample, self.keys[number], src=_BLEND)
 
     def _draw(self) -> int | None:
-        """The number of the next source; None where none is left."""
+        """Return the number of the next source; None if all have ended."""
         config = WorkerConfig.active_worker_config
         if config is None:
             raise ConfigError(
-                "A scheduled blend was iterated without a loader, so it has no batch index; wrap "
-                "the dataset with megatron.energon.get_savable_loader(dataset)."
+                "A scheduled blend was iterated without a loader, so it has no batch index; use "
+                "megatron.energon.get_savable_loader(dataset)."
             )
         self._batch = int(config.active_worker_batch_index)
         mixture, position = self._active_mixture(), self._position()
@@ -159,9 +160,9 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         if not mixture.open(position):
             left = [key for key, ended in zip(self.keys, mixture.ended) if not ended]
             raise ConfigError(
-                f"Every weight is 0 at position {position} of the schedules among the sources that "
-                f"have samples left: {', '.join(left)}. Give one of them a weight > 0 there, raise "
-                f"a max_epochs, or use fewer workers."
+                f"Every weight is 0 at position {position} for the sources with samples left: "
+                f"{', '.join(left)}. Give one of them a weight > 0 there, raise a max_epochs, or "
+                f"use fewer workers."
             )
         return int(mixture.draw(np.array([self._drawn]))[0])
 
@@ -173,12 +174,12 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         mixture.settle(tokens)
 
     def _position(self) -> int:
-        """The position of the last batch for which samples were drawn."""
+        """Return the position of the last batch for which samples were drawn."""
         topology = self.topology
         return self.clock.at(self._batch // topology.rounds, self._batch * topology.rows_per_round)
 
     def _active_mixture(self) -> Mixture:
-        """The mixture of this worker; its interleaves begin anywhere, see ``begin_here``."""
+        """Return the mixture of this worker, whose interleaves begin at a worker-specific draw."""
         if self._mixture is None:
             config = self.worker_config
             worker = config.rank * self.topology.workers + config.rank_worker_id()
@@ -208,9 +209,9 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         )
 
     def restore_state(self, state: FlexState) -> None:
-        """Continue from :meth:`save_state`; what :meth:`check_state` refuses changes nothing."""
+        """Continue from :meth:`save_state`; a state that is rejected changes nothing."""
         self.check_state(state)
-        state = copy.deepcopy(state)  # stock datasets keep references into it
+        state = copy.deepcopy(state)  # stock datasets keep references to parts of it
         self.reset_state_deep()
         states = dict(state["sources"])
         matched = match_sources(states, self.source_names)
@@ -221,21 +222,21 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         self._drawn, self._batch = state["drawn"], state["batch"]
         renamed = {old: key for key, old in matched.items() if old != key}
         before = {old: renamed.get(key, key) for old, key in state["moved"].items()}
-        self._moved = {**before, **renamed}  # samples in buffers keep the keys they were drawn by
+        self._moved = {**before, **renamed}  # samples in buffers keep their old keys
         mixture = self._active_mixture()
         mixture.ended[:] = [samples.ended for samples in self._samples]
         mixture.restore_state(state["mixture"], renamed, self._position())
 
     def check_state(self, state: Any) -> None:
-        """Refuse a state that this blend cannot continue."""
-        advice = "It was saved without this package's mixin, or with planned sources: finish that "
-        advice += "run as it was begun, or start a new one."
+        """Raise if this blend cannot continue from a state."""
+        advice = "It was saved without this package's mixin, or with planned sources. Finish that "
+        advice += "run with its original setup, or start a new one."
         check_class(state, STATE_CLASS, STATE_VERSION, _SHAPE, advice)
         check_fingerprint(
             state["fingerprint"],
             self.fingerprint,
-            advice="A streamed blend continues on the ranks x workers that saved it; planned "
-            "sources continue on any.",
+            advice="A streamed blend only continues with the ranks x workers that saved it; "
+            "planned sources continue with any number.",
         )
         for key, saved in match_sources(state["sources"], self.source_names).items():
             files = state["sources"][saved]["files"]
@@ -249,8 +250,8 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         if key not in self.sources:
             raise StateMismatchError(
                 {"buffered sample of source": (key, list(self.keys))},
-                "A source with samples in a shuffle or packing buffer cannot leave; keep it with "
-                "`weight: 0` until they are gone.",
+                "A source with samples in a shuffle or packing buffer cannot be removed yet; set "
+                "`weight: 0` until they have been drawn.",
             )
         sample = self.sources[key].rows.restore_sample(restore_key[2:])
         return add_sample_restore_key(sample, key, src=_BLEND)
@@ -265,19 +266,19 @@ class StreamedBlend(Blend, BaseWrapperDataset):
 
 
 class DynamicBlendDataset(StreamedBlend):
-    """Draws each sample from a random source, by the weights of the moment.
+    """Draws each sample from a random source, by the current weights.
 
-    Args: as of :class:`StreamedBlend`; each source has a weight, which may be a schedule.
+    Args: as for :class:`StreamedBlend`; the weight of each source may be a schedule.
     """
 
 
 class LeastConsumedDataset(StreamedBlend):
     """Draws each sample from the source that is furthest behind its share of tokens.
 
-    Within a worker the tokens of each source follow the weights to within about one sample; see
+    Within a worker, the tokens of each source follow the weights to within about one sample; see
     :class:`~energon_ext.mixture.interleave.InterleaveSampler`.
 
-    Args: as of :class:`StreamedBlend`; weights are target shares.
+    Args: as for :class:`StreamedBlend`; weights are target shares.
     """
 
     rule = INTERLEAVE

@@ -28,12 +28,12 @@ SAMPLES = {
 
 
 def num_tokens_of(sample: Any) -> int:
-    """The ``num_tokens`` of a sample, 1 where it has none."""
+    """Return the ``num_tokens`` of a sample, or 1 if it has none."""
     return int(getattr(sample, "num_tokens", 1))
 
 
 class StreamedSamples:
-    """The samples of a source that a worker reads; its ``rows`` are an Energon dataset."""
+    """One worker's samples of a source, whose ``rows`` are an Energon dataset."""
 
     def __init__(self, source: Source, size_of: Callable[[Any], float] = num_tokens_of):
         self.source, self.size_of = source, size_of
@@ -41,28 +41,28 @@ class StreamedSamples:
         self.reset()
 
     def reset(self) -> None:
-        """Begin with the first sample again."""
+        """Start over with the first sample and counts of 0."""
         self._has_ended = self._is_empty = False
         self.documents = self.tokens = 0  # read so far
         self._iterator: Iterator[Any] | None = None
 
     def open(self) -> None:
-        """Iterate anew from where the dataset stands; a worker calls it when it begins."""
+        """Prepare to iterate from the state of the dataset; called when a worker begins."""
         self._iterator = None
         self._is_empty = not self.dataset.worker_has_samples()
 
     def begin_again(self) -> None:
-        """Begin with the first sample again, and count on."""
+        """Start over with the first sample, but keep the counts."""
         self._has_ended = False
         self.open()
 
     @property
     def ended(self) -> bool:
-        """True if no sample is left, or none is for this worker."""
+        """True if no sample is left, or this worker has none."""
         return self._has_ended or self._is_empty
 
     def next(self) -> Any:
-        """The next sample; None at the end."""
+        """Return the next sample; None at the end."""
         if self._iterator is None:
             self._iterator = iter(self.dataset)
         sample = self._read(self._iterator)
@@ -74,7 +74,7 @@ class StreamedSamples:
         return sample
 
     def _read(self, samples: Iterator[Any]) -> Any:
-        """The next sample, None at the end; where a file cannot be read, the source is named."""
+        """Return the next sample, None at the end; read errors name the source."""
         key = self.source.key
         try:
             return next(samples, None)
@@ -87,11 +87,11 @@ class StreamedSamples:
                 f"{key}: too many samples in a row cannot be used, the last: {kind}{last} Is this "
                 f"the data of another task?"
             ) from error
-        # Energon asserts what an index says.
+        # Energon checks the content of an index by assertions.
         except (OSError, tarfile.TarError, ValueError, AssertionError) as error:
             reason = " ".join(str(error).split())
             raise SampleError(
-                f"{key}: cannot be read on ({type(error).__name__}: {reason}); copy its files "
+                f"{key}: cannot be read further ({type(error).__name__}: {reason}); copy its files "
                 f"again and resume."
             ) from error
 
@@ -107,7 +107,7 @@ class StreamedSamples:
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`save_state`; a raised ``max_epochs`` goes on behind the end."""
+        """Continue from :meth:`save_state`, beyond its end if ``max_epochs`` was raised."""
         self.reset()
         self.dataset.restore_state(state["dataset"])
         self.documents, self.tokens = state["documents"], state["tokens"]
@@ -117,10 +117,10 @@ class StreamedSamples:
 
 
 class RepeatUpTo(RepeatDataset[Any]):
-    """A dataset that is read a number of times, and stays at its end, also over a save.
+    """A dataset that is read a number of times and then stays at its end, even across saves.
 
-    The limit may be lower than what was read, and be raised again: the epochs that were read stay
-    counted, where stock forgets those above the limit.
+    The limit may be set below the epochs already read and raised again later: these epochs remain
+    counted, whereas stock Energon forgets those above the limit.
     """
 
     _repetition: int

@@ -88,8 +88,8 @@ def test_workers_need_shared_memory_to_start_alone_and_say_where_it_is_full(mix,
     expected = hashes(new_loader(mix, 0), 8)
     assert found["alone"] == found["in little"] == expected[:4]
     assert found["in none"] == expected[4:]
-    assert found["none starts"].startswith("WorkerError: Shared memory (/dev/shm) is full, where")
-    assert found["none starts"].endswith("make room, or take num_workers=0.")
+    assert found["none starts"].startswith("WorkerError: Shared memory (/dev/shm) is full, so")
+    assert found["none starts"].endswith("or use num_workers=0.")
     assert not still_alive(found["pids"])
 
 
@@ -134,7 +134,7 @@ def test_a_killed_reader_or_planner_is_named_and_the_run_goes_on_from_its_state(
     )
     assert re.fullmatch(
         r"WorkerError: A data worker died: DataLoader worker \(pid.*\) (is killed by signal: "
-        r"Killed|exited unexpectedly)\. Perhaps memory is short: see `dmesg`\.",
+        r"Killed|exited unexpectedly)\. It may have run out of memory: see `dmesg`\.",
         words,
     )
     assert not still_alive(left)
@@ -166,7 +166,7 @@ def test_a_process_that_dies_while_the_trainer_computes_is_named_at_once(mix, tm
     )
     assert words == (
         f"A data worker died: DataLoader worker (pid {victim}) is killed by signal: Killed. "
-        "Perhaps memory is short: see `dmesg`."
+        "It may have run out of memory: see `dmesg`."
     )
     assert (cause, keeps_state) == ("RuntimeError", True)
     assert not still_alive(left)

@@ -83,7 +83,7 @@ def test_a_split_that_excludes_all_of_its_samples_is_refused(names, encoder, tmp
     folder = write_dataset(tmp_path / "d", ["some text"] * 9)
     split = folder / ".nv-meta" / "split.yaml"
     split.write_text(split.read_text().replace("exclude: []", f"exclude: ['{names}']"))
-    with pytest.raises(ConfigError, match="has no samples, or excludes as many as it has"):
+    with pytest.raises(ConfigError, match="has no samples, or excludes all of them"):
         read(folder, encoder)
 
 

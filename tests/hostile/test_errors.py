@@ -68,7 +68,7 @@ def test_aux_beside_token_files(inside, tmp_path):
     content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
     content["splits"] = {"train": {"blend": [node]} if inside else node}
     (tmp_path / "mix.yaml").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="/a: token files have no .aux.; leave it out"):
+    with pytest.raises(ConfigError, match="/a: token files have no .aux.; remove it"):
         read(tmp_path / "mix.yaml", "planned")
 
 

@@ -244,11 +244,11 @@ def test_a_closed_loader_still_has_its_state_and_draws_nothing(folder, workers):
     expected = history(loader, 4)
     iterator = iter(loader)
     loader.close()
-    with pytest.raises(ConfigError, match="^This loader was closed; make a new one and load "):
+    with pytest.raises(ConfigError, match="^This loader was closed; create a new one and load "):
         next(iterator)
     assert multiprocessing.active_children() == []
     for _ in range(2):
-        with pytest.raises(ConfigError, match="^This loader was closed; make a new one and load "):
+        with pytest.raises(ConfigError, match="^This loader was closed; create a new one and "):
             iter(loader)
         assert json.dumps(loader.state_dict()) == expected[-1][1]
         loader.close()

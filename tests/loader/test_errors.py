@@ -12,7 +12,7 @@ from megatron.energon import WorkerConfig
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import SampleError, WorkerError
-from energon_ext.loader.processes import name_deaths_anywhere
+from energon_ext.loader.processes import explain_deaths_in_signals
 from tests.support import batch_hash, config, loader_for, write_mix, write_tokens
 
 every_number_of_workers = pytest.mark.parametrize("workers", [0, 1, 3])
@@ -113,8 +113,8 @@ def test_an_encoder_that_raises_stop_iteration_does_not_end_the_pass_in_silence(
         (Strange(1, 2), "^Strange: 1 and 2$"),
         (
             None,
-            r"^A worker cannot hand over its batch \(\w+: Can't pickle local object .*\). "
-            "Leave out of the batch what cannot be pickled, or take num_workers=0.$",
+            r"^A worker cannot pickle its batch \(\w+: Can't pickle local object .*\). "
+            "Remove objects that cannot be pickled from the batch, or use num_workers=0.$",
         ),
     ],
 )
@@ -151,12 +151,12 @@ def test_a_signal_handler_is_wrapped_once_and_its_absence_is_left_alone():
     try:
         for absent in (signal.SIG_DFL, signal.SIG_IGN):
             signal.signal(signal.SIGCHLD, absent)
-            name_deaths_anywhere()
+            explain_deaths_in_signals()
             assert signal.getsignal(signal.SIGCHLD) is absent
         signal.signal(signal.SIGCHLD, lambda *_: calls.append(1))
-        name_deaths_anywhere()
+        explain_deaths_in_signals()
         wrapped = signal.getsignal(signal.SIGCHLD)
-        name_deaths_anywhere()
+        explain_deaths_in_signals()
         assert signal.getsignal(signal.SIGCHLD) is wrapped
         signal.raise_signal(signal.SIGCHLD)
         assert calls == [1]

@@ -210,7 +210,7 @@ def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch, planned, op
 
 def test_a_flag_may_only_repeat_what_the_metadataset_counts(launch, planned):
     launch.energon_schedule_axis = "tokens"
-    with pytest.raises(ConfigError, match=r"tokens found in the launch script, and .*counts steps"):
+    with pytest.raises(ConfigError, match=r"tokens found in the launch script, but .*counts steps"):
         provide()
     launch.data_path = scheduled(planned.parent, 5000, schedule_axis="tokens")
     assert provide()

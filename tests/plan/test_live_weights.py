@@ -321,7 +321,7 @@ def test_stock_encoders_and_streamed_sources_are_refused(tmp_path):
     path = write_mix(tmp_path / "mix.yaml", [("text", 1)], weights_file="live.jsonl")
     options = {"worker_config": config(), "batch_size": 1}
     stages = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
-    with pytest.raises(ConfigError, match="a weights_file .* this TaskEncoder does not know"):
+    with pytest.raises(ConfigError, match="this TaskEncoder does not support .* a weights_file"):
         megatron.energon.get_train_dataset(
             path, task_encoder=DefaultTaskEncoder(), **options, **stages
         )

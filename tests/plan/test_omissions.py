@@ -247,7 +247,7 @@ def test_one_metadataset_says_what_is_left_out(folder):
     mix(folder, "inner", skip=[[1, 2]])
     assert Run(outer, rows=ROWS).steps(2) == [all_steps[0], all_steps[2]]
     outer.write_text(json.dumps({**json.loads(outer.read_text()), "skip": [[5, 6]]}))
-    with pytest.raises(ConfigError, match="inner.yaml and .*outer.yaml: `skip` in both; only one"):
+    with pytest.raises(ConfigError, match="inner.yaml and .*outer.yaml: `skip` in both; remove it"):
         Run(outer, rows=ROWS)
 
 

@@ -525,9 +525,9 @@ def test_states_of_other_runs_are_refused(sums):
     with pytest.raises(StateMismatchError, match="seed: saved '1/0', now '0/0'"):
         build(sums, Dice()).restore_state(state)
     content = {key: value for key, value in state.items() if key != SEAL}
-    with pytest.raises(StateFormatError, match="version 9 was found, 1 is known"):
+    with pytest.raises(StateFormatError, match="version 9 was found, only 1 is"):
         build(sums, Dice()).restore_state(sealed({**content, "version": 9}))
-    with pytest.raises(StateFormatError, match="A NoneType is no data state"):
+    with pytest.raises(StateFormatError, match="A NoneType is not a data state"):
         build(sums, Dice()).restore_state(None)
     for field in ("fingerprint", "drawn", "groups", "calls", "rollout"):
         with pytest.raises(StateFormatError, match=f"state.{field}: None found"):

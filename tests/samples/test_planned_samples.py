@@ -375,7 +375,7 @@ def test_a_stateless_encoder_over_text_samples_is_planned_too(tmp_path):
     ("path", "message"),
     [
         ("photos", "[Nn]o cookers registered"),
-        ("tokens", "a token file gives packed rows; load it with a PackedTaskEncoder"),
+        ("tokens", "token files yield packed rows; load them with a PackedTaskEncoder"),
     ],
 )
 def test_sources_that_the_encoder_cannot_read_are_refused_when_the_dataset_is_built(

@@ -97,7 +97,7 @@ def test_a_trace_names_the_documents_and_the_samples_without_the_users_code(data
 
 @pytest.mark.parametrize("encoder", [PlannedCaptions, PackedCaptions])
 def test_an_encoder_that_cannot_take_rows_of_tokens_is_told_what_it_needs(data, encoder):
-    with pytest.raises(ConfigError, match="has length_of and pack_tokens"):
+    with pytest.raises(ConfigError, match="implements length_of and pack_tokens"):
         dataset_of(mix(data), encoder=encoder())
 
 

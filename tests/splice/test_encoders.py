@@ -536,7 +536,7 @@ def test_the_plan_is_in_the_log(data, caplog):
     first = three_longest_short()[0]
     assert (
         "book:train: 3 documents of 11 to 12 tokens, contents of up to 32 in frames of 32, 837 "
-        "pairs, 837 examples in an epoch; slide_within, content_length None, cut_at_frame_end "
+        "pairs, 837 examples per epoch; slide_within, content_length None, cut_at_frame_end "
         "False, content_stride 1, offset_stride 1, alpha 0.0, offset_jitter 0, balance_mode "
         "every_pair, balance_tau 1.0." in caplog.text
     )

@@ -231,7 +231,7 @@ def test_the_filler_is_that_of_the_entry_and_of_one_run_alone(data):
         ({"balance_tau": 0.5}, "'balance_tau' in a splice of one document; one with num_docs has"),
         ({"num_docs": 2, "doc_index": 0}, "a splice of many documents; one without num_docs has"),
         ({"content_length": 1}, "splice: content_length: 1 found, an integer >= 2 is needed"),
-        ([3], r"splice: \[3\] found, a mapping as \{num_docs: 3\} is needed"),
+        ([3], r"splice: \[3\] found, a mapping such as \{num_docs: 3\} is needed"),
         (True, r"splice: True found, a mapping"),
         (
             {"pack_contents": True, "attend_prefix": True},

@@ -416,7 +416,7 @@ def test_the_first_token_of_a_long_document_is_seen_by_the_law_of_alpha(content_
 
 
 def test_views_are_of_balanced_contents():
-    with pytest.raises(ConfigError, match="views: of coverage_balanced alone"):
+    with pytest.raises(ConfigError, match="views: only for coverage_balanced"):
         SpliceIndex([9], 9, SpliceConfig()).views(0)
 
 

@@ -74,7 +74,7 @@ def test_quotas_are_the_largest_remainders_of_fractions(lengths, epoch_length, t
         (([3, 3], 4, "by_coverage", 1.0, [1.0, float("inf")]), r"doc_weights.1.: inf found"),
         (([3, 3], 4, "by_coverage", 1.0, [1.0]), "1 found for 2 documents"),
         (([3], 4, "by_coverage", 1.0, [0.0]), "at least one must be above 0"),
-        (([3], 2**31 + 1), "give a document 2147483649, at most 2147483648 are possible"),
+        (([3], 2**31 + 1), "gives one document 2147483649 examples; at most 2147483648 are"),
     ],
 )
 def test_quotas_that_cannot_be_are_refused(arguments, message):
@@ -139,20 +139,20 @@ def test_picks_of_the_largest_counts_are_exact(total, quota, number, phase):
 
 
 def test_the_weights_of_ten_tokens_and_contents_of_four():
-    weights = EdgeWeights(content_length=4, content_stride=1, alpha=1.0)
-    assert (4 / weights.of(7)).round(9).tolist() == [1, 2, 3, 4, 3, 2, 1]  # d
+    edges = EdgeWeights(content_length=4, content_stride=1, alpha=1.0)
+    assert (4 / edges.weights(7)).round(9).tolist() == [1, 2, 3, 4, 3, 2, 1]  # d
     # So K/d = 4 2 4/3 1 4/3 2 4, together 47/3.
     bounds = np.cumsum([4, 2, 4 / 3, 1, 4 / 3, 2, 4]) / (47 / 3)
     for start, bound in enumerate(bounds[:-1]):
         at = np.array([bound - 1e-9, bound + 1e-9])
-        assert weights.rows(np.array([7, 7]), at).tolist() == [start, start + 1]
+        assert edges.rows(np.array([7, 7]), at).tolist() == [start, start + 1]
 
 
 def test_a_bound_between_two_starts_belongs_to_the_second():
     """Contents of one token: eight starts that weigh the same, which floats divide exactly."""
-    weights = EdgeWeights(content_length=1, content_stride=1, alpha=2.0)
+    edges = EdgeWeights(content_length=1, content_stride=1, alpha=2.0)
     fractions = np.arange(8) / 8
-    assert weights.rows(np.full(8, 8), fractions).tolist() == list(range(8))
+    assert edges.rows(np.full(8, 8), fractions).tolist() == list(range(8))
 
 
 @settings(max_examples=150, deadline=None)
@@ -164,13 +164,13 @@ def test_a_bound_between_two_starts_belongs_to_the_second():
     stride=st.integers(1, 60) | st.just(10**9),
 )
 def test_weighted_starts_are_those_of_exact_quantiles(content, more, fraction, alpha, stride):
-    weights = EdgeWeights(content, stride, float(alpha))
+    edges = EdgeWeights(content, stride, float(alpha))
     count = more // stride + 1
-    got = int(weights.rows(np.array([count]), np.array([float(fraction)]))[0]) * stride
+    got = int(edges.rows(np.array([count]), np.array([float(fraction)]))[0]) * stride
     # Float sums may fall to either side of a bound that is met exactly.
     nudges = (fraction + slow.Fraction(n, 10**12) for n in (-1, 0, 1))
     exact = {slow.start_at(f, content + more, content, alpha, stride) for f in nudges if 0 <= f < 1}
     assert got in exact
     starts = [row * stride for row in range(count)]
     distances = [min(t + 1, starts[-1] - t + 1, content) for t in starts]
-    assert weights.of(count) == pytest.approx([(content / d) ** alpha for d in distances])
+    assert edges.weights(count) == pytest.approx([(content / d) ** alpha for d in distances])

@@ -80,7 +80,7 @@ def test_a_folder_without_saves_has_none(tmp_path):
 def test_a_tracker_that_names_no_save_is_refused(tracker, tmp_path):
     save_cursor(tmp_path, 2, sealed({"row": 2}))
     (tmp_path / TRACKER).write_text(tracker)
-    with pytest.raises(StateFormatError, match="not the number of a save|has no state") as caught:
+    with pytest.raises(StateFormatError, match="not the number of a save|no data state") as caught:
         newest_checkpoint(tmp_path)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -208,7 +208,7 @@ def hostile_files(marker):
 
 
 def refusal(path):
-    with pytest.raises(StateFormatError, match=f"^{path} cannot be loaded, and nothing") as caught:
+    with pytest.raises(StateFormatError, match=f"^{path} cannot be loaded, and no code") as caught:
         read_megatron_lm_state(path)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -242,7 +242,7 @@ def test_a_file_of_lists_of_one_list_twice_is_refused_before_anybody_counts_them
 def test_a_state_of_stock_energon_is_refused_with_the_way_over(tmp_path):
     (tmp_path / "a.pt").write_bytes(saved_bytes(FlexState(key=("web", 3))))
     assert "FlexState" in (said := refusal(tmp_path / "a.pt"))
-    assert "Finish that run with stock Energon; or start a new one" in said
+    assert "Finish that run with stock Energon, or start a new one" in said
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

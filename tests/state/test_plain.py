@@ -167,7 +167,7 @@ class Words(list):
     ],
 )
 def test_anything_else_is_refused_by_its_name(value, name):
-    with pytest.raises(StateFormatError, match=f"A data state holds .*{name}"):
+    with pytest.raises(StateFormatError, match=f"A data state contains .*{name}"):
         to_plain({"deep": [(value,)]})
 
 

@@ -192,7 +192,7 @@ def test_another_class_or_version_is_told_before_anything_else():
         with pytest.raises(StateMismatchError, match=words):
             check_format(other)
     for version in (3, 5, "4", None):
-        with pytest.raises(StateFormatError, match=f"version {version!r} was found, 4 is known"):
+        with pytest.raises(StateFormatError, match=f"version {version!r} .* only 4 is supported"):
             check_format({"__class__": STATE_CLASS, "version": version})
 
 
@@ -213,7 +213,7 @@ def test_a_digest_tells_what_json_tells_apart_and_takes_nothing_else():
     endless: list = []
     endless.append(endless)
     for value in ({1}, b"1", math.nan, object(), endless):
-        with pytest.raises(StateFormatError, match="holds a value that no state has"):
+        with pytest.raises(StateFormatError, match="contains an invalid value"):
             digest_of(value)
 
 
@@ -221,8 +221,8 @@ def test_what_was_sealed_is_given_back_and_nothing_that_was_changed_since():
     state = {"a": [1, "b"]}
     assert check_seal(sealed(state)) == state
     for changed in (state, {**sealed(state), "a": [1, "c"]}, {**sealed(state), SEAL: None}):
-        with pytest.raises(StateFormatError, match="its digest differs"):
+        with pytest.raises(StateFormatError, match="its digest does not match"):
             check_seal(changed)
     for other in (None, 3, "x", [], ()):
-        with pytest.raises(StateFormatError, match=f"A {type(other).__name__} is no data state"):
+        with pytest.raises(StateFormatError, match=f"A {type(other).__name__} is not a data state"):
             check_seal(other)

@@ -132,8 +132,8 @@ def test_a_count_is_reduced_over_the_group_and_stays_what_it_was(found):
 def test_a_group_ends_where_one_of_it_has_no_batch(found):
     this, another = (
         "DataExhaustedError: Every source has reached its max_epochs (a: 2, b: 1): "
-        f"{which} data-parallel rank has no batch 7. Train for fewer steps, raise a limit, or "
-        "leave one out."
+        f"{which} data-parallel rank has no batch 7. Train for fewer steps, or raise or "
+        "remove a limit."
         for which in ("this", "another")
     )
     assert each(found, "none ends") == [None] * 3

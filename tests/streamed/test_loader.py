@@ -98,7 +98,7 @@ def test_a_source_with_samples_in_a_buffer_cannot_leave(workers):
     options = {"of": {"num_workers": workers}, "shuffle": 8}
     loader = loader_for(dataset("b", **options))
     loader.load_state_dict(state_of(**options))
-    message = "buffered sample of source.*'a'.*keep it with `weight: 0` until they are gone."
+    message = "buffered sample of source.*'a'.*set `weight: 0` until they have been drawn."
     with pytest.raises(StateMismatchError, match=message):
         take(loader, 1)
 
@@ -111,7 +111,7 @@ def test_a_state_with_anything_changed_is_refused():
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        ({"version": 2}, StateFormatError, "of version 2 was found, 1 is known"),
+        ({"version": 2}, StateFormatError, "version 2 was found, only 1 is"),
         ({"drawn": -1}, StateFormatError, "state.drawn: -1 found"),
         ({"topology": 7}, StateFormatError, "state.topology: 7 found"),
         ({"__class__": "Other"}, StateMismatchError, "dataset: saved 'Other'"),
@@ -161,7 +161,7 @@ def test_the_state_of_a_planned_run_is_refused_and_the_other_way_round():
     take(loader, 2)
     error = refused(loader.state_dict())
     assert error.differences == {"dataset": ("EnergonExtPlan", "EnergonExtStreamed")}
-    assert "Finish that run as it was begun, or start a new one." in str(error)
+    assert "Finish that run with its original setup, or start a new one." in str(error)
     with pytest.raises(StateMismatchError, match="EnergonExtStreamed.*now 'EnergonExtPlan'"):
         planned_loader().load_state_dict(state_of())
 
@@ -194,7 +194,7 @@ def test_a_closed_loader_has_no_processes_and_says_so(workers):
         loader.state_dict,
         lambda: loader.load_state_dict({}),
     ):
-        with pytest.raises(ConfigError, match="closed; make a new one and load the state"):
+        with pytest.raises(ConfigError, match="closed; create a new one and load the state"):
             use()
 
 
@@ -207,7 +207,7 @@ def test_a_worker_that_is_killed_is_named(is_waiting):
         Timer(0.5, worker.kill).start()
     else:
         worker.kill()
-    with pytest.raises(WorkerError, match=f"^A data worker died: .*pid.*{worker.pid}.* Perhaps "):
+    with pytest.raises(WorkerError, match=f"^A data worker died: .*pid.*{worker.pid}.* It may "):
         for _ in loader if is_waiting else range(20):
             time.sleep(0 if is_waiting else 0.5)
 

@@ -112,8 +112,8 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_the_source(error):
     reason = " ".join(str(error).split())
     with pytest.raises(SampleError) as found:
         numbers(broken(error))
-    expected = f"web: cannot be read on ({type(error).__name__}: {reason}); copy its files again"
-    assert str(found.value) == f"{expected} and resume."
+    expected = f"web: cannot be read further ({type(error).__name__}: {reason}); copy its files"
+    assert str(found.value) == f"{expected} again and resume."
 
 
 def fatal(reason):
