@@ -1,6 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import shutil
 import signal
 import warnings
 
@@ -9,12 +10,12 @@ from hypothesis import settings
 
 from tests.garbage import leave_imports_alone
 from tests.megatron.processes import SERVER
-from tests.support import close_loaders
+from tests.support import close_loaders, write_dataset
 
 warnings.filterwarnings("ignore", message=".*pin_memory.*|.*worker processes in total.*")
 
 
-# How long an example takes says nothing about whether it is right.
+# The duration of an example does not matter.
 settings.register_profile("suite", deadline=None, max_examples=40)
 settings.register_profile("nightly", deadline=None, max_examples=400)
 
@@ -37,16 +38,27 @@ def _no_workers_left():
 
 @pytest.fixture(scope="session")
 def processes():
-    """Fresh processes that start at once: forked from a server that has imported everything."""
+    """Processes that start fast: they are forked from a server that has imported everything."""
     return SERVER
 
 
-# A shell starts background jobs with Ctrl-C ignored, and programs hand that down to their tests.
+@pytest.fixture(scope="session")
+def texts_once(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("texts") / "d", [f"text {n}" for n in range(20)])
+
+
+@pytest.fixture
+def good(tmp_path, texts_once):
+    """A prepared dataset of 20 texts, for tests that damage it."""
+    return shutil.copytree(texts_once, tmp_path / "good")
+
+
+# Background jobs of a shell ignore Ctrl-C, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: Files whose tests are few and take long: begun last, one process would be left with them.
+#: Files with few, long tests: if they started last, one process would be left with them.
 SLOW_FILES = (
     "test_random_chains.py",
     "test_example.py",
@@ -64,5 +76,5 @@ SLOW_FILES = (
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the slow files."""
+    """Start with the slow files."""
     items.sort(key=lambda item: item.path.name not in SLOW_FILES)

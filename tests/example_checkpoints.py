@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checkpoints of the examples, which are no package."""
+"""The checkpoints module of the examples, which are not a package."""
 
 import sys
 from pathlib import Path

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prints names of mutants for mutmut: ``python -m tests.mutants weights=1000 plan=80``.
+"""Print names of mutants for mutmut: ``python -m tests.mutants weights=1000 plan=80``.
 
-They are drawn at random, the same ones every time. Nearly every function is called by tests that
-read whole datasets, and a mutant that survives would run all of them, for minutes. So this also
-leaves to each function only the tests of its own folder, then those of others, cheapest first,
-until they take :data:`SECONDS`. mutmut must have made its mutants before: see CONTRIBUTING.md.
+The names are drawn with a fixed seed. Nearly every function is called by tests that read whole
+datasets, and a surviving mutant would run all of them, for minutes. So this also limits the tests
+of each function to those of its own folder, then others, cheapest first, up to :data:`SECONDS`.
+mutmut must have created its mutants before: see CONTRIBUTING.md.
 """
 
 import json

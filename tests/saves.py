@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Saves as the examples write them, without a model."""
+"""Checkpoints like those of the examples, but without a model."""
 
 import json
 

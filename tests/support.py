@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small real Energon datasets, and what every data test does with a loader."""
+"""Small real Energon datasets, and helpers for loaders."""
 
 import hashlib
 import json
@@ -21,19 +21,35 @@ from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.dataset import PlannedDataset
 
 TEXT_SAMPLE = {"__module__": "megatron.energon", "__class__": "TextSample"}
+CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 
 
 class OtherText(TextSample):
-    """A sample type that Energon does not bring."""
+    """A sample type that is not part of Energon."""
 
 
 def write_dataset(folder, documents, *, split_parts=None, dataset_config=None, shard_size=50):
-    """A prepared webdataset of text documents in ``folder``."""
+    """Write a prepared webdataset of text documents to ``folder``."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with ShardWriter(f"{folder}/shard_%03d.tar", maxcount=shard_size, verbose=0) as shards:
         for index, text in enumerate(documents):
             shards.write({"__key__": f"{index:06d}", "txt": text.encode()})
+    config = dataset_config or {"sample_type": TEXT_SAMPLE, "field_map": {"text": "txt"}}
+    return prepare_shards(folder, config, split_parts)
+
+
+def write_records(folder, records):
+    """Write a prepared crude webdataset of JSON records to ``folder``."""
+    folder.mkdir()
+    with ShardWriter(f"{folder}/shard_%03d.tar", maxcount=50, verbose=0) as shards:
+        for index, record in enumerate(records):
+            shards.write({"__key__": f"{index:06d}", "json": json.dumps(record).encode()})
+    return prepare_shards(folder, CRUDE)
+
+
+def prepare_shards(folder, dataset_config, split_parts=None):
+    """Prepare the shards in ``folder`` as a webdataset."""
     BaseWebdatasetFactory.prepare_dataset(
         EPath(folder),
         sorted(file.name for file in folder.glob("*.tar")),
@@ -42,13 +58,12 @@ def write_dataset(folder, documents, *, split_parts=None, dataset_config=None, s
         tar_index_only=False,
         workers=1,
     )
-    config = dataset_config or {"sample_type": TEXT_SAMPLE, "field_map": {"text": "txt"}}
-    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(config))
+    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(dataset_config))
     return folder
 
 
 def write_tokens(prefix, documents, dtype=np.uint16):
-    """A ``.bin``/``.idx`` pair, written by megatron-core; ``documents`` are lists of token ids."""
+    """Write a ``.bin``/``.idx`` pair with megatron-core; ``documents`` are lists of token ids."""
     Path(prefix).parent.mkdir(parents=True, exist_ok=True)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for tokens in documents:
@@ -58,15 +73,15 @@ def write_tokens(prefix, documents, dtype=np.uint16):
 
 
 def write_texts(folder, texts):
-    """Texts as ``energon-ext prepare`` writes them, every fourth to ``val``; tokens are bytes."""
+    """Write texts like ``energon-ext prepare``, every fourth to ``val``; tokens are bytes."""
     ids = [ByteTokenizer().encode(text) for text in texts]
-    write_tokens(Path(folder) / "train", [own for n, own in enumerate(ids) if n % 4])
+    write_tokens(Path(folder) / "train", [tokens for n, tokens in enumerate(ids) if n % 4])
     write_tokens(Path(folder) / "val", ids[::4])
 
 
 def write_weights(prefix, weights, dtype="uint8", tokenizer=None):
-    """The weights of the labels of a pair of bytes, some for each document; says what they are."""
-    content = np.concatenate([np.asarray(each, dtype) for each in weights])
+    """Write the label weights of a pair, one array per document, and their description."""
+    content = np.concatenate([np.asarray(values, dtype) for values in weights])
     Path(f"{prefix}.weights.bin").write_bytes(content.tobytes())
     fingerprint = (tokenizer or ByteTokenizer()).fingerprint()
     meta = {"tokenizer": fingerprint, "label_weights": {"dtype": dtype}}
@@ -75,7 +90,7 @@ def write_weights(prefix, weights, dtype="uint8", tokenizer=None):
 
 
 def write_mix(path, entries, *, split="train", **blend_fields):
-    """A ScheduledMetadataset with one blend; ``entries`` are ``(path, weight)``."""
+    """Write a ScheduledMetadataset with one blend; ``entries`` are ``(path, weight)``."""
     blend = [{"path": str(entry), "weight": weight} for entry, weight in entries]
     content = {
         "__module__": "energon_ext",
@@ -83,7 +98,7 @@ def write_mix(path, entries, *, split="train", **blend_fields):
         "splits": {split: {"blend": blend, **blend_fields}},
     }
     path = Path(path)
-    # JSON is YAML, and quotes what needs quotes.
+    # JSON is valid YAML, correctly quoted.
     path.write_text(json.dumps(content))
     return path
 
@@ -93,7 +108,7 @@ def config(num_workers=0, rank=0, world_size=1, seed=0):
 
 
 class LargeTokenizer(ByteTokenizer):
-    """Has an id for every token of a test that gives each token of a corpus its own."""
+    """Has enough ids for corpora in which every token is different."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +116,7 @@ class LargeTokenizer(ByteTokenizer):
 
 
 def trained_transitions(batches):
-    """How often each pair (token, next token of the same document) is trained."""
+    """Count how often each pair (token, next token of the same document) is trained."""
     counts = Counter()
     for batch in batches:
         trained = batch.token_weights > 0
@@ -114,7 +129,7 @@ _open_loaders, _stock_loaders = [], []
 
 
 def loader_for(dataset, **options):
-    """A loader whose workers end with the test; Energon's has no watchdog."""
+    """Return a loader whose workers end with the test, without Energon's watchdog."""
     if not isinstance(dataset, PlannedDataset):
         options = {"watchdog_timeout_seconds": None, "gc_collect_every_n_steps": 0, **options}
     loader = open_loader(dataset, **options)
@@ -123,13 +138,13 @@ def loader_for(dataset, **options):
 
 
 def stock_loader_for(dataset, **options):
-    """Energon's own loader, which stores a state after every batch; it ends with the test."""
+    """Return Energon's own loader, which saves a state after every batch; it ends with the test."""
     loader = SavableDataLoader(
         dataset,
         checkpoint_every_sec=0,
         checkpoint_every_min_n_samples=1,
         watchdog_timeout_seconds=None,
-        gc_collect_every_n_steps=0,  # a wrapper, and as such in the state
+        gc_collect_every_n_steps=0,  # otherwise a wrapper adds to the state
         **options,
     )
     _stock_loaders.append(loader)
@@ -144,7 +159,7 @@ def close_loaders():
 
 
 def _end_workers(iterator):
-    """torch would wait five seconds for each of them."""
+    """End the workers at once: torch would wait five seconds for each."""
     if hasattr(iterator, "_workers"):
         iterator._shutdown = True
         signal_handling._remove_worker_pids(id(iterator))
@@ -154,13 +169,13 @@ def _end_workers(iterator):
 
 
 def take(loader, count):
-    """The next ``count`` batches."""
+    """Return the next ``count`` batches."""
     iterator = iter(loader)
     return [next(iterator) for _ in range(count)]
 
 
 def batch_hash(batch):
-    """A hash over every tensor of a PackedBatch."""
+    """Return a hash over every tensor of a PackedBatch."""
     digest = hashlib.sha256()
     for name in ("tokens", "labels", "token_weights", "position_ids", "cu_seqlens", "source_ids"):
         digest.update(getattr(batch, name).numpy().tobytes())
@@ -168,6 +183,6 @@ def batch_hash(batch):
 
 
 def drawn_of(blend):
-    """Documents and tokens drawn from each source of a blend, as its state says."""
+    """Return documents and tokens drawn from each source, according to the state of a blend."""
     sources = blend.save_state()["plan"]["sources"]
-    return {key: (own["documents"], own["tokens"]) for key, own in sources.items()}
+    return {key: (source["documents"], source["tokens"]) for key, source in sources.items()}

@@ -16,11 +16,10 @@ from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, SampleError
 
 SOURCES = ("code", "web")
-FIELDS = ("tokens", "labels", "token_weights", "position_ids")
 
 
 def slow_row(row, seq_len, *, pad_id=0, mask_boundaries=True, masked_label=None, alignment=1):
-    """One row, position by position: an independent model of the contract."""
+    """Write one row position by position: an independent model of the contract."""
     places = []  # (token, slice or None, place in its slice)
     for index, tokens in enumerate(row.slices):
         gap = row.gaps[index] if row.gaps else -len(places) % alignment
@@ -44,7 +43,7 @@ def slow_row(row, seq_len, *, pad_id=0, mask_boundaries=True, masked_label=None,
 
 
 def slow_segments(owners):
-    """Runs of equal owners: ``[(owner, length)]``."""
+    """Return the runs of equal owners: ``[(owner, length)]``."""
     runs = []
     for owner in owners:
         if runs and runs[-1][0] == owner:
@@ -115,7 +114,7 @@ def rows_of(draw, seq_len, alignment=1, gaps=False):
 
 
 @given(st.data(), st.booleans(), st.sampled_from([None, 7]))
-def test_a_batch_is_what_a_slow_model_writes_position_by_position(data, mask_boundaries, masked):
+def test_a_batch_matches_a_slow_position_by_position_model(data, mask_boundaries, masked):
     rows = data.draw(rows_of(9, gaps=data.draw(st.booleans())))
     assembler = BatchAssembler(9, pad_id=2, mask_boundary_loss=mask_boundaries, masked_label=masked)
     options = {"pad_id": 2, "mask_boundaries": mask_boundaries, "masked_label": masked}
@@ -123,7 +122,7 @@ def test_a_batch_is_what_a_slow_model_writes_position_by_position(data, mask_bou
 
 
 @given(st.data())
-def test_aligned_segments_begin_at_multiples_and_say_where_they_end(data):
+def test_aligned_segments_start_at_multiples_and_record_padded_ends(data):
     rows = data.draw(rows_of(12, alignment=4))
     batch = BatchAssembler(12, alignment=4)(rows, SOURCES)
     assert_equals_the_slow_model(batch, rows, 12, alignment=4)
@@ -131,7 +130,7 @@ def test_aligned_segments_begin_at_multiples_and_say_where_they_end(data):
     assert all(end % 4 == 0 for end in padded)
     starts = batch.cu_seqlens[:-1][batch.source_ids >= 0].tolist()
     assert set(starts) <= set(padded)
-    # Nothing but a segment with its padding, or the padding at the end of a row.
+    # Each slice is a segment with its padding, or the padding at the end of a row.
     for start, stop in zip(padded, padded[1:]):
         inside = [s for s in starts if start <= s < stop]
         assert inside in ([start], [])
@@ -155,7 +154,7 @@ def test_two_documents_in_one_sequence_by_hand():
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
-def test_the_token_after_the_row_is_a_label_and_no_segment():
+def test_the_token_after_the_row_is_only_a_label():
     row = Row([np.array([5, 6, 7]), np.array([8])], source="web", num_tokens=3)
     batch = BatchAssembler(3, mask_boundary_loss=False)([row], SOURCES)
     assert batch.labels.tolist() == [6, 7, 8]
@@ -164,7 +163,7 @@ def test_the_token_after_the_row_is_a_label_and_no_segment():
     assert batch.tokens_per_source() == {"web": 3}
 
 
-def test_metrics_of_a_policy_stand_where_their_tokens_are_labels():
+def test_policy_metrics_are_aligned_with_labels():
     row = Row(
         [np.array([5, 6, 7]), np.array([8, 9])],
         source="web",
@@ -177,7 +176,7 @@ def test_metrics_of_a_policy_stand_where_their_tokens_are_labels():
 
 
 @pytest.mark.parametrize("name", ["rewards", "log_probs"])
-def test_a_batch_has_rewards_and_log_probabilities_of_all_its_rows_or_of_none(name):
+def test_rewards_and_log_probs_must_cover_all_rows_or_none(name):
     values = {"rewards": [1.0], "log_probs": [np.array([0, -1.5])]}[name]
     with_values, padding = (
         Row([np.array([5, 6])], "web", **{name: values}),
@@ -192,7 +191,7 @@ def test_a_batch_has_rewards_and_log_probabilities_of_all_its_rows_or_of_none(na
         BatchAssembler(4)([with_values, Row([np.array([7])], "web")], SOURCES)
 
 
-def test_tokens_wider_than_those_of_a_neighbour_are_not_cut():
+def test_wide_token_ids_are_not_truncated_next_to_narrow_ones():
     narrow, wide = np.array([65535, 3], np.uint16), np.array([70000, 4], np.int32)
     rows = [Row([narrow], source="web"), Row([wide], source="code")]
     assert BatchAssembler(2)(rows, SOURCES).tokens.tolist() == [65535, 3, 70000, 4]
@@ -215,20 +214,12 @@ def test_rows_that_do_not_fit_are_refused(rows, message):
         BatchAssembler(6)(rows, SOURCES)
 
 
-def test_a_row_length_that_is_no_multiple_of_the_alignment_is_refused():
+def test_a_row_length_must_be_a_multiple_of_the_alignment():
     with pytest.raises(ConfigError, match="alignment: 4 found; the sequence length 10"):
         BatchAssembler(10, alignment=4)
 
 
-def test_a_batch_is_as_many_bytes_as_its_sizes_say_and_can_be_pickled():
-    batch = BatchAssembler(8)([Row([np.arange(1, 6)], source="web")], SOURCES)
-    clone = pickle.loads(pickle.dumps(batch))
-    for name in (*FIELDS, "cu_seqlens", "source_ids", "source_documents"):
-        assert torch.equal(getattr(clone, name), getattr(batch, name)), name
-    assert clone.max_seqlen == batch.max_seqlen
-
-
-def test_a_field_that_was_replaced_travels_with_its_new_value():
+def test_a_replaced_field_is_pickled_with_its_new_value():
     batch = BatchAssembler(8)([Row([np.arange(1, 6)], source="web")], SOURCES)
     batch.labels = torch.full((8,), 9)
     assert isinstance(clone := pickle.loads(pickle.dumps(batch)), PackedBatch)
@@ -236,6 +227,6 @@ def test_a_field_that_was_replaced_travels_with_its_new_value():
     assert clone.tokens.tolist() == batch.tokens.tolist()
 
 
-def test_no_field_of_a_batch_stays_behind():
+def test_every_tensor_field_is_pickled():
     fields = {field.name for field in dataclasses.fields(PackedBatch)}
     assert fields - set(DTYPES) == {"sources", "max_seqlen"}

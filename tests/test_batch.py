@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.packed_batch import DTYPES
 from energon_ext.batch.rows import Row
 from energon_ext.errors import SampleError
 
@@ -27,7 +28,7 @@ def batch():
     return BatchAssembler(LENGTH)(rows, SOURCES)
 
 
-def test_rows_become_flat_tensors_with_every_segment_named(batch):
+def test_rows_become_flat_tensors_with_named_segments(batch):
     assert batch.validate() is batch
     assert batch.tokens.tolist() == [*range(10, 15), 0, *range(20, 26), *range(30, 35), 0]
     assert batch.labels.tolist() == [*range(11, 15), 0, 0, *range(21, 26), 0, *range(31, 35), 0, 0]
@@ -36,17 +37,11 @@ def test_rows_become_flat_tensors_with_every_segment_named(batch):
     assert batch.source_ids.tolist() == [1, 1, -1, 0, 0, 0, -1]
     assert batch.tokens_per_source() == {"code": 11, "web": 5}
     assert batch.documents_per_source() == {"code": 1, "web": 1}
-    dtypes = {
-        name: getattr(batch, name).dtype for name in ("tokens", "cu_seqlens", "token_weights")
-    }
-    assert dtypes == {
-        "tokens": torch.int64,
-        "cu_seqlens": torch.int32,
-        "token_weights": torch.float32,
-    }
+    dtypes = {"tokens": torch.int64, "cu_seqlens": torch.int32, "token_weights": torch.float32}
+    assert {name: getattr(batch, name).dtype for name in dtypes} == dtypes
 
 
-def test_the_grid_is_a_view_with_segments_counted_in_each_row(batch):
+def test_the_grid_is_a_view_and_numbers_segments_per_row(batch):
     grid = batch.grid(1, 3, 6)
     assert grid["segment_ids"].tolist() == [
         [[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 1, 1, 2, 2, 0]]
@@ -75,10 +70,11 @@ def test_megatron_gets_one_packed_sequence(batch):
     assert megatron["tokens"].data_ptr() == batch.tokens.data_ptr()
 
 
-def test_a_batch_survives_a_pickle_and_a_device(batch):
+def test_a_batch_survives_pickling_and_a_device_move(batch):
     for copy in (pickle.loads(pickle.dumps(batch)), batch.to("cpu")):
-        assert torch.equal(copy.tokens, batch.tokens)
-        assert copy.sources == batch.sources
+        for name in (name for name in DTYPES if getattr(batch, name, None) is not None):
+            assert torch.equal(getattr(copy, name), getattr(batch, name)), name
+        assert (copy.sources, copy.max_seqlen) == (batch.sources, batch.max_seqlen)
         copy.validate()
     assert batch.to("meta").labels.device.type == "meta"
 

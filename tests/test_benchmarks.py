@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Figures of the pages come from the files that the benchmarks write, with what they ran on."""
+"""Numbers on the pages come from files that the benchmarks write, with date and machine."""
 
 import re
 from importlib.metadata import version
@@ -14,20 +14,20 @@ run = module_from_spec(SPEC)
 SPEC.loader.exec_module(run)
 
 
-def test_a_result_says_when_and_on_what_it_was_measured():
+def test_a_result_records_its_date_and_machine():
     assert RESULTS
     for path in RESULTS:
         assert path.stem in run.BENCHMARKS
         *_, last = path.read_text().splitlines()
         assert re.fullmatch(r"\*Measured 20\d\d-\d\d-\d\d.* cores .*torch .*\*", last), path
-        assert "\n## " not in path.read_text()  # headings are those of the page
+        assert "\n## " not in path.read_text()  # headings belong to the page
     tables = "## A title, 5 rows\n\n| a |\n| --- |\n| 1 |\n\n## Another\n\n| b |\n"
     title, *_, table, _, measured = run.as_result(tables, run.conditions()).splitlines()
     assert (title, table) == ("**A title, 5 rows**", "| b |")
     assert f"torch {version('torch')}" in measured and " cores (" in measured
 
 
-def test_every_result_is_included_by_a_page_and_copied_by_none():
+def test_every_result_is_included_by_one_page_and_never_copied():
     pages = {path: path.read_text() for path in (ROOT / "docs").rglob("*.md")}
     for result in RESULTS:
         including = [

@@ -16,7 +16,7 @@ from tests.megatron import processes
 from tests.support import config, drawn_of, loader_for, take, write_dataset, write_mix, write_tokens
 
 
-def test_the_state_lists_the_sources_of_the_run_and_then_those_it_no_longer_has():
+def test_the_state_lists_current_sources_before_removed_ones():
     consumed = Consumption({"b": 2, "z": 1}, {"b": 30, "z": 5, "old": 9})
     state = json.loads(json.dumps(consumed.to_json(current=["b", "a"])))
     assert state == {
@@ -35,7 +35,7 @@ def test_the_state_lists_the_sources_of_the_run_and_then_those_it_no_longer_has(
     assert later[2] == {"spec": "old", "row_offset": 0, "token_offset": 9}
 
 
-def test_older_files_load():
+def test_older_state_files_load():
     old = {"datasets": [{"spec": "web", "row_offset": 123}]}
     assert Consumption.from_json(old).tokens["web"] == 0
     assert Consumption.from_json(old).rows["web"] == 123
@@ -73,7 +73,7 @@ def test_epochs_and_shares():
     assert (consumed.rows, consumed.tokens) == ({"a": 30, "b": 5}, {"a": 100, "b": 300})
 
 
-def test_a_source_that_moved_is_counted_on_under_its_new_key(tmp_path):
+def test_a_moved_source_keeps_counting_under_its_new_key(tmp_path):
     for source in "ab":
         write_tokens(tmp_path / source, [[7] * (3 + n % 20) for n in range(40)])
     (tmp_path / "deep").mkdir()
@@ -85,15 +85,15 @@ def test_a_source_that_moved_is_counted_on_under_its_new_key(tmp_path):
     moved = loader_for(build(there))
     moved.load_state_dict(loader.state_dict())
     saved = json.loads(json.dumps(consumed.to_json(["a", "b"])))
-    goes_on = Consumption.from_json(saved, moved.changes)
-    assert goes_on.tokens == {f"../{key}": count for key, count in consumed.tokens.items()}
+    continued = Consumption.from_json(saved, moved.changes)
+    assert continued.tokens == {f"../{key}": count for key, count in consumed.tokens.items()}
     for batch in take(moved, 4):
-        goes_on.add_batch(batch)
+        continued.add_batch(batch)
     drawn = drawn_of(find_blend(moved))
-    assert {key: goes_on.tokens[key] for key in drawn} == {k: n for k, (_, n) in drawn.items()}
+    assert {key: continued.tokens[key] for key in drawn} == {k: n for k, (_, n) in drawn.items()}
 
 
-def test_a_source_of_which_no_document_is_known_has_no_epochs():
+def test_a_source_without_known_documents_has_no_epochs():
     """Regression: a division by zero."""
     consumed = Consumption({"a": 30, "b": 5}, {"a": 100, "b": 300})
     assert consumed.epochs({"a": 20, "b": 0}) == {"a": 1.5, "b": 0.0}
@@ -114,7 +114,7 @@ def build(mix, rank=0, world_size=1):
     )
 
 
-def test_what_the_workers_drew_is_in_their_state_and_matches_the_batches(mix):
+def test_drawn_counts_in_the_state_match_the_batches(mix):
     dataset = build(mix)
     loader = loader_for(dataset)
     tokens, rows = Counter(), Counter()
@@ -129,8 +129,8 @@ def test_what_the_workers_drew_is_in_their_state_and_matches_the_batches(mix):
     assert drawn_of(find_blend(resumed)) == drawn
 
 
-def test_what_a_shared_plan_drew_is_said_for_the_run_without_a_reduction(tmp_path):
-    """Each of two ranks knows what both drew; a resume on three goes on from there."""
+def test_each_rank_knows_the_global_counts_of_a_shared_plan(tmp_path):
+    """Each of two ranks knows the draws of both; a resume on three continues the counts."""
     for source, count in (("a", 50), ("b", 30)):
         write_tokens(tmp_path / source, [[7] * (3 + n % 20) for n in range(count)])
     tokens_mix = write_mix(tmp_path / "mix.yaml", [("a", 2), ("b", 1)])
@@ -149,7 +149,7 @@ def test_what_a_shared_plan_drew_is_said_for_the_run_without_a_reduction(tmp_pat
 
 
 def train_rank(rank, world_size, mix, store, folder):
-    """Three hops on one of several ranks; each restores what the last one saved."""
+    """Train three hops on one of several ranks; each hop restores the save of the previous one."""
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
     )
@@ -173,7 +173,7 @@ def train_rank(rank, world_size, mix, store, folder):
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.nightly)])
-def test_the_global_count_is_an_independent_recount_of_all_batches(mix, tmp_path, world_size):
+def test_global_counts_match_a_recount_of_all_batches(mix, tmp_path, world_size):
     arguments = (world_size, mix, str(tmp_path / "store"), str(tmp_path))
     started = [
         processes.start(train_rank, (rank, *arguments), tmp_path / f"stderr{rank}")

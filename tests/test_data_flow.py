@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The three ways through the code are those of the page about them, and touch few modules."""
+"""The three paths through the code match the data flow page and touch few modules."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.support import config, write_tokens
 CHECKOUT = Path(__file__).parents[1]
 PACKAGE = str(CHECKOUT / "energon_ext") + "/"
 
-#: Of each way, by its heading: the steps that a stranger has to follow, and the most modules.
+#: Steps a reader has to follow on each path, and the maximum number of modules, by heading.
 BOUNDS = {
     "From the YAML to the draw": (7, 60),
     "From the files to the batch": (6, 28),
@@ -25,8 +25,8 @@ BOUNDS = {
 
 
 @pytest.fixture(scope="module")
-def ways():
-    """The names of each way on the page, in its order."""
+def paths():
+    """The function names of each path on the page, in order."""
     (page,) = (CHECKOUT / "docs").rglob("data_flow.md")
     found = {}
     for heading in BOUNDS:
@@ -36,7 +36,7 @@ def ways():
 
 
 def qualified_name(frame):
-    """Of the function of a frame, with its class; Python 3.10 has no ``co_qualname``."""
+    """Return the qualified function name of a frame; Python 3.10 has no ``co_qualname``."""
     first = frame.f_code.co_varnames[:1]
     name = frame.f_code.co_name
     if first != ("self",):
@@ -66,7 +66,7 @@ def followed(work):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What a profiler saw on each way."""
+    """Functions and modules that a profiler recorded on each path."""
     folder = tmp_path_factory.mktemp("flow")
     for name in ("web", "code"):
         write_tokens(folder / name, [[number] * (20 + number) for number in range(1, 60)])
@@ -92,13 +92,13 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("heading", BOUNDS)
-def test_a_way_has_as_many_steps_as_agreed_in_the_order_of_the_page(ways, runs, heading):
+def test_a_path_has_the_steps_listed_on_the_page_in_order(paths, runs, heading):
     _, functions, _ = runs[heading]
-    assert [name for name in functions if name in ways[heading]] == ways[heading]
-    assert len(ways[heading]) == BOUNDS[heading][0]
+    assert [name for name in functions if name in paths[heading]] == paths[heading]
+    assert len(paths[heading]) == BOUNDS[heading][0]
 
 
 @pytest.mark.parametrize("heading", BOUNDS)
-def test_a_way_touches_no_more_modules_than_agreed(runs, heading):
+def test_a_path_touches_no_more_modules_than_allowed(runs, heading):
     _, _, modules = runs[heading]
     assert len(modules) <= BOUNDS[heading][1], sorted(modules)

@@ -1,22 +1,24 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the documentation shows runs: every python, yaml and bash block, and every doctest.
+"""Every python, yaml and bash block of the documentation runs, and every doctest passes.
 
-The blocks of one page run in the order written, in an empty folder. A page that names the examples
-or the metadatasets of the repository says that it runs in a checkout, and gets these two folders
-and nothing else. Python blocks of a page share their names. A yaml block whose first line is a
-comment with a file name, ``# mix.yaml``, is written under that name for the blocks after it; a
-metadataset is also loaded. A block after the comment ``<!-- skip: reason -->`` is not run.
+The blocks of a page run in order, in an empty folder. A page that uses the examples or metadatasets
+of the repository must say that it needs a checkout, and gets only these two folders. Python blocks
+of a page share their names. A yaml block whose first line is a comment with a file name,
+``# mix.yaml``, is written under that name for later blocks; a metadataset is also loaded. A block
+after the comment ``<!-- skip: reason -->`` is not run.
 """
 
 import ast
 import dataclasses
 import doctest
 import importlib
+import itertools
 import os
 import pkgutil
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,6 +35,7 @@ from energon_ext.config import metadataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.splice.config import MultiSpliceConfig, SpliceConfig, SpliceFields
 from energon_ext.weights.schedule import KINDS
+from tests.cli.command import energon_ext as energon_ext_command
 from tests.support import loader_for, take, write_texts
 
 CHECKOUT = Path(energon_ext.__file__).parents[1]
@@ -62,7 +65,7 @@ class Block:
 
 
 def blocks_of(page):
-    """The blocks of a page that are to be run, in order."""
+    """Return the blocks of a page to run, in order."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(match["language"], match["code"], text.count("\n", 0, match.start("code")))
@@ -72,7 +75,7 @@ def blocks_of(page):
 
 
 def needs_a_checkout(page):
-    """Whether a block of the page names what lies in the repository."""
+    """Return whether a block of the page uses folders of the repository."""
     named = re.compile(r"(?<![.\w])(examples|metadatasets)\b")
     return any(named.search(block.code) for block in blocks_of(page))
 
@@ -110,26 +113,43 @@ def run_block(block, page, names, folder):
     elif block.language == "bash":
         subprocess.run(["bash", "-euo", "pipefail", "-c", block.code], check=True, cwd=folder)
     else:
-        # Leading newlines make tracebacks show the line of the page.
+        # Leading newlines make tracebacks show line numbers of the page.
         exec(compile("\n" * block.line + block.code, str(page), "exec"), names)
 
 
-def page_param(page):
-    """Pages with commands take processes and minutes; the README stands for them in the suite."""
-    has_commands = any(block.language == "bash" for block in blocks_of(page))
-    is_long = has_commands and page.name != "README.md"
-    marks = [pytest.mark.nightly] if is_long else []
-    return pytest.param(page, id=str(page.relative_to(CHECKOUT)), marks=marks)
+def run_in_process(block, page, names, folder):
+    """Run a block, with the commands of energon-ext in this process."""
+    if block.language != "bash":
+        run_block(block, page, names, folder)
+        return
+    lines = block.code.splitlines(keepends=True)
+    for is_command, group in itertools.groupby(lines, lambda line: line.startswith("energon-ext ")):
+        if not is_command:
+            run_block(dataclasses.replace(block, code="".join(group)), page, names, folder)
+            continue
+        for line in group:
+            result = energon_ext_command(*shlex.split(line, comments=True)[1:])
+            assert result.exit_code == 0, result.output
 
 
-def test_a_page_that_needs_the_repository_says_so():
+def page_params():
+    """Return each page and how to run it: pages with commands take minutes, so the suite runs only
+    the README of these, in this process."""
+    for page in PAGES:
+        has_commands = any(block.language == "bash" for block in blocks_of(page))
+        marks = [pytest.mark.nightly] if has_commands else []
+        yield pytest.param(page, run_block, id=str(page.relative_to(CHECKOUT)), marks=marks)
+    yield pytest.param(CHECKOUT / "README.md", run_in_process, id="README.md, in process")
+
+
+def test_a_page_that_needs_a_checkout_says_so():
     texts = {page: " ".join(page.read_text().lower().split()) for page in PAGES}
     silent = [page.name for page, text in texts.items() if "checkout of the repository" not in text]
     assert [page.name for page in PAGES if needs_a_checkout(page) and page.name in silent] == []
 
 
-@pytest.mark.parametrize("page", [page_param(page) for page in PAGES])
-def test_the_code_blocks_of_a_page_run(page, folder):
+@pytest.mark.parametrize(("page", "run"), [*page_params()])
+def test_the_code_blocks_of_a_page_run(page, run, folder):
     if needs_a_checkout(page):
         for name in ("examples", "metadatasets"):
             shutil.copytree(CHECKOUT / name, folder / name)
@@ -137,13 +157,13 @@ def test_the_code_blocks_of_a_page_run(page, folder):
     for block in blocks_of(page):
         where = f"{page.name}:{block.line}: this {block.language} block does not run"
         try:
-            run_block(block, page, names, folder)
+            run(block, page, names, folder)
         except (Exception, SystemExit) as error:
             raise AssertionError(f"{where}: {error}") from error
 
 
 @pytest.mark.parametrize("module", ["energon_ext", *MODULES])
-def test_the_doctests_of_a_module_hold(module):
+def test_the_doctests_of_a_module_pass(module):
     result = doctest.testmod(
         importlib.import_module(module),
         optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS,
@@ -151,8 +171,8 @@ def test_the_doctests_of_a_module_hold(module):
     assert result.failed == 0
 
 
-def test_the_reference_has_every_public_name():
-    """What a package lists as public, and what a page imports from it."""
+def test_the_reference_lists_every_public_name():
+    """Names that a package lists as public, and names that a page imports from it."""
     reference = "".join(page.read_text() for page in PAGES if page.parent.name == "api")
     listed = set(re.findall(r"^\.\. auto\w+:: [\w.]*\b(\w+)$", reference, re.MULTILINE))
     public = {
@@ -172,7 +192,7 @@ def test_the_reference_has_every_public_name():
     assert sorted((public | shown) - listed) == []
 
 
-def test_every_test_that_a_page_names_exists():
+def test_every_test_named_on_a_page_exists():
     named = {
         (path, name)
         for page in PAGES
@@ -187,7 +207,7 @@ def test_every_test_that_a_page_names_exists():
     assert missing == []
 
 
-def test_the_page_of_the_data_flow_has_every_module():
+def test_the_data_flow_page_lists_every_module():
     table = (
         (CHECKOUT / "docs/reference/internals/data_flow.md")
         .read_text()
@@ -199,11 +219,11 @@ def test_the_page_of_the_data_flow_has_every_module():
 
 
 def table_of(title):
-    """Default by field, of the table under a heading of the page of YAML fields."""
+    """Return the default of each field from the table under a heading of the YAML page."""
     text = (CHECKOUT / "docs/reference/yaml.md").read_text()
-    section = re.split(r"^## ", text, flags=re.MULTILINE)
-    (found,) = [each for each in section if each.startswith(f"{title}\n")]
-    rows = [line.split("|") for line in found.splitlines() if line.startswith("| `")]
+    parts = re.split(r"^## ", text, flags=re.MULTILINE)
+    (table,) = [part for part in parts if part.startswith(f"{title}\n")]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
     return {row[1].strip(" `"): row[4].strip(" `") for row in rows}
 
 
@@ -220,7 +240,7 @@ def table_of(title):
         ("Splice of many documents", MultiSpliceConfig, SPLICE_FIELDS),
     ],
 )
-def test_the_page_of_yaml_fields_is_that_of_the_code(title, kind, elsewhere):
+def test_the_yaml_page_matches_the_fields_in_the_code(title, kind, elsewhere):
     fields = {
         field.name: field.default
         for field in dataclasses.fields(kind)
@@ -233,11 +253,11 @@ def test_the_page_of_yaml_fields_is_that_of_the_code(title, kind, elsewhere):
         assert defaults == {name: str(default) for name, default in fields.items()}
 
 
-def test_the_page_of_yaml_fields_has_all_kinds_of_weights():
+def test_the_yaml_page_lists_every_kind_of_weight():
     assert sorted(table_of("Weights")) == sorted(KINDS)
 
 
-def test_the_page_of_messages_has_every_error_with_its_placeholders():
+def test_the_messages_page_lists_every_error_with_its_placeholders():
     code = (
         "def read(path):\n"
         "    if not path:\n"
@@ -256,7 +276,7 @@ def test_the_page_of_messages_has_every_error_with_its_placeholders():
     assert page["page"]().count("\n| ConfigError |") > 300
 
 
-def test_blocks_are_found_in_order_and_skipped_with_a_reason_only(tmp_path):
+def test_blocks_are_found_in_order_and_skipped_only_with_a_reason(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "text\n```python\na = 1\n```\n"
@@ -285,13 +305,13 @@ def test_blocks_are_found_in_order_and_skipped_with_a_reason_only(tmp_path):
         ),
     ],
 )
-def test_a_block_that_fails_is_noticed(language, code, folder):
+def test_a_failing_block_raises(language, code, folder):
     write_texts(folder / "web", TEXTS)
     with pytest.raises((AssertionError, ValueError, yaml.YAMLError, subprocess.SubprocessError)):
         run_block(Block(language, code, 1), Path("page.md"), {}, folder)
 
 
-def test_blocks_share_names_and_named_files_and_find_nothing_else(folder):
+def test_blocks_share_names_and_named_files_only(folder):
     write_texts(folder / "web", TEXTS)
     names = {}
     for language, code in (

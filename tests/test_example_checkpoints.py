@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checkpoints of the examples: what stays, what is refused, and ranks that fail together."""
+"""The checkpoints of the examples: what is kept, what is refused, and ranks that fail together."""
 
 import os
 import resource
@@ -29,7 +29,7 @@ def names(root):
     return sorted(int(path.name[5:]) for path in root.glob("iter_*"))
 
 
-def test_what_was_saved_comes_back(tmp_path):
+def test_a_save_can_be_read_back(tmp_path):
     folder = save(tmp_path / "deep" / "checkpoints", 30)
     checkpoints = Checkpoints(tmp_path / "deep" / "checkpoints")
     assert (folder.name, checkpoints.newest()) == ("iter_0000030", 30)
@@ -39,26 +39,26 @@ def test_what_was_saved_comes_back(tmp_path):
     assert (checkpoints.folder / TRACKER).read_text() == "30"
 
 
-def test_before_the_first_save_there_is_none(tmp_path):
+def test_there_is_no_checkpoint_before_the_first_save(tmp_path):
     assert Checkpoints(tmp_path / "nowhere").newest() is None
 
 
-# What stays ---------------------------------------------------------------------------------------
+# What is kept -------------------------------------------------------------------------------------
 
 
-def test_the_newest_three_stay(tmp_path):
+def test_the_newest_three_checkpoints_are_kept(tmp_path):
     for step in range(10, 60, 10):
         save(tmp_path, step)
         assert names(tmp_path) == [*range(max(10, step - 20), step + 1, 10)]
 
 
-def test_the_one_that_the_tracker_names_stays_whatever_keep_is(tmp_path):
+def test_the_tracked_checkpoint_is_kept_whatever_keep_is(tmp_path):
     for step in (10, 20):
         save(tmp_path, step, keep=1)
     assert names(tmp_path) == [20]
 
 
-def test_a_save_that_was_killed_counts_as_none_and_goes(tmp_path):
+def test_a_killed_save_does_not_count_and_is_removed(tmp_path):
     for step in (10, 20, 30):
         save(tmp_path, step)
     (tmp_path / "iter_0000025").mkdir()
@@ -69,7 +69,7 @@ def test_a_save_that_was_killed_counts_as_none_and_goes(tmp_path):
     assert names(tmp_path) == [20, 30, 40]
 
 
-def test_a_run_that_goes_back_keeps_what_is_ahead_until_it_comes_there(tmp_path):
+def test_a_run_that_goes_back_keeps_later_checkpoints_until_it_overwrites_them(tmp_path):
     for step in (10, 20, 30):
         (save(tmp_path, step) / "old").touch()
     (tmp_path / TRACKER).write_text("10\n")
@@ -80,7 +80,9 @@ def test_a_run_that_goes_back_keeps_what_is_ahead_until_it_comes_there(tmp_path)
     assert (tmp_path / "iter_0000030" / "old").exists()
 
 
-def test_what_cannot_be_removed_is_no_checkpoint_and_goes_later(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_removed_is_no_checkpoint_and_is_removed_later(
+    tmp_path, monkeypatch
+):
     save(tmp_path, 1)
 
     def rmdir(*_, **options):
@@ -97,7 +99,7 @@ def test_what_cannot_be_removed_is_no_checkpoint_and_goes_later(tmp_path, monkey
 # What is refused ----------------------------------------------------------------------------------
 
 
-def test_the_newest_checkpoint_is_not_written_again(tmp_path):
+def test_the_newest_checkpoint_is_never_overwritten(tmp_path):
     save(tmp_path, 30)
     with pytest.raises(ConfigError, match="iter_0000030 is the newest checkpoint"):
         save(tmp_path, 30)
@@ -166,7 +168,7 @@ def test_what_is_lost_or_damaged_is_named_in_one_line_and_nothing_older_taken(ha
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_full_disk_costs_only_the_save_that_met_it(tmp_path):
+def test_a_full_disk_loses_only_the_current_save(tmp_path):
     save(tmp_path, 1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
@@ -216,9 +218,7 @@ def save_on_two_ranks(rank, root, pipe):
     pipe.send(results)
 
 
-def test_if_one_of_two_ranks_fails_or_dies_both_raise_and_the_last_checkpoint_stays(
-    tmp_path, processes
-):
+def test_if_a_rank_fails_or_dies_both_raise_and_the_last_checkpoint_is_kept(tmp_path, processes):
     pipes = [processes.Pipe(duplex=False) for _ in range(2)]
     ranks = [
         processes.Process(target=save_on_two_ranks, args=(rank, tmp_path, there))

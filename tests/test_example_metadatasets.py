@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every file in metadatasets/ loads and does what its first comment says."""
+"""Every file in metadatasets/ loads and has the shares its first comment describes."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ from tests.support import config, loader_for, take, write_texts
 
 FOLDER = Path(__file__).parents[1] / "metadatasets"
 
-#: Planned shares at a step, or at a token, worked out by hand from the files.
+#: Planned shares at a step or token, computed by hand from the files.
 EXPECTED = {
     "constant": {0: {"prose": 3 / 6, "code": 2 / 6, "docs": 1 / 6}},
     "step": {99: {"prose": 1}, 100: {"code": 1}, 200: {"code": 0.5, "docs": 0.5}},
@@ -56,7 +56,7 @@ def example(module):
         sys.path.remove(folder)
 
 
-#: Task encoders of files that are not text.
+#: Task encoders for files that are not plain text.
 ENCODERS = {
     "chats": lambda: SFTTaskEncoder(ByteTokenizer(), 128),
     "vision_language": lambda: example("vision_language").encoder(),
@@ -65,7 +65,7 @@ ENCODERS = {
 
 @pytest.fixture(scope="module")
 def metadatasets(tmp_path_factory):
-    """The files beside data like that of the demo."""
+    """The files next to data like that of the demo."""
     root = tmp_path_factory.mktemp("repo")
     for source in ("prose", "code", "docs"):
         write_texts(root / "demo" / "data" / source, [f"{source} {number}" for number in range(60)])
@@ -76,7 +76,7 @@ def metadatasets(tmp_path_factory):
     return root / "metadatasets"
 
 
-def test_every_file_is_described_here():
+def test_every_file_has_expected_shares():
     assert {path.stem for path in FOLDER.glob("*.yaml")} == set(EXPECTED)
 
 
@@ -86,7 +86,7 @@ def _folder(key):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-# Sources of some files read one dataset, which is the idea of them.
+# Some files list one dataset several times on purpose.
 @pytest.mark.filterwarnings("ignore:.*listed more than once")
 def test_a_file_plans_the_shares_it_describes_and_runs(metadatasets, name):
     text = PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=8)
@@ -100,7 +100,7 @@ def test_a_file_plans_the_shares_it_describes_and_runs(metadatasets, name):
         shares = Counter()
         for key, share in find_blend(dataset).planned_shares(step).items():
             shares[_folder(key)] += share
-        assert {each: share for each, share in shares.items() if share} == pytest.approx(expected)
+        assert {name: share for name, share in shares.items() if share} == pytest.approx(expected)
     for batch in take(loader_for(dataset), 3):
         batch.validate()
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rules of the code that no linter knows. Which module may import which stands in .importlinter."""
+"""House rules that no linter checks; allowed imports are in .importlinter."""
 
 import ast
 from pathlib import Path
@@ -22,11 +22,11 @@ MODULES = {
 LINES = {module: len(text.splitlines()) for module, text in MODULES.items()}
 
 
-def test_every_module_begins_with_the_licence():
+def test_every_module_starts_with_the_license_header():
     assert [module for module, text in MODULES.items() if not text.startswith(HEADER)] == []
 
 
-def test_every_module_imports_by_full_names():
+def test_every_module_uses_absolute_imports():
     relative = [
         f"{module}:{node.lineno}"
         for module, text in MODULES.items()
@@ -40,7 +40,7 @@ def test_every_module_is_short():
     assert {m: count for m, count in LINES.items() if count > MOST_LINES_OF_A_MODULE} == {}
 
 
-def test_few_files_lie_at_the_root():
+def test_the_package_root_has_few_files():
     files = sorted(path.name for path in PACKAGE.iterdir() if path.is_file())
     assert len(files) <= MOST_FILES_AT_THE_ROOT, files
 

@@ -24,7 +24,7 @@ def slow_loss(logits, labels, weights, denominator):
 
 
 @pytest.mark.parametrize(("weight", "loss"), [(1.0, 1.386294), (2.0, 1.386294), (0.0, 0.0)])
-def test_uniform_logits_cost_the_log_of_the_vocabulary_whatever_the_scale(weight, loss):
+def test_uniform_logits_cost_the_log_of_the_vocabulary_size(weight, loss):
     logits, labels = torch.zeros(3, 4), torch.tensor([0, 1, 3])
     assert unified_loss(logits, labels, torch.full((3,), weight)).item() == pytest.approx(
         loss, abs=1e-6
@@ -32,7 +32,7 @@ def test_uniform_logits_cost_the_log_of_the_vocabulary_whatever_the_scale(weight
 
 
 @pytest.mark.parametrize("denominator", ["weights", "tokens"])
-def test_the_loss_is_that_of_the_formula(denominator):
+def test_the_loss_matches_the_formula(denominator):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 5, generator=generator)
     labels = torch.tensor([0, 4, 2, 1, 3, 0, 2])
@@ -42,14 +42,14 @@ def test_the_loss_is_that_of_the_formula(denominator):
 
 
 def test_importance_weights_by_hand():
-    """Probabilities now .5 .2 .25 and, of weight 0, .5; when sampled .4 .4 .05 and .1."""
+    """Probabilities are now .5 .2 .25 and .5 (weight 0); they were .4 .4 .05 .1 when sampled."""
     logits = torch.tensor([[0.5, 0.5], [0.2, 0.8], [0.25, 0.75], [0.5, 0.5]]).log()
     logits.requires_grad_()
     seen = torch.tensor([0.4, 0.4, 0.05, 0.1]).log()
     weights = torch.tensor([2.0, 1.0, -1.0, 0.0])
     labels = torch.zeros(4, dtype=torch.int64)
     loss = unified_loss(logits, labels, weights, sampler_log_probs=seen, ratio_limit=2.0)
-    rho = [1.25, 0.5, 2.0]  # the third is 5, cut at 2
+    rho = [1.25, 0.5, 2.0]  # the third is 5, clipped to 2
     expected = (
         2 * rho[0] * -math.log(0.5) + rho[1] * -math.log(0.2) - rho[2] * -math.log(0.25)
     ) / 4
@@ -79,13 +79,13 @@ def test_bad_importance_weights_are_refused(options, message):
         unified_loss(torch.zeros(1, 2), torch.zeros(1).long(), torch.ones(1), **options)
 
 
-def test_a_weight_sum_below_one_does_not_blow_the_loss_up():
+def test_a_weight_sum_below_one_does_not_inflate_the_loss():
     logits, labels = torch.zeros(1, 4), torch.tensor([0])
     loss = unified_loss(logits, labels, torch.tensor([0.25]))
     assert loss.item() == pytest.approx(0.25 * math.log(4))
 
 
-def test_tokens_divides_by_positions_and_weights_by_their_sum():
+def test_the_denominator_is_the_token_count_or_the_weight_sum():
     logits, labels = torch.zeros(2, 4), torch.tensor([0, 1])
     weights = torch.tensor([1.5, -0.5])
     assert unified_loss(logits, labels, weights).item() == pytest.approx(math.log(4) / 2)
@@ -104,7 +104,7 @@ def test_weights_of_zero_give_zero_loss_and_zero_gradient():
     assert torch.equal(logits.grad, torch.zeros(2, 4))
 
 
-def test_masked_positions_touch_neither_the_loss_nor_its_gradient():
+def test_masked_positions_affect_neither_loss_nor_gradient():
     clean = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
     logits = torch.cat([clean, torch.full((1, 4), math.inf)]).requires_grad_()
     weights = torch.tensor([1.0, 1.0, 0.0])
@@ -153,17 +153,17 @@ def test_advantages_are_centred_and_scaled_by_the_unbiased_deviation():
     assert group_advantages([1, 0]).dtype == torch.float32
 
 
-def test_equal_rewards_have_no_advantage():
+def test_equal_rewards_give_no_advantage():
     assert group_advantages([0.1] * 5).tolist() == pytest.approx([0.0] * 5, abs=1e-6)
 
 
-def test_a_spread_as_small_as_the_epsilon_gives_small_advantages():
+def test_a_spread_near_epsilon_gives_small_advantages():
     # The deviation is 1e-8 / sqrt(2): 0.5 / (0.7071 + 1)
     assert group_advantages([1e-8, 0]).tolist() == pytest.approx([0.292893, -0.292893], abs=1e-6)
 
 
-def test_rewards_are_clipped_before_and_advantages_after():
-    # Clipped they are 1, 0, -1 with mean 0 and deviation 1, at whichever end they were too large.
+def test_rewards_are_clipped_before_normalization_and_advantages_after():
+    # All are clipped to 1, 0, -1 with mean 0 and deviation 1.
     for rewards in ([7, 0, -1], [1, 0, -7], [7, 0, -7]):
         assert group_advantages(rewards, reward_clip=1).tolist() == pytest.approx([1, 0, -1])
     assert group_advantages([0, 1, 1, 1], advantage_clip=1).tolist() == pytest.approx(
@@ -184,7 +184,7 @@ def test_rewards_are_clipped_before_and_advantages_after():
         ([math.inf, 0.0], r"Rewards must be finite, got \[inf, 0.0\]"),
     ],
 )
-def test_rewards_that_are_no_group_are_refused(rewards, message):
+def test_invalid_reward_groups_are_refused(rewards, message):
     with pytest.raises(SampleError, match=message):
         group_advantages(rewards)
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A source with `max_epochs` ends when it has read them; the run goes on, or ends as one."""
+"""A source ends after its `max_epochs`; the run continues, or all ranks end together."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ from tests.support import config, loader_for, take, write_dataset
 
 
 class Encoder(DynamicBlendMixin, DefaultTaskEncoder):
-    """Nothing but the mixin, and samples that are streamed."""
+    """Only the mixin, with streamed samples."""
 
     plan_samples = False
 
@@ -72,20 +72,27 @@ def texts(batches):
     return Counter(text for batch in batches for text in batch.text)
 
 
-def of(counts, source):
+def only(counts, source):
     return {text: count for text, count in counts.items() if text.startswith(source)}
 
 
-@pytest.mark.parametrize("rule", ["blend", "interleave"])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_every_document_is_read_so_many_times_and_then_the_others_go_on(data, rule, num_workers):
+@pytest.mark.parametrize(
+    ("rule", "num_workers"),
+    [
+        ("blend", 0),
+        ("interleave", 2),
+        pytest.param("blend", 2, marks=pytest.mark.nightly),
+        pytest.param("interleave", 0, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_limited_source_is_read_max_epochs_times_and_the_others_continue(data, rule, num_workers):
     path = write(data / "limited.yaml", {rule: [entry("web", 2), entry("code")]})
     found = texts(take(loader_for(load(path, num_workers=num_workers)), 100))
-    assert of(found, "web") == {f"web{number:02d}": 2 for number in range(12)}
-    assert sum(of(found, "code").values()) == 200 - 24
+    assert only(found, "web") == {f"web{number:02d}": 2 for number in range(12)}
+    assert sum(only(found, "code").values()) == 200 - 24
 
 
-def test_the_source_that_has_ended_says_so_in_one_line(data, caplog):
+def test_the_end_of_a_source_is_logged_in_one_line(data, caplog):
     path = write(data / "limited.yaml", {"interleave": [entry("web", 2), entry("code")]})
     take(loader_for(load(path)), 100)
     lines = [record.message for record in caplog.records if "to its end" in record.message]
@@ -93,8 +100,8 @@ def test_the_source_that_has_ended_says_so_in_one_line(data, caplog):
 
 
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
-def test_buffers_of_a_packed_source_are_read_to_their_end(data, packing):
-    """12 documents of 5 bytes, BOS and EOS: 84 tokens an epoch."""
+def test_packing_buffers_of_limited_sources_are_drained(data, packing):
+    """12 documents of 5 bytes, BOS and EOS: 84 tokens per epoch."""
     path = write(data / "limited.yaml", {"blend": [entry("web", 3), entry("code", 1)]})
     encoder = PackedTaskEncoder(ByteTokenizer(), 16, packing=packing, packing_buffer_docs=5)
     dataset = load(path, encoder=encoder, shuffle_buffer_size=4)
@@ -104,7 +111,7 @@ def test_buffers_of_a_packed_source_are_read_to_their_end(data, packing):
     assert documents == {"web:train": 36, "code:train": 30}
 
 
-def test_the_smallest_limit_above_and_below_holds(data):
+def test_the_smallest_limit_at_any_level_applies(data):
     write(data / "inner.yaml", {"interleave": [entry("web", 2), entry("math", 9)]})
     write(data / "middle.yaml", {"blend": [entry("inner.yaml", 5), entry("code")]})
     outer = write(data / "outer.yaml", {"blend": [entry("middle.yaml", 7)]})
@@ -115,7 +122,7 @@ def test_the_smallest_limit_above_and_below_holds(data):
     }
 
 
-def test_a_joined_source_is_limited_as_well(data):
+def test_a_join_can_be_limited(data):
     write_dataset(data / "twin", [f"twin{number:02d}" for number in range(12)])
     joiner = {"__module__": "megatron.energon", "__class__": "TextSample"}
     join = {"join": [{"path": "web"}, {"path": "twin"}], "joiner": joiner, "max_epochs": 3}
@@ -123,7 +130,7 @@ def test_a_joined_source_is_limited_as_well(data):
     prepare_metadataset(EPath(path))
     dataset = load(path)
     assert limits_of(dataset) == {"code:train": None, "web+twin:train": 3}
-    found = of(texts(take(loader_for(dataset), 60)), "twin")
+    found = only(texts(take(loader_for(dataset), 60)), "twin")
     assert found == {f"twin{number:02d}": 3 for number in range(12)}
 
 
@@ -132,21 +139,21 @@ def test_a_joined_source_is_limited_as_well(data):
 
 @pytest.mark.parametrize("rule", [pytest.param("blend", marks=pytest.mark.nightly), "interleave"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_run_with_limits_continues_exactly_wherever_it_was_saved(data, rule, num_workers):
+def test_a_run_with_limits_resumes_exactly_from_any_save(data, rule, num_workers):
     path = write(data / "limited.yaml", {rule: [entry("web", 2), entry("math", 1), entry("code")]})
-    options = {"num_workers": num_workers}
-    expected = [batch.text for batch in take(loader_for(load(path, **options)), 40)]
-    for save_point in (3, 11, 19, 30) if num_workers == 0 else (19,):
-        first = loader_for(load(path, **options))
-        take(first, save_point)
-        second = loader_for(load(path, **options))
-        second.restore_state_rank(first.save_state_rank())
+    first, expected, states = loader_for(load(path, num_workers=num_workers)), [], {}
+    for save_point in (3, 11, 19, 30, 40) if num_workers == 0 else (19, 40):
+        expected += [batch.text for batch in take(first, save_point - len(expected))]
+        states[save_point] = first.save_state_rank()
+    for save_point, state in states.items():
+        second = loader_for(load(path, num_workers=num_workers))
+        second.restore_state_rank(state)
         found = [batch.text for batch in take(second, 40 - save_point)]
         assert found == expected[save_point:]
 
 
 def resumed(data, before, after, batches):
-    """Texts before and after a resume under another limit of the web."""
+    """Return texts before and after a resume with a new limit for `web`, and the loader."""
     first = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", before), CODE]})))
     seen = texts(take(first, batches))
     second = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", after), CODE]})))
@@ -162,50 +169,50 @@ def _log_of_this_package(caplog):
     caplog.set_level(logging.INFO, logger="energon_ext")
 
 
-def test_a_source_that_has_ended_stays_at_its_end_over_any_number_of_resumes(data, caplog):
+def test_an_exhausted_source_stays_exhausted_across_resumes(data, caplog):
     seen, later, loader = resumed(data, 1, 1, 60)
-    assert len(of(seen, "web")) == 12
-    assert not of(later, "web")
+    assert len(only(seen, "web")) == 12
+    assert not only(later, "web")
     third = loader_for(load(write(data / "x.yaml", {"interleave": [entry("web", 1), CODE]})))
     third.restore_state_rank(loader.save_state_rank())
-    assert not of(texts(take(third, 50)), "web")
+    assert not only(texts(take(third, 50)), "web")
     assert caplog.text.count("read to its end") == 1
 
 
 @pytest.mark.parametrize(("raised", "more"), [(3, 2), (2, 1)])
-def test_a_raised_limit_brings_a_source_back_for_the_epochs_that_were_added(data, raised, more):
+def test_a_raised_limit_brings_a_source_back_for_the_added_epochs(data, raised, more):
     _, later, loader = resumed(data, 1, raised, 60)
-    assert of(later, "web") == {f"web{number:02d}": more for number in range(12)}
+    assert only(later, "web") == {f"web{number:02d}": more for number in range(12)}
     again = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", raised), CODE]})))
     again.restore_state_rank(loader.save_state_rank())
-    assert not of(texts(take(again, 50)), "web")
+    assert not only(texts(take(again, 50)), "web")
 
 
-def test_without_its_limit_a_source_comes_back_for_good(data):
+def test_a_removed_limit_brings_a_source_back_for_good(data):
     _, later, _ = resumed(data, 1, None, 60)
-    assert sum(of(later, "web").values()) > 4 * 12
+    assert sum(only(later, "web").values()) > 4 * 12
 
 
-def test_a_raised_limit_of_a_source_that_had_not_ended_counts_from_the_beginning(data):
+def test_a_limit_raised_before_the_end_counts_from_the_first_epoch(data):
     seen, later, _ = resumed(data, 2, 3, 8)
-    assert 0 < sum(of(seen, "web").values()) < 24
-    assert of(seen + later, "web") == {f"web{number:02d}": 3 for number in range(12)}
+    assert 0 < sum(only(seen, "web").values()) < 24
+    assert only(seen + later, "web") == {f"web{number:02d}": 3 for number in range(12)}
 
 
-def test_a_limit_that_a_run_gets_late_counts_the_epochs_before(data):
+def test_a_limit_added_at_a_resume_counts_earlier_epochs(data):
     seen, later, _ = resumed(data, None, 2, 8)
-    assert 0 < sum(of(seen, "web").values()) < 24
-    assert of(seen + later, "web") == {f"web{number:02d}": 2 for number in range(12)}
+    assert 0 < sum(only(seen, "web").values()) < 24
+    assert only(seen + later, "web") == {f"web{number:02d}": 2 for number in range(12)}
 
 
-def test_a_limit_below_what_was_read_ends_the_source_at_once(data):
+def test_a_limit_already_passed_ends_the_source_at_once(data):
     seen, later, _ = resumed(data, None, 1, 60)
-    assert sum(of(seen, "web").values()) > 12
-    assert not of(later, "web")
+    assert sum(only(seen, "web").values()) > 12
+    assert not only(later, "web")
 
 
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
-def test_a_source_that_comes_back_inside_a_nested_node_is_drawn_there(data, rule):
+def test_a_source_can_come_back_inside_a_nested_node(data, rule):
     inner = data / "inner.yaml"
     outer = write(data / "outer.yaml", {rule: [entry("inner.yaml"), entry("code")]})
     write(inner, {"interleave": [entry("web", 1), entry("math", 1)]})
@@ -215,8 +222,8 @@ def test_a_source_that_comes_back_inside_a_nested_node_is_drawn_there(data, rule
     second = loader_for(load(outer))
     second.restore_state_rank(first.save_state_rank())
     later = texts(take(second, 60))
-    assert of(later, "web") == {f"web{number:02d}": 1 for number in range(12)}
-    assert not of(later, "math")
+    assert only(later, "web") == {f"web{number:02d}": 1 for number in range(12)}
+    assert not only(later, "math")
 
 
 # The end of all sources --------------------------------------------------------------------------
@@ -227,7 +234,7 @@ def megatron_loader(path, **options):
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
-def test_when_none_is_left_the_run_ends_with_the_limits(data, num_workers, caplog):
+def test_the_run_ends_when_all_sources_are_exhausted(data, num_workers, caplog):
     path = write(data / "all.yaml", {"blend": [entry("web", 2), entry("math", 1)]})
     loader = megatron_loader(path, num_workers=num_workers)
     found = Counter()
@@ -242,7 +249,7 @@ def test_when_none_is_left_the_run_ends_with_the_limits(data, num_workers, caplo
         **{f"web{number:02d}": 2 for number in range(12)},
         **{f"math{number:02d}": 1 for number in range(8)},
     }
-    with pytest.raises(DataExhaustedError):  # it does not start over
+    with pytest.raises(DataExhaustedError):  # it does not restart
         next(loader)
     if num_workers == 0:  # workers log in their own processes
         assert caplog.text.count("read to its end") == 2
@@ -266,22 +273,22 @@ def test_virtual_epochs_end_with_the_sources(data):
 
 
 def train_rank(rank, world_size, mix, folder):
-    """Two ranks whose sources end at different batches."""
+    """Train on one of two ranks whose sources end at different batches."""
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(f"{folder}/store", world_size),
         rank=rank,
         world_size=world_size,
     )
-    # In the default group, not in one of its own: Energon keeps worker configurations, and a
-    # group that outlives destroy_process_group() now and then aborts its process at the exit.
+    # Use the default group, not a new one: Energon keeps worker configurations, and a group that
+    # outlives destroy_process_group() sometimes aborts its process at exit.
     worker_config = config(rank=rank, world_size=world_size)
     loader = megatron_loader(mix, worker_config=worker_config, batch_size=1)
     batches, message = 0, ""
     try:
         for _ in loader:
             batches += 1
-            dist.barrier()  # as a training step would
+            dist.barrier()  # as in a training step
     except DataExhaustedError as error:
         message = str(error)
     with open(f"{folder}/rank{rank}.json", "w") as file:
@@ -289,8 +296,8 @@ def train_rank(rank, world_size, mix, folder):
     dist.destroy_process_group()
 
 
-def test_all_ranks_end_at_the_same_batch_though_one_has_more(data, tmp_path):
-    """Seven documents for two ranks: one of them has one more."""
+def test_all_ranks_end_at_the_same_batch_even_if_one_has_more(data, tmp_path):
+    """Seven documents on two ranks: one rank has one more."""
     write_dataset(data / "odd", [f"odd{number}" for number in range(7)])
     mix = write(data / "odd.yaml", {"blend": [entry("odd", 3)]})
     started = [
@@ -304,12 +311,12 @@ def test_all_ranks_end_at_the_same_batch_though_one_has_more(data, tmp_path):
     assert sorted("another data-parallel rank" in message for _, message in ranks) == [False, True]
 
 
-# What is refused, and what is doubted ------------------------------------------------------------
+# Errors and warnings -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "2x", [2]])
-def test_what_is_no_number_of_epochs_is_refused_with_its_place(data, rule, value):
+def test_an_invalid_max_epochs_is_refused_with_its_place(data, rule, value):
     path = write(
         data / "wrong.yaml", {rule: [entry("web"), {**entry("code"), "max_epochs": value}]}
     )
@@ -324,7 +331,7 @@ def test_repeat_false_and_a_limit_contradict_each_other(data):
         load(path, repeat=False)
 
 
-def test_an_epochized_blend_has_repetitions_instead(data):
+def test_an_epochized_blend_takes_repetitions_not_max_epochs(data):
     epochized = [{"path": "web", "repetitions": 2, "max_epochs": 2}]
     path = write(data / "epochized.yaml", {"blend_epochized": epochized})
     with pytest.raises(
@@ -341,29 +348,29 @@ def test_validation_reads_a_limited_source_once(data):
     assert len(found) >= 1
 
 
-def doubts(data, entries):
+def warnings_for(data, entries):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        load(write(data / "doubtful.yaml", {"blend": entries}))
+        load(write(data / "warned.yaml", {"blend": entries}))
     return [str(w.message) for w in caught if issubclass(w.category, BlendWarning)]
 
 
-def test_weights_that_only_limited_sources_carry_are_doubted(data):
+def test_a_step_with_only_limited_sources_is_warned_about(data):
     late = {"step": {0: 0, 50: 1}}
-    (message,) = doubts(data, [entry("web", 2), entry("code", weight=late)])
+    (message,) = warnings_for(data, [entry("web", 2), entry("code", weight=late)])
     assert message.startswith("At step 0 only sources with a max_epochs have a weight > 0 ({'web:")
     assert "{'web:train': 2}" in message
-    assert doubts(data, [entry("web", 2), entry("code", 1, weight=late)]) == []
-    assert doubts(data, [entry("web", 2), entry("code")]) == []
+    assert warnings_for(data, [entry("web", 2), entry("code", 1, weight=late)]) == []
+    assert warnings_for(data, [entry("web", 2), entry("code")]) == []
 
 
-def test_a_gap_behind_a_source_that_has_ended_is_an_error_that_names_it(data):
+def test_a_gap_after_an_exhausted_source_is_an_error(data):
     late = {"step": {0: 0, 50: 1}}
     path = write(data / "gap.yaml", {"blend": [entry("web", 2), entry("code", weight=late)]})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader = loader_for(load(path))
     take(loader, 12)
-    expected = r"0 at position 12 of the schedules .* samples left: code:train\. Give one"
+    expected = r"0 at position 12 for the sources with samples left: code:train\. Give one"
     with pytest.raises(ConfigError, match=expected):
         take(loader, 1)

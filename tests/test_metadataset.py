@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Schedules at any level, with everything else that Energon's metadatasets can do."""
+"""Schedules at any level, combined with the other features of Energon's metadatasets."""
 
 import json
 
@@ -19,13 +19,13 @@ from megatron.energon.metadataset.loader import prepare_metadataset
 
 from energon_ext import ConfigError, DynamicBlendMixin, get_train_dataset, get_val_datasets
 from energon_ext.plan.lookup import find_blend
-from tests.support import config, loader_for, take, write_dataset, write_mix
+from tests.support import CRUDE, config, loader_for, take, write_dataset, write_mix
 
 FALLING = {"linear": {0: 4, 100: 0}}
 
 
 class Encoder(DynamicBlendMixin, DefaultTaskEncoder):
-    """Nothing but the mixin."""
+    """Only the mixin."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def stock(splits, version="MetadatasetV2"):
 
 
 def shares(path, position, encoder=None, **options):
-    """Planned shares by the first path component of each source."""
+    """Return the planned shares, keyed by source without its split."""
     dataset = get_train_dataset(
         path,
         worker_config=config(),
@@ -62,7 +62,7 @@ def shares(path, position, encoder=None, **options):
     return {key.split(":")[0]: round(share, 12) for key, share in planned.items()}
 
 
-def test_a_schedule_above_keeps_the_shares_below(data):
+def test_a_schedule_on_the_outer_blend_keeps_the_inner_shares(data):
     write_mix(data / "inner.yaml", [("a", 1), ("b", 3)])
     path = write_mix(data / "outer.yaml", [("inner.yaml", FALLING), ("c", 4)])
     assert shares(path, 0) == {"a": 0.125, "b": 0.375, "c": 0.5}
@@ -71,7 +71,7 @@ def test_a_schedule_above_keeps_the_shares_below(data):
     assert shares(path, 100) == {"a": 0, "b": 0, "c": 1}
 
 
-def test_a_schedule_below_keeps_the_share_above(data):
+def test_a_schedule_on_the_inner_blend_keeps_the_outer_shares(data):
     write_mix(data / "inner.yaml", [("a", FALLING), ("b", 4)])
     path = write_mix(data / "outer.yaml", [("inner.yaml", 1), ("c", 1)])
     assert shares(path, 0) == {"a": 0.25, "b": 0.25, "c": 0.5}
@@ -79,7 +79,7 @@ def test_a_schedule_below_keeps_the_share_above(data):
     assert shares(path, 100) == {"a": 0, "b": 0.5, "c": 0.5}
 
 
-def test_ours_inside_a_stock_metadataset_of_either_version(data):
+def test_our_metadataset_can_be_nested_in_both_stock_versions(data):
     write_mix(data / "inner.yaml", [("a", FALLING), ("b", 4)])
     entries = [{"path": "inner.yaml", "weight": 1}, {"path": "c", "weight": 3}]
     second = write(data / "v2.yaml", stock({"train": {"blend": entries}}))
@@ -90,7 +90,7 @@ def test_ours_inside_a_stock_metadataset_of_either_version(data):
             assert sorted(planned.values()) == sorted([a, b, 0.75])
 
 
-def test_a_stock_metadataset_inside_ours(data):
+def test_a_stock_metadataset_can_be_nested_in_ours(data):
     write(
         data / "inner.yaml",
         stock({"train": {"blend": [{"path": "a", "weight": 1}, {"path": "b", "weight": 1}]}}),
@@ -100,7 +100,7 @@ def test_a_stock_metadataset_inside_ours(data):
     assert shares(path, 100) == {"a": 0, "b": 0, "c": 1}
 
 
-def test_a_join_may_have_a_schedule(data):
+def test_a_join_can_have_a_schedule(data):
     join = {
         "join": [{"path": "a"}, {"path": "b"}],
         "joiner": {"__module__": "megatron.energon", "__class__": "TextSample"},
@@ -119,7 +119,7 @@ def test_a_join_may_have_a_schedule(data):
     assert sorted(texts) == [f"{source}{number:03d}" for source in "bc" for number in range(50)]
 
 
-def test_subsets_and_splits_select_what_they_say(data):
+def test_subsets_and_splits_select_their_samples(data):
     content = json.loads(write_mix(data / "subset.yaml", [("a", FALLING), ("a", 4)]).read_text())
     first, second = content["splits"]["train"]["blend"]
     first["subset"] = {"range": ["0%", "50%"]}
@@ -140,11 +140,11 @@ def test_subsets_and_splits_select_what_they_say(data):
     assert texts == [[f"{s}{number:03d}" for number in range(50, 60)] for s in "bc"]
 
 
-def test_crude_samples_meet_their_cookers(data):
+def test_crude_samples_are_cooked(data):
     write_dataset(
         data / "crude",
         [f"crude{number}" for number in range(20)],
-        dataset_config={"__module__": "megatron.energon", "__class__": "CrudeWebdataset"},
+        dataset_config=CRUDE,
     )
 
     @stateless
@@ -162,7 +162,7 @@ def test_crude_samples_meet_their_cookers(data):
     assert [batch.text[0].startswith("crude") for batch in batches] == [True] * 5 + [False] * 3
 
 
-def test_traversing_is_energons(data):
+def test_energon_can_traverse_our_metadataset(data):
     write_mix(data / "inner.yaml", [("a", FALLING), ("b", 4)])
     path = write_mix(data / "outer.yaml", [("inner.yaml", 1), ("c", 1)])
     if not hasattr(loader, "traverse_metadataset"):
@@ -171,13 +171,13 @@ def test_traversing_is_energons(data):
     assert [reference.path.name for reference in references] == ["a", "b", "c"]
 
 
-def test_an_epochized_blend_cannot_stand_in_a_blend(data):
+def test_an_epochized_blend_cannot_be_nested_in_a_blend(data):
     write(data / "inner.yaml", stock({"train": {"blend_epochized": [{"path": "a"}]}}))
     with pytest.raises(ConfigError, match=r"blend\[0\].*blend_epochized"):
         shares(write_mix(data / "outer.yaml", [("inner.yaml", 1), ("b", 1)]), 0)
 
 
-def test_the_yaml_of_the_upstream_proposal_loads_unedited_but_for_its_header(data):
+def test_the_upstream_proposal_loads_with_only_its_header_changed(data):
     path = data / "upstream.yaml"
     path.write_text(
         """
@@ -202,7 +202,7 @@ splits:
     assert shares(path, 3000) == pytest.approx({"a": 0, "b": 100 / 105, "c": 5 / 105})
 
 
-def test_a_path_may_be_moved_with_its_yaml_and_keeps_its_key(data, tmp_path):
+def test_a_source_moved_with_its_yaml_keeps_its_key(data, tmp_path):
     write_dataset(tmp_path / "old" / "web", ["text"] * 9)
     write_mix(tmp_path / "old" / "mix.yaml", [("web", 1)])
     before = list(shares(tmp_path / "old" / "mix.yaml", 0))

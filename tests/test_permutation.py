@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A computed order: every index once, the same everywhere, and as mixed as a drawn one."""
+"""A computed order has every index once, is reproducible and looks random."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.errors import ConfigError
 
-#: Around the switch from a table to the network, squares, and products that leave a remainder.
+#: Sizes around the switch from a table to the network, squares, and products with a remainder.
 SIZES = (1, 2, 3, 7, 4095, 4096, 4097, 4160, 4225, 10_007, 65_536, 99_999)
 
 
@@ -26,13 +26,13 @@ def test_every_index_is_reached_once(size, key):
 
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(1, 2**62), key=st.integers(0, 2**64), data=st.data())
-def test_indices_of_any_size_stay_in_range_and_apart(size, key, data):
+def test_indices_of_any_size_stay_in_range_and_distinct(size, key, data):
     some = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50, unique=True))
     order = KeyedPermutation(size, key)
     mapped = order(np.array(some))
     assert len(set(mapped.tolist())) == len(some)
     assert mapped.min() >= 0 and mapped.max() < size
-    # An index goes where it goes, whatever is asked beside it and in whatever type.
+    # The result for an index is independent of the other indices and of the dtype.
     assert order(np.array(some[:1], np.uint64)).tolist() == mapped[:1].tolist()
     assert order(np.array([some, some])).tolist() == [mapped.tolist()] * 2
 
@@ -47,7 +47,7 @@ def test_the_order_never_changes_between_versions():
     ]
 
 
-def test_all_orders_of_three_come_about_as_often():
+def test_all_orders_of_three_are_equally_frequent():
     orders = Counter(tuple(KeyedPermutation(3, key)(np.arange(3)).tolist()) for key in range(3000))
     assert len(orders) == 6
     # 500 of each are expected, with a deviation of about 20.
@@ -55,9 +55,9 @@ def test_all_orders_of_three_come_about_as_often():
 
 
 @pytest.mark.parametrize("size", [5000, 1 << 20, 10**9, 10**15 + 7])
-def test_a_stretch_of_the_order_looks_drawn_at_random(size):
-    """Chi-square over sixteen parts of the range: of where neighbours, every 16th index and the
-    last indices go, and of how far apart neighbours come to lie."""
+def test_a_stretch_of_the_order_looks_random(size):
+    """Chi-square tests over 16 parts of the range, for neighbours, every 16th index and the last
+    indices: their positions, and the distances between successive positions."""
     order = KeyedPermutation(size, "mixed")
     for start, step in ((0, 1), (0, 16), (size - 1, -1)):
         count = min(4096, size // abs(step))
@@ -65,11 +65,11 @@ def test_a_stretch_of_the_order_looks_drawn_at_random(size):
         for values in (mapped, np.diff(mapped) % size):
             parts = np.bincount((values / size * 16).astype(int), minlength=16)
             expected = len(values) / 16
-            # 15 degrees of freedom: mean 15, and 45 is passed once in 14 000 times.
+            # 15 degrees of freedom: the mean is 15, and 45 is exceeded once in 14,000 times.
             assert ((parts - expected) ** 2 / expected).sum() < 45
 
 
-def test_keys_and_sizes_give_orders_of_their_own():
+def test_each_key_and_size_gives_its_own_order():
     first = [
         KeyedPermutation(size, key)(np.arange(200)).tolist()
         for size in (10_000, 10_001)
@@ -88,7 +88,7 @@ def test_an_impossible_size_is_refused(size):
 
 
 @pytest.mark.parametrize("size", [10, 10_000])
-def test_an_index_outside_is_an_index_error(size):
+def test_an_index_out_of_range_raises_index_error(size):
     for index in (-1, size):
         with pytest.raises(IndexError, match="out of range"):
             KeyedPermutation(size, "k")(np.array([0, index]))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checker of plain English finds what it lists, and nothing else."""
+"""The plain English checker finds its patterns and nothing else."""
 
 import runpy
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 CHECKER = Path(__file__).parents[1] / ".ci" / "plain_english.py"
 
 
-def test_it_finds_words_in_docstrings_comments_and_messages_and_names_their_lines(tmp_path):
+def test_findings_name_lines_in_docstrings_comments_and_messages(tmp_path):
     module = tmp_path / "module.py"
     module.write_text(
         '"""What a row holds."""\n'
@@ -29,7 +29,7 @@ def test_it_finds_words_in_docstrings_comments_and_messages_and_names_their_line
     ]
 
 
-def test_a_page_in_plain_words_has_no_finding(tmp_path):
+def test_a_plain_page_has_no_findings(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "# Rows\n\nTwo rows per step. Which documents a row holds depends on lengths.\n"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Conversations to packed batches with loss on the answers, through real Energon loaders."""
+"""From conversations to packed batches with loss on the answers, through Energon loaders."""
 
 import json
 from collections import Counter
@@ -8,8 +8,6 @@ from collections import Counter
 import pytest
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
-from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
-from webdataset import ShardWriter
 
 from energon_ext import (
     ConfigError,
@@ -35,6 +33,7 @@ from tests.support import (
     loader_for,
     take,
     write_mix,
+    write_records,
     write_tokens,
     write_weights,
 )
@@ -78,24 +77,6 @@ def prepare_jsonl(path, records):
     return path
 
 
-def prepare_webdataset(folder, records):
-    folder.mkdir()
-    with ShardWriter(f"{folder}/shard_%03d.tar", maxcount=50, verbose=0) as shards:
-        for index, record in enumerate(records):
-            shards.write({"__key__": f"{index:06d}", "json": json.dumps(record).encode()})
-    BaseWebdatasetFactory.prepare_dataset(
-        EPath(folder),
-        sorted(file.name for file in folder.glob("*.tar")),
-        split_parts_patterns=[("train", ".*")],
-        progress_fn=lambda items, total: items,
-        tar_index_only=False,
-        workers=1,
-    )
-    crude = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
-    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(crude))
-    return folder
-
-
 def load(path, *, repeat=False, batch_size=1, seq_len=32, **options):
     encoder = SFTTaskEncoder(ByteTokenizer(), seq_len, packing_buffer_docs=4, **options)
     return get_train_dataset(
@@ -109,7 +90,7 @@ def load(path, *, repeat=False, batch_size=1, seq_len=32, **options):
 
 
 def answers_in(batches):
-    """The labels of each segment that are trained on, decoded."""
+    """Return the decoded trained labels of each segment."""
     found = []
     for batch in batches:
         batch.validate()
@@ -120,8 +101,8 @@ def answers_in(batches):
     return sorted(found)
 
 
-@pytest.mark.parametrize("prepare", [prepare_jsonl, prepare_webdataset])
-def test_only_responses_are_trained_from_either_format(tmp_path, prepare):
+@pytest.mark.parametrize("prepare", [prepare_jsonl, write_records])
+def test_only_responses_are_trained_in_both_formats(tmp_path, prepare):
     records = [{"prompt": f"say {n}: ", "response": f"<{n}>"} for n in range(9)]
     records += [{"messages": TURNS[1:3]}, {"messages": TURNS[1:5]}]
     prepare(tmp_path / "pairs.jsonl", records)
@@ -152,8 +133,8 @@ def test_every_answer_of_a_conversation_is_trained_and_nothing_else():
 
 @pytest.fixture(scope="module")
 def hf_folder(tmp_path_factory):
-    """A tiny tokenizer of characters with a chat template, as a model folder holds it."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    """A tiny character tokenizer with a chat template, saved like a model folder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = ["<unk>", "<|im_start|>", "<|im_end|>", "<pad>"]
@@ -161,9 +142,7 @@ def hf_folder(tmp_path_factory):
     vocabulary = {token: index for index, token in enumerate(special + characters)}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    from tokenizers.decoders import ByteLevel
-
-    backend.decoder = ByteLevel()
+    backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         unk_token="<unk>",
@@ -182,7 +161,7 @@ def test_the_chat_template_of_a_hugging_face_tokenizer_is_used(hf_folder):
     encoder = SFTTaskEncoder(tokenizer, 256)
     document = encoder.encode_document(dialogue(TURNS))
     assert isinstance(encoder.chat_template, HFChatTemplate)
-    # The template writes its own special tokens: they are ids, and no other is put around them.
+    # The template writes its own special tokens: they become ids, and no others are added.
     starts, ends = (document.tokens == 1).sum(), (document.tokens == 2).sum()
     assert (starts, ends) == (5, 5)
     assert document.tokens[-1] != tokenizer.eos_id
@@ -193,29 +172,29 @@ def test_the_chat_template_of_a_hugging_face_tokenizer_is_used(hf_folder):
 
 def test_a_state_depends_on_the_chat_template(hf_folder):
     tokenizer = HFTokenizer(hf_folder)
-    own = SFTTaskEncoder(tokenizer, 64).state_fingerprint()
+    default = SFTTaskEncoder(tokenizer, 64).state_fingerprint()
     plain = SFTTaskEncoder(tokenizer, 64, chat_template=PlainChatTemplate()).state_fingerprint()
-    cut = SFTTaskEncoder(tokenizer, 64, over_long="error").state_fingerprint()
-    assert len({json.dumps(found, sort_keys=True) for found in (own, plain, cut)}) == 3
+    strict = SFTTaskEncoder(tokenizer, 64, over_long="error").state_fingerprint()
+    assert len({json.dumps(found, sort_keys=True) for found in (default, plain, strict)}) == 3
 
 
-def test_fine_tuning_and_prompts_have_one_template_by_default(hf_folder):
-    """A policy is asked in the words it was taught in."""
+def test_sft_and_prompts_share_the_default_template(hf_folder):
+    """A policy is prompted in the format it was trained on."""
     for tokenizer in (HFTokenizer(hf_folder), ByteTokenizer()):
-        taught = SFTTaskEncoder(tokenizer, 64)
-        asked = PromptTaskEncoder(tokenizer)
-        found = taught.state_fingerprint()["chat_template"]
-        assert asked.state_fingerprint()["chat_template"] == found
-        prompt = asked.encode_prompt(
+        sft = SFTTaskEncoder(tokenizer, 64)
+        prompts = PromptTaskEncoder(tokenizer)
+        template = sft.state_fingerprint()["chat_template"]
+        assert prompts.state_fingerprint()["chat_template"] == template
+        prompt = prompts.encode_prompt(
             PromptText(**IDENTITY, prompt=TURNS[:2], metadata={}), source="chats"
         )
-        document = taught.encode_document(dialogue(TURNS[:3]))
+        document = sft.encode_document(dialogue(TURNS[:3]))
         assert document.tokens[: len(prompt.tokens)].tolist() == prompt.tokens.tolist()
         assert not document.label_weights[: len(prompt.tokens)].any()
         assert document.label_weights[len(prompt.tokens)] == 1
 
 
-def test_a_token_file_of_another_chat_template_is_refused(tmp_path):
+def test_a_token_file_written_with_another_chat_template_is_refused(tmp_path):
     write_tokens(tmp_path / "chat", [[1, 101, 102, 2]] * 9)
     write_weights(tmp_path / "chat", [[0, 0, 1, 1]] * 9)
     path = tmp_path / "chat.meta.json"
@@ -231,7 +210,7 @@ def test_a_token_file_of_another_chat_template_is_refused(tmp_path):
         load(mix)
 
 
-def test_a_tokenizer_without_a_template_says_what_to_pass(hf_folder, tmp_path):
+def test_the_error_for_a_missing_template_says_what_to_pass(hf_folder, tmp_path):
     from transformers import AutoTokenizer
 
     bare = AutoTokenizer.from_pretrained(hf_folder)
@@ -252,7 +231,7 @@ def test_a_tokenizer_without_a_template_says_what_to_pass(hf_folder, tmp_path):
         "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}",
     ],
 )
-def test_a_template_that_reads_the_clock_needs_one_date(clock, hf_folder, tmp_path):
+def test_a_template_that_reads_the_clock_needs_a_fixed_date(clock, hf_folder, tmp_path):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(hf_folder)
@@ -271,7 +250,7 @@ def test_a_template_that_reads_the_clock_needs_one_date(clock, hf_folder, tmp_pa
 @pytest.mark.parametrize(
     "clock", ["{% set now = strftime_now %}{{ now('%d') }}", "strftime_now(f)"]
 )
-def test_a_clock_that_no_date_can_stand_for_is_refused(clock, hf_folder):
+def test_a_clock_that_a_fixed_date_cannot_replace_is_refused(clock, hf_folder):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(hf_folder)
@@ -282,7 +261,7 @@ def test_a_clock_that_no_date_can_stand_for_is_refused(clock, hf_folder):
         HFChatTemplate(tokenizer, date="2026-01-31")
 
 
-def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(hf_folder):
+def test_a_template_that_rejects_or_rewrites_a_conversation_is_an_error(hf_folder):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(hf_folder)
@@ -305,7 +284,7 @@ def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(hf_folder):
 
 
 @pytest.mark.parametrize("over_long", ["cut", "error"])
-def test_a_sample_is_encoded_whole_however_long_the_rows_are(over_long):
+def test_a_sample_is_encoded_whole_whatever_the_row_length(over_long):
     encoder = SFTTaskEncoder(ByteTokenizer(), 8, over_long=over_long)
     document = encoder.encode_document(pair("abc", "d" * 50))
     assert document.tokens.tolist() == [1, 101, 102, 103] + [104] * 50 + [2]
@@ -313,20 +292,20 @@ def test_a_sample_is_encoded_whole_however_long_the_rows_are(over_long):
 
 
 def test_over_long_samples_are_cut_in_rows_and_keep_a_trained_label(tmp_path, caplog):
-    # bos and 7 of the prompt leave one place of nine: for the first token of the response
+    # BOS and 7 prompt tokens leave one place of nine for the first token of the response.
     pairs = [("abc", "d" * 50), ("a" * 7, "dd"), ("a" * 8, "dd"), ("ab", "ef")]
     path = tmp_path / "chats.jsonl"
     prepare_jsonl(path, [{"prompt": prompt, "response": response} for prompt, response in pairs])
     answers = answers_in(loader_for(load(path, seq_len=8)))
     assert sorted(answers) == sorted(["d" * 5, "d", "ef"])
     assert "1 of 4 documents have no trained label in their first 9 tokens" in caplog.text
-    # Whatever the rows are, and whatever is trained, the same tokens serve them.
+    # The cached tokens are independent of row length and trained labels.
     answers = answers_in(loader_for(load(path, seq_len=64, train_on_eos=False)))
     assert sorted(answers) == sorted(response for _, response in pairs)
     assert len([*(tmp_path / ".energon_ext_cache").iterdir()]) == 1
 
 
-def test_over_long_samples_are_refused_if_wished(tmp_path):
+def test_over_long_samples_are_refused_on_request(tmp_path):
     records = [{"prompt": "abc", "response": answer} for answer in ("defg", "defgh")]
     prepare_jsonl(tmp_path / "chats.jsonl", records)
     with pytest.raises(ConfigError, match="document 1 .* has 10 tokens, but a row fits 9"):
@@ -334,7 +313,7 @@ def test_over_long_samples_are_refused_if_wished(tmp_path):
     load(tmp_path / "chats.jsonl", seq_len=9, over_long="error")
 
 
-def test_a_sample_whose_only_label_is_masked_is_left_out(tmp_path, caplog):
+def test_a_sample_without_trained_labels_is_skipped(tmp_path, caplog):
     records = [{"prompt": "abc", "response": answer} for answer in ("", "d")]
     prepare_jsonl(tmp_path / "chats.jsonl", records)
     assert answers_in(loader_for(load(tmp_path / "chats.jsonl", train_on_eos=False))) == ["d"]
@@ -360,14 +339,14 @@ def test_a_sample_whose_only_label_is_masked_is_left_out(tmp_path, caplog):
         (say("system", "user"), "no assistant message, so there is nothing to train on"),
     ],
 )
-def test_a_conversation_without_sense_is_named(messages, message):
+def test_an_invalid_conversation_is_refused_with_the_reason(messages, message):
     encoder = SFTTaskEncoder(ByteTokenizer(), 64)
     with pytest.raises(SampleError, match=f"^Sample chats/7: {message}"):
         encoder.encode_document(dialogue(messages))
 
 
-def test_bad_samples_are_reported_by_name_and_left_out(tmp_path, capsys, caplog):
-    """The log names the first of them, at DEBUG all; nothing is printed."""
+def test_bad_samples_are_reported_by_name_and_skipped(tmp_path, capsys, caplog):
+    """The log names the first bad sample, at DEBUG all of them; nothing is printed."""
     caplog.set_level("DEBUG", "energon_ext")
     bad = [{"prompt": "no answer"}, {"messages": say("user")}, {"prompt": 3, "response": "x"}]
     good = [{"prompt": f"{n}?", "response": f"{n}!"} for n in range(5)]
@@ -391,7 +370,7 @@ RECORDS = [{"prompt": f"say {n}: ", "response": f"<{n}>" * (n % 5 + 1)} for n in
 
 
 def write_conversations(prefix, records, encoder, scale=1.0):
-    """The pair, the weights and the description that `energon-ext prepare --chat` makes of them."""
+    """Write the files that `energon-ext prepare --chat` would write for the records."""
     samples = [cook_dialogue({**IDENTITY, "json": record}) for record in records]
     documents = [encoder.encode_document(sample) for sample in samples]
     write_tokens(prefix, [document.tokens.tolist() for document in documents])
@@ -409,13 +388,11 @@ def conversations(tmp_path_factory):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_training_on_a_token_file_weights_what_the_text_of_its_conversations_does(
-    conversations, ranks
-):
+def test_a_token_file_trains_the_same_as_the_text_of_its_conversations(conversations, ranks):
     def segments(path):
-        """How often each conversation was: tokens, labels and weights.
+        """Count the tokens, labels and weights of each conversation.
 
-        The last position of a conversation trains nothing, and a full row does not have it.
+        The last position of a conversation is not trained, and missing in a full row.
         """
         found = Counter()
         mix = write_mix(conversations / "train.yaml", [(path, 1)])
@@ -468,10 +445,10 @@ def test_weights_between_0_and_1_reach_the_loss(tmp_path):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_resume_of_a_token_file_with_weights_continues_exactly(conversations, num_workers):
+def test_a_weighted_token_file_resumes_exactly(conversations, num_workers):
     mix = write_mix(conversations / "resume.yaml", [("tokens", 1)])
 
-    def loader():
+    def loader(num_workers=num_workers):
         encoder = SFTTaskEncoder(ByteTokenizer(), 64)
         return loader_for(
             get_train_dataset(
@@ -479,7 +456,7 @@ def test_a_resume_of_a_token_file_with_weights_continues_exactly(conversations, 
             )
         )
 
-    reference = [batch_hash(batch) for batch in take(loader(), 40)]
+    reference = [batch_hash(batch) for batch in take(loader(num_workers=0), 40)]
     for done in (1, 17, 30) if num_workers == 0 else (17,):
         first = loader()
         take(first, done)

@@ -65,7 +65,7 @@ def test_a_fingerprint_changes_with_the_ids(tokenizer_file):
     assert ByteTokenizer().fingerprint() != ByteTokenizer(add_bos=False).fingerprint()
 
 
-def test_a_transformers_folder_brings_its_special_tokens(tokenizer_file, tmp_path):
+def test_a_transformers_folder_defines_its_special_tokens(tokenizer_file, tmp_path):
     transformers = pytest.importorskip("transformers")
     transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(tokenizer_file), eos_token="</s>", pad_token="<pad>"
@@ -75,7 +75,7 @@ def test_a_transformers_folder_brings_its_special_tokens(tokenizer_file, tmp_pat
     assert tokenizer.encode("the dog")[-1] == 2
 
 
-def test_a_bare_file_ends_texts_by_a_well_known_name_and_says_so(tokenizer_file, caplog):
+def test_a_bare_file_uses_a_well_known_eos_token_and_logs_it(tokenizer_file, caplog):
     assert load_tokenizer(tokenizer_file).encode("the")[-1] == 2
     assert caplog.messages == [
         f"{tokenizer_file}: </s> ends every text; --eos-token selects another."
@@ -86,7 +86,9 @@ def test_a_bare_file_ends_texts_by_a_well_known_name_and_says_so(tokenizer_file,
     assert caplog.messages == []
 
 
-def test_what_stands_beside_a_file_names_its_special_tokens(tokenizer_file, tmp_path, caplog):
+def test_a_config_next_to_a_tokenizer_file_names_its_special_tokens(
+    tokenizer_file, tmp_path, caplog
+):
     (tmp_path / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
     tokens = {"eos_token": {"content": "<pad>"}, "bos_token": "<s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokens))
@@ -95,7 +97,7 @@ def test_what_stands_beside_a_file_names_its_special_tokens(tokenizer_file, tmp_
     assert caplog.messages == []
 
 
-def test_truncation_and_padding_that_a_file_holds_are_switched_off(tokenizer_file, tmp_path):
+def test_truncation_and_padding_in_a_file_are_switched_off(tokenizer_file, tmp_path):
     tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=8, pad_id=3, pad_token="<pad>")
@@ -111,7 +113,7 @@ def test_truncation_and_padding_that_a_file_holds_are_switched_off(tokenizer_fil
     assert loaded.fingerprint() == plain.fingerprint()
 
 
-def test_a_folder_that_was_saved_after_a_cut_call_is_not_cut(tokenizer_file, tmp_path):
+def test_a_folder_saved_after_a_truncating_call_does_not_truncate(tokenizer_file, tmp_path):
     transformers = pytest.importorskip("transformers")
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(tokenizer_file), eos_token="</s>", pad_token="<pad>"
@@ -121,13 +123,13 @@ def test_a_folder_that_was_saved_after_a_cut_call_is_not_cut(tokenizer_file, tmp
     assert len(load_tokenizer(tmp_path).encode("the quick brown fox " * 20)) > 20
 
 
-def test_all_ids_are_below_the_vocabulary_size_also_where_some_are_left_out(tmp_path):
+def test_all_ids_are_below_the_vocabulary_size_even_with_gaps(tmp_path):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 7}, unk_token="a"))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert load_tokenizer(tmp_path / "tokenizer.json", add_eos=False).vocab_size == 8
 
 
-def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
+def test_an_invalid_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
     wrong = tmp_path / "tokenizer.json"
     wrong.write_text('{"not": "a tokenizer"}')
     with pytest.raises(ConfigError, match=r"tokenizer\.json.*is not a tokenizer"):
@@ -147,22 +149,22 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", '{"eos_token": 5}', '{"eos_token": {}}'])
-def test_settings_that_are_none_are_one_clear_error(tmp_path, tokenizer_file, content):
+def test_invalid_tokenizer_settings_are_one_clear_error(tmp_path, tokenizer_file, content):
     pytest.importorskip("transformers")
     (tmp_path / "tokenizer.json").write_bytes(Path(tokenizer_file).read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(ConfigError, match="transformers cannot load it"):
         load_tokenizer(tmp_path)
-    try:  # beside a file they name its special tokens, where they can
+    try:  # next to a tokenizer file, settings that can be read name its special tokens
         load_tokenizer(tmp_path / "tokenizer.json")
     except ConfigError as error:
         assert "no eos token" in str(error)
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, HFChatTemplate])
-def test_code_in_a_folder_is_neither_run_nor_asked_about(tmp_path, monkeypatch, load):
+def test_code_in_a_folder_is_neither_run_nor_prompted_for(tmp_path, monkeypatch, load):
     pytest.importorskip("transformers")
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it prompted"))
     (tmp_path / "tok.py").write_text(f"open({str(tmp_path / 'it_ran')!r}, 'w')\nclass T: ...\n")
     settings = {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["tok.T", "tok.T"]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -174,7 +176,7 @@ def test_code_in_a_folder_is_neither_run_nor_asked_about(tmp_path, monkeypatch, 
 
 @pytest.fixture(scope="module")
 def sentencepiece_file(tmp_path_factory):
-    """A model of sentencepiece, trained on a few words; its pad has no id."""
+    """A sentencepiece model trained on a few words; its pad has no id."""
     library = pytest.importorskip("sentencepiece")
     content = io.BytesIO()
     library.SentencePieceTrainer.train(
@@ -190,7 +192,7 @@ def sentencepiece_file(tmp_path_factory):
     return path
 
 
-def test_a_model_of_sentencepiece_encodes_as_its_library_does(sentencepiece_file):
+def test_a_sentencepiece_model_encodes_like_its_library(sentencepiece_file):
     library = pytest.importorskip("sentencepiece")
     model = library.SentencePieceProcessor(model_file=str(sentencepiece_file))
     tokenizer = load_tokenizer(sentencepiece_file)
@@ -205,7 +207,7 @@ def test_a_model_of_sentencepiece_encodes_as_its_library_does(sentencepiece_file
     assert copied.encode("the fox") == batch[0].tolist()
 
 
-def test_other_pieces_of_sentencepiece_may_begin_and_end_a_text(sentencepiece_file):
+def test_other_sentencepiece_pieces_can_be_bos_and_eos(sentencepiece_file):
     tokenizer = load_tokenizer(sentencepiece_file, bos_token="<s>", eos_token="<|end|>")
     tokens = tokenizer.encode("the dog")
     assert (tokens[0], tokens[-1]) == (1, 3)
@@ -214,7 +216,7 @@ def test_other_pieces_of_sentencepiece_may_begin_and_end_a_text(sentencepiece_fi
         load_tokenizer(sentencepiece_file, eos_token="<end>")
 
 
-def test_a_model_of_sentencepiece_is_known_by_the_hash_of_its_file(sentencepiece_file, tmp_path):
+def test_a_sentencepiece_model_is_identified_by_its_file_hash(sentencepiece_file, tmp_path):
     found = load_tokenizer(sentencepiece_file).fingerprint()
     assert found["sha256"] == hashlib.sha256(sentencepiece_file.read_bytes()).hexdigest()
     moved = tmp_path / "other.model"
@@ -224,7 +226,7 @@ def test_a_model_of_sentencepiece_is_known_by_the_hash_of_its_file(sentencepiece
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", b"\x0a\xff", b"\x0a\x00"])
-def test_what_is_no_model_of_sentencepiece_is_one_clear_error(tmp_path, content):
+def test_an_invalid_sentencepiece_model_is_one_clear_error(tmp_path, content):
     pytest.importorskip("sentencepiece")
     (tmp_path / "a.model").write_bytes(content)
     with pytest.raises(ConfigError, match=r"a\.model' is (not a sentencepiece model|empty)"):
@@ -233,7 +235,7 @@ def test_what_is_no_model_of_sentencepiece_is_one_clear_error(tmp_path, content)
         load_tokenizer(tmp_path / "absent.model")
 
 
-def test_without_sentencepiece_the_error_has_the_command(tmp_path, monkeypatch):
+def test_a_missing_sentencepiece_package_names_the_install_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     (tmp_path / "a.model").write_bytes(b"\x0a")
     with pytest.raises(ConfigError, match="needs the package `sentencepiece`: pip install"):
@@ -241,7 +243,7 @@ def test_without_sentencepiece_the_error_has_the_command(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a.tiktoken", "tokenizer.model"])
-def test_a_file_of_tiktoken_is_an_error_whose_code_converts_it(name, tmp_path, monkeypatch):
+def test_the_error_for_a_tiktoken_file_has_code_that_converts_it(name, tmp_path, monkeypatch):
     ranks = {bytes([byte]): byte for byte in range(256)}
     for token in (b"th", b"the", b" the", b"qu"):
         ranks[token] = len(ranks)
@@ -262,7 +264,7 @@ def test_a_file_of_tiktoken_is_an_error_whose_code_converts_it(name, tmp_path, m
     assert tokenizer.encode("the") == [*original.encode("the"), 260] == [257, 260]
 
 
-def test_an_encoding_of_tiktoken_is_named_with_the_way_to_a_file(tmp_path, monkeypatch):
+def test_the_error_for_a_tiktoken_encoding_shows_how_to_convert_it(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"is a tiktoken encoding.*/tokenizer\.json\.$"):
         load_tokenizer("cl100k_base")
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What people get wrong in a metadataset, and the one line that each of them reads."""
+"""Common mistakes in a metadataset, and the one-line error for each."""
 
 import json
 import os
@@ -20,7 +20,7 @@ MOST_CHARACTERS = 320
 
 
 def split(text):
-    """A metadataset with this below ``train``."""
+    """Return a metadataset with this text under ``train``."""
     lines = "".join(f"    {line}\n" for line in text.split("\n"))
     return f"{HEADER}splits:\n  train:\n{lines}"
 
@@ -33,7 +33,7 @@ def weight(text):
     return entry(f"{{path: code, weight: {text}}}")
 
 
-#: What is wrong, the file, and what the line says of it. ``@`` is the file.
+#: The mistake, the file, and parts of the error line. ``@`` is the file.
 MISTAKES = [
     # Fields of an entry.
     ("a misspelt field", entry("{path: code, wieght: 1}"),
@@ -44,9 +44,9 @@ MISTAKES = [
     ("no path", entry("{weight: 1}"),
      "blend[0]: {'weight': 1} found, it needs join or path."),
     ("repetitions in a blend", entry("{path: code, repetitions: 2}"), "no field 'repetitions'"),
-    ("a limit beside no entry", split("path: code\nmax_epochs: 2"), "train: no field 'max_epochs'",
+    ("a limit outside an entry", split("path: code\nmax_epochs: 2"), "train: no field 'max_epochs'",
      "It belongs to a member of a blend: blend: [{path: ..., max_epochs: ...}]."),
-    ("a splice beside no entry", split("path: code\nsplice: {num_docs: 2}"),
+    ("a splice outside an entry", split("path: code\nsplice: {num_docs: 2}"),
      "It belongs to a member of a blend: blend: [{path: ..., splice: ...}]."),
     ("a misspelt interleave", split("interleaved:\n  - {path: code}"), "mean interleave?"),
     ("a number for a path", entry("{path: 5}"), "path: 5 found, text or a path is needed."),
@@ -170,7 +170,8 @@ MISTAKES = [
     # Paths.
     ("no such path", entry("{path: cod}"), " cod: does not exist; check the path, which is relati"),
     ("a text file", entry("{path: plain.txt}"), "neither a metadataset (.yaml) nor a .jsonl file"),
-    ("a folder of text", entry("{path: raw}"), "that is not prepared (it has no .nv-meta)"),
+    ("a folder of text", entry("{path: raw}"), "that is not prepared (it has no .nv-meta)",
+     "energon-ext prepare"),
     ("both splits", entry("{path: prep}"), "prep: contains the splits train and val, which"),
     ("half a pair", entry("{path: half}"), "half.idx: does not exist; a pair needs both files."),
     ("a damaged index", entry("{path: damaged}"), "damaged.idx: not a Megatron index"),
@@ -203,26 +204,26 @@ def folder(tmp_path_factory):
     return folder
 
 
-#: What Energon says with an assert, which ``python -O`` leaves out.
+#: Errors that Energon raises with an assert, which ``python -O`` skips.
 ASSERTED = {"more than all", "aux that is not there", "lines that are no objects"}
 
 
 @pytest.mark.parametrize(
     ("content", "messages"),
     [
-        pytest.param(c, said, id=what)
-        for what, c, *said in MISTAKES
-        if __debug__ or what not in ASSERTED
+        pytest.param(content, messages, id=mistake)
+        for mistake, content, *messages in MISTAKES
+        if __debug__ or mistake not in ASSERTED
     ],
 )
-def test_a_mistake_is_one_line_that_says_where_and_what(folder, capfd, content, messages):
+def test_a_mistake_is_one_line_with_its_place_and_cause(folder, capfd, content, messages):
     path = folder / "mix.yaml"
     path.write_text(content)
     line = error_line(energon_ext("plan", path)).replace(f"{folder}/", "")
     for message in messages:
         assert message.replace("@", "mix.yaml") in line
     assert len(line) <= MOST_CHARACTERS
-    assert capfd.readouterr().err == ""  # nor does a parser in C++ say anything
+    assert capfd.readouterr().err == ""  # the parser in C++ prints nothing either
 
 
 def read_bad_file(path):
@@ -236,9 +237,9 @@ def bad_file(tmp_path):
     return EPath(tmp_path / "bad.yaml")
 
 
-def test_standard_error_works_after_files_were_read_in_threads(bad_file, capfd):
-    every = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # as often as threads can change places
+def test_stderr_works_after_reading_files_in_threads(bad_file, capfd):
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # switch threads as often as possible
     threads = [
         threading.Thread(target=lambda: [read_bad_file(bad_file) for _ in range(100)])
         for _ in range(8)
@@ -249,12 +250,12 @@ def test_standard_error_works_after_files_were_read_in_threads(bad_file, capfd):
         for thread in threads:
             thread.join()
     finally:
-        sys.setswitchinterval(every)
+        sys.setswitchinterval(interval)
     os.write(2, b"still here")
     assert capfd.readouterr().err == "still here"
 
 
-def test_files_are_read_where_there_is_no_standard_error(bad_file, monkeypatch):
+def test_files_are_read_without_stderr(bad_file, monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     read_bad_file(bad_file)
     kept = os.dup(2)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs ``energon-ext`` in this process, as a shell would."""
+"""Run ``energon-ext`` in this process, as a shell would."""
 
 from click.testing import CliRunner, Result
 
@@ -8,14 +8,14 @@ from energon_ext.cli.main import main
 
 
 def energon_ext(*arguments: object) -> Result:
-    """The result of one call; an exception that is not for users comes through."""
+    """Return the result of one call; unexpected exceptions propagate."""
     return CliRunner().invoke(
         main, [str(argument) for argument in arguments], catch_exceptions=False
     )
 
 
 def error_line(result: Result) -> str:
-    """The one line that a failed call prints on stderr, progress bars left out."""
+    """Return the one error line that a failed call prints to stderr, without progress bars."""
     assert result.exit_code == 2, result.output
     lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 1 and "Traceback" not in result.stderr

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Metrics of runs that never ran, for the tests of the report."""
+"""Metrics of made-up runs, for the tests of the report."""
 
 import json
 import math
@@ -13,7 +13,7 @@ ROWS_PER_STEP = 8
 
 
 def planned_share(batch_index: int, sources: Sequence[str]) -> dict[str, float]:
-    """The first source fades out, the second enters at batch 40, others are constant."""
+    """Return shares: the first source fades out, the second enters at batch 40."""
     weights = [max(1.0, 8.0 - batch_index / 12), 6.0 * (batch_index >= 40)]
     weights += [1.5] * (len(sources) - 2)
     return {key: weight / sum(weights) for key, weight in zip(sources, weights)}
@@ -30,13 +30,13 @@ def write_run(
     ),
     resumed_after: Sequence[int] = (),
 ) -> Path:
-    """Write ``metrics.jsonl`` as a training run of that many steps would.
+    """Write ``metrics.jsonl`` like a training run with this number of steps.
 
     Args:
         run_dir: created.
         steps: optimizer steps.
         sources: keys, at least two.
-        resumed_after: steps after which another process goes on.
+        resumed_after: steps after which another process continues.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     start = {

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext checkpoint diff`` says what a resume does, and a resume does what it says."""
+"""``energon-ext checkpoint diff`` predicts what a resume does."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ def new_loader(mix, *, encoder=None, seq_len=32, packing="bin", rank=0, ranks=1,
 
 
 def planned_run(data, batches=6, entries=(("book", 1), ("math", 1)), **options):
-    """A run folder with the cursor of a planned run of two rows a step, and the cursor."""
+    """Save a planned run with two rows per step; return its folder and its cursor."""
     loader = new_loader(write_mix(data / "mix.yaml", entries), rows_per_step=2, **options)
     take(loader, batches)
     cursor = loader.state_dict()
@@ -59,7 +59,7 @@ def lines(result):
 
 
 def check_agrees(result, resume):
-    """That the command refuses exactly where the resume does, for the same reason."""
+    """Check that the command refuses if and only if the resume does, with the same reason."""
     try:
         resume()
     except EnergonExtError as error:
@@ -101,7 +101,7 @@ def test_every_source_is_kept_new_moved_or_retained(data):
     assert [str(change.change) for change in resumed.changes] == ["moved", "new", "retained"]
 
 
-def test_a_resume_says_the_same_and_a_moved_source_goes_on_where_it_was(data, caplog):
+def test_a_resume_reports_the_same_and_a_moved_source_continues(data, caplog):
     saved, cursor = planned_run(data)
     (data / "later").mkdir()
     moved = new_loader(write_mix(data / "later" / "mix.yaml", [("../book", 1)]), rows_per_step=2)
@@ -112,9 +112,9 @@ def test_a_resume_says_the_same_and_a_moved_source_goes_on_where_it_was(data, ca
     assert changes["math"]["change"] == "retained"
     assert caplog.text.count("../book: moved, was book, ") == 1
     # The same documents in the same order as without the move.
-    beside = new_loader(write_mix(data / "beside.yaml", [("book", 1)]), rows_per_step=2)
-    beside.load_state_dict(cursor)
-    for one, other in zip(take(moved, 6), take(beside, 6)):
+    unmoved = new_loader(write_mix(data / "unmoved.yaml", [("book", 1)]), rows_per_step=2)
+    unmoved.load_state_dict(cursor)
+    for one, other in zip(take(moved, 6), take(unmoved, 6)):
         assert one.tokens.equal(other.tokens)
 
 
@@ -131,18 +131,18 @@ def test_a_resume_says_the_same_and_a_moved_source_goes_on_where_it_was(data, ca
         (5, {"seq_len": 64}, False),
     ],
 )
-def test_a_planned_run_is_possible_where_its_resume_is(data, batches, options, possible):
+def test_diff_agrees_with_the_resume_of_a_planned_run(data, batches, options, possible):
     saved, cursor = planned_run(data, batches)
     names = {"ranks": "world-size", "workers": "num-workers", "seq_len": "seq-length"}
     arguments = [x for k, v in options.items() for x in (f"--{names.get(k, k)}", v)]
     result = diff(saved, data / "mix.yaml", *arguments)
     next_run = new_loader(data / "mix.yaml", rows_per_step=2, **options)
     assert check_agrees(result, lambda: next_run.load_state_dict(cursor)) is possible
-    packed_anew = "Rows are packed differently from here on: " in result.output
-    assert packed_anew is (possible and not {"seq_len", "packing"}.isdisjoint(options))
+    is_repacked = "Rows are packed differently from here on: " in result.output
+    assert is_repacked is (possible and not {"seq_len", "packing"}.isdisjoint(options))
 
 
-def test_a_balanced_run_is_possible_inside_a_step_too(data):
+def test_diff_accepts_a_balanced_run_inside_a_step(data):
     encoder = PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=8, balance="attention")
     saved, cursor = planned_run(data, 5, encoder=encoder)
     resumed = new_loader(data / "mix.yaml", encoder=encoder, rows_per_step=2)
@@ -160,7 +160,7 @@ def drop_a_source(data):
 
 
 @pytest.mark.parametrize(("change", "possible"), [(change_documents, False), (drop_a_source, True)])
-def test_what_has_changed_under_a_planned_run_is_seen(data, change, possible):
+def test_diff_detects_changed_sources(data, change, possible):
     saved, cursor = planned_run(data)
     mix = change(data)
     next_run = new_loader(mix, rows_per_step=2)
@@ -168,13 +168,13 @@ def test_what_has_changed_under_a_planned_run_is_seen(data, change, possible):
     assert check_agrees(result, lambda: next_run.load_state_dict(cursor)) is possible
 
 
-def test_a_refusal_names_the_source_and_what_has_changed(data):
+def test_a_refusal_names_the_source_and_the_change(data):
     saved, _ = planned_run(data)
     result = diff(saved, change_documents(data))
     assert "book: tokens: saved 960, now 936" in lines(result)[-1]
 
 
-def test_the_encoder_is_made_again_with_the_options_of_the_run(data):
+def test_the_encoder_is_rebuilt_with_the_saved_options(data):
     encoder = PackedTaskEncoder(ByteTokenizer(), 64, alignment=4, packing_carry=0.5)
     saved, _ = planned_run(data, encoder=encoder)
     result = diff(saved, data / "mix.yaml")
@@ -183,7 +183,7 @@ def test_the_encoder_is_made_again_with_the_options_of_the_run(data):
     assert "task_encoder" not in result.output
 
 
-def test_an_encoder_that_adds_to_the_fingerprint_is_refused_by_that_field(data):
+def test_an_extra_fingerprint_field_is_refused_by_name(data):
     class Marked(PackedTaskEncoder):
         def state_fingerprint(self):
             return {**super().state_fingerprint(), "marks": [1, 2]}
@@ -205,8 +205,8 @@ def test_spliced_documents_are_restored_too(data):
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [1]])
-def test_the_files_of_megatron_lm_are_read(data, ranks):
-    """Of a planned run that of any rank is enough."""
+def test_megatron_lm_checkpoints_are_read(data, ranks):
+    """For a planned run the file of any rank is enough."""
     mix = write_mix(data / "mix.yaml", [("book", 1), ("math", 1)])
     folder = data / "data" / "iter_0000003" / "mp_rank_00_000"
     folder.mkdir(parents=True)
@@ -221,7 +221,7 @@ def test_the_files_of_megatron_lm_are_read(data, ranks):
     assert lines(result)[-1] == "can resume on any number of ranks and workers"
 
 
-def test_the_newest_checkpoint_in_the_folder_of_a_run_is_the_one_that_is_looked_at(data):
+def test_diff_uses_the_newest_checkpoint_in_a_run_folder(data):
     loader = new_loader(write_mix(data / "mix.yaml", [("book", 1)]), rows_per_step=2)
     for step in (1, 2):
         take(loader, 2)
@@ -231,11 +231,11 @@ def test_the_newest_checkpoint_in_the_folder_of_a_run_is_the_one_that_is_looked_
     assert lines(result)[0].endswith("checkpoints/iter_0000002: saved after 4 rows")
 
 
-# What is no cursor --------------------------------------------------------------------------------
+# Files without a cursor ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [{"row": 3}, [1, 2], "text", 7])
-def test_a_file_that_holds_no_cursor_is_refused(data, content):
+def test_a_file_without_a_cursor_is_refused(data, content):
     saved, _ = planned_run(data)
     write_file(saved / "iter_0000006" / "data.json", json.dumps(content).encode())
     result = diff(saved, data / "mix.yaml")
@@ -259,19 +259,19 @@ def test_a_folder_without_data_states_is_named(data, name, message):
     assert result.exit_code == 2 and message in result.output
 
 
-def test_breakpoints_that_count_something_else_from_here_on_are_said(data):
+def test_a_changed_breakpoint_unit_is_reported(data):
     run, _ = planned_run(data)
     mix = data / "mix.yaml"
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "schedule_axis": "tokens"}))
-    said = "schedule_axis: breakpoints counted steps; from here on they count tokens."
-    assert said in lines(diff(run, mix))
+    expected = "schedule_axis: breakpoints counted steps; from here on they count tokens."
+    assert expected in lines(diff(run, mix))
 
 
 @pytest.mark.parametrize(
     ("batches", "steps"),
     [(6, "3 steps of 2 rows"), (5, "2 steps of 2 rows, 1 rows of the next step, on 1 rank(s)")],
 )
-def test_what_a_state_holds_is_shown_without_its_data(data, batches, steps):
+def test_show_needs_no_data_files(data, batches, steps):
     run, cursor = planned_run(data, batches=batches)
     for path in data.glob("*.bin"):
         path.unlink()
@@ -280,4 +280,4 @@ def test_what_a_state_holds_is_shown_without_its_data(data, batches, steps):
     assert head.endswith(steps) and axis == "breakpoints count steps" and "seq_len=32" in options
     read = {key: source["tokens"] for key, source in cursor["plan"]["sources"].items()}
     assert {line.split()[0]: int(line.split()[2]) for line in sources} == read
-    assert sum(read.values()) == batches // 2 * 2 * 24  # a document a row, of whole steps
+    assert sum(read.values()) == batches // 2 * 2 * 24  # one document per row, whole steps only

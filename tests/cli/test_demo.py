@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""examples/demo.py: what it does with the runs it makes, and once for real."""
+"""examples/demo.py with made-up runs, and once for real."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ STEPS = 24
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The stages that the demo asked for; each writes a made-up run in place of training."""
+    """The stages the demo started; each writes a made-up run instead of training."""
     stages = []
 
     def train(mix, run_dir, steps, stage, resumes=False):
@@ -42,7 +42,7 @@ def run_demo(folder, monkeypatch):
     return ended.value.code
 
 
-def test_the_run_is_killed_and_resharded_twice_and_compared_with_one_left_alone(
+def test_the_run_is_killed_resharded_twice_and_compared_with_an_undisturbed_one(
     trained, tmp_path, monkeypatch, capsys
 ):
     assert run_demo(tmp_path, monkeypatch) is None
@@ -71,11 +71,12 @@ def test_a_run_that_differs_fails_the_demo(damage, message, trained, tmp_path, m
         return compare(folder, changed(run, damage), alone, stages)
 
     monkeypatch.setattr(demo, "compare", compare_damaged)
+    monkeypatch.setattr(demo, "write_report", lambda run, folder: ["report.html"])
     assert run_demo(tmp_path, monkeypatch) == message
 
 
 def changed(run, damage):
-    """A run whose ninth step is another."""
+    """Change the ninth step of a run."""
     if "loss" in damage:
         run.loss[8] = damage["loss"]
     hashes = list(run.batch_hash)

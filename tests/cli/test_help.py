@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every command helps, without a wait: ``-h``, an example; and a shell can complete it."""
+"""Every command has fast help with an example, and shell completion works."""
 
 import ast
 import json
@@ -45,14 +45,14 @@ def test_help_of_every_command_has_an_example(words):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_of_commands_has_the_help_of_each(name):
+def test_the_command_list_shows_the_help_of_each(name):
     command = load_command(name)
     assert command.name == name
     assert command.get_short_help_str(limit=1000) == COMMANDS[name]
 
 
 @pytest.mark.parametrize("option", ["-h", "--version"])
-def test_the_list_and_the_version_import_nothing_heavy_and_take_no_time(option):
+def test_help_and_version_are_fast_and_import_nothing_heavy(option):
     at_exit = "import atexit; atexit.register(lambda: print(*sys.modules))"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     result = call(f"{CALL} {at_exit}; main(['{option}'])")
@@ -73,7 +73,7 @@ def test_bash_completes_commands_and_their_options():
     assert found.stdout.split() == ["plain,--reference"]
 
 
-def test_json_is_whole_and_no_terminal_obeys_it(capsys):
+def test_json_output_is_complete_and_has_no_control_characters(capsys):
     content = {"key": "x" * (3 * MAX_TEXT), "control": "\x1b[31m\x7f\u202e\ud800"}
     echo_json(content)
     printed = capsys.readouterr().out
@@ -81,10 +81,10 @@ def test_json_is_whole_and_no_terminal_obeys_it(capsys):
     assert printed.removesuffix("\n").isprintable() and printed.isascii()
 
 
-def test_public_names_are_those_that_type_checkers_see():
+def test_public_names_match_what_type_checkers_see():
     tree = ast.parse(Path(package.__file__).read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    seen = {each.name: node.module for node in imports for each in node.names if each.asname}
+    seen = {name.name: node.module for node in imports for name in node.names if name.asname}
     assert seen == package._MODULES and {*seen} == {*package.__all__} <= {*dir(package)}
     for name, module in seen.items():
         assert getattr(package, name) is getattr(sys.modules[module], name)

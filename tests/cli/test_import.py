@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The data of other runs as metadatasets: the shares of Megatron's blending, and its splits."""
+"""Megatron data arguments imported as metadatasets, with Megatron's shares and splits."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from tests.cli.command import energon_ext, error_line
 from tests.support import config, write_tokens
 
 SEQ_LEN = 32
-#: Rows of SEQ_LEN tokens with one label more: full ones only, as Megatron counts samples.
+#: Documents per source; each fills one row of SEQ_LEN tokens, as Megatron counts samples.
 DOCUMENTS = {"web": 90, "code": 60, "wiki": 30}
 
 
@@ -52,14 +52,14 @@ def options(split="train"):
 
 
 def drawn(rows):
-    """Rows of each source among the first ones, by key."""
+    """Count the first rows by source key."""
     found = planned(find_blend(get_train_dataset("out/mix.yaml", **options())), rows)
     assert found.tokens.sum() == rows * SEQ_LEN
     return dict(zip(found.keys, (found.tokens.sum(0) / SEQ_LEN).tolist()))
 
 
 def blended_by_megatron(weights, rows):
-    """Samples of each dataset among the first ones, by Megatron-core's own code."""
+    """Count the first samples of each dataset with Megatron-core's own code."""
     datasets, samples = np.zeros(rows, np.int16), np.zeros(rows, np.int64)
     helpers.build_blending_indices(
         datasets, samples, np.array(normalize(weights)), len(weights), rows, False
@@ -79,7 +79,7 @@ def test_shares_are_those_of_megatrons_own_blending(folder, words, rows):
         assert count == pytest.approx(expected[key], abs=1)
 
 
-def test_a_single_prefix_begins_again_as_in_megatron(folder):
+def test_a_single_prefix_repeats_as_in_megatron(folder):
     (entry,) = imported("web")["train"]["interleave"]
     assert "max_epochs" not in entry
 
@@ -90,12 +90,12 @@ def test_a_list_without_weights_reads_everything_once(folder):
     blend = find_blend(get_train_dataset("out/mix.yaml", **options()))
     found = planned(blend, 1000)
     assert found.documents.sum(0).tolist() == [60, 90, 30]  # code, web, wiki
-    # In proportion to what they hold, so that all end at about the same step.
+    # Shares are proportional to sizes, so all sources end at about the same step.
     assert min(found.exhausted.values()) > 0.9 * found.steps
 
 
 @pytest.mark.parametrize("split", ["90,10,0", "8,1,1", "969, 30, 1", "100"])
-def test_splits_hold_the_documents_that_megatron_gives_them(folder, split):
+def test_splits_have_the_documents_megatron_assigns(folder, split):
     splits = imported("1", "web", "1", "code", "--split", split)
     matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
     present = [name for name, part in zip(("train", "val", "test"), matrix) if part is not None]
@@ -132,7 +132,7 @@ def test_validation_has_the_sources_of_the_first_phase(folder):
         "--data-args-path", "one.txt", "--data-args-path", "two.txt",
         "--phase-transition-iterations", "100", "--split", "9,1",
     )  # fmt: skip
-    # One that is listed twice has both weights together.
+    # A source that is listed twice gets the sum of both weights.
     assert [entry["weight"] for entry in splits["val"]["interleave"]] == [3, 3]
     assert [entry["weight"] for entry in splits["train"]["interleave"]] == [
         {"step": {0: 3, 100: 0}},
@@ -177,7 +177,7 @@ def test_a_file_of_splits_becomes_splits(folder):
         (["--per-split-data-args-path", "a", "--split", "9,1"], "a has its own splits"),
     ],
 )
-def test_what_cannot_be_imported_is_one_line_and_writes_nothing(folder, arguments, words):
+def test_a_failed_import_is_one_line_and_writes_nothing(folder, arguments, words):
     (folder / "one.txt").write_text("1 web 3 code")
     (folder / "empty.txt").write_text("")
     line = error_line(energon_ext("import", "out/mix.yaml", *arguments))
@@ -185,7 +185,7 @@ def test_what_cannot_be_imported_is_one_line_and_writes_nothing(folder, argument
     assert not list(folder.glob("out/*")) and not list(folder.glob("out/.*"))
 
 
-def test_a_file_that_is_there_is_kept(folder):
+def test_an_existing_file_is_kept_without_overwrite(folder):
     imported("1", "web")
     before = (folder / "out/mix.yaml").read_text()
     assert "--overwrite" in error_line(energon_ext("import", "out/mix.yaml", "1", "code"))

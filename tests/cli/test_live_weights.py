@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the commands say of a run whose weights a controller decides."""
+"""The commands, for runs whose weights come from a controller."""
 
 import json
 
@@ -31,7 +31,7 @@ def data(tmp_path):
 
 
 def counts(run, steps):
-    """Rows of web in each step of a run."""
+    """Count the rows of web in each step of a run."""
     return [sum(tokens[0] == TOKENS["web"] for tokens, *_ in step) for step in run.steps(steps)]
 
 
@@ -50,12 +50,12 @@ def test_plan_shows_the_shares_of_every_line_and_where_they_end(data):
         ["web", "50.00%", "25.00%", "100.00%"],
     ]
     path = data / "live.jsonl"
-    said = f"{path}: no line covers steps from 6 on; the last weights are used.\n"
-    assert result.stderr == said
+    warning = f"{path}: no line covers steps from 6 on; the last weights are used.\n"
+    assert result.stderr == warning
     assert energon_ext("plan", data / "mix.yaml", "--at", "0,5").stderr == ""
 
 
-def test_a_forecast_is_what_the_run_reads_and_says_from_where_it_is_a_guess(data):
+def test_a_forecast_matches_the_run_and_says_where_it_becomes_a_guess(data):
     expected = counts(Run(data / "mix.yaml", batch=8), 6)
     result = energon_ext("plan", data / "mix.yaml", "--steps", 6, *ROWS, "--json")
     web = json.loads(result.stdout)["sources"]["web"]
@@ -83,7 +83,7 @@ def test_trace_replays_the_lines_and_says_where_they_end(data):
     assert "no line covers steps from 6 on" in result.stderr
 
 
-def test_trace_and_diff_refuse_lines_that_a_checkpoint_was_not_saved_by(data):
+def test_trace_and_diff_refuse_lines_the_checkpoint_did_not_use(data):
     saved = saved_after(data, 5)
     LiveWeights(data / "other.jsonl").set(0, {"code": 9})
     (data / "other.jsonl").replace(data / "live.jsonl")
@@ -102,7 +102,7 @@ def test_trace_starts_from_a_state_inside_the_first_step_of_a_line(data):
     assert sum(json.loads(line)["source"] == "web" for line in result.stdout.splitlines()) == 4
 
 
-def test_reweight_discards_what_the_checkpoint_has_not_used_and_says_it(data):
+def test_reweight_reports_and_discards_lines_the_checkpoint_did_not_use(data):
     saved = saved_after(data, 3)
     result = energon_ext("checkpoint", "reweight", saved, data / "mix.yaml")
     path = data / "live.jsonl"
@@ -119,7 +119,7 @@ def test_reweight_discards_what_the_checkpoint_has_not_used_and_says_it(data):
     assert "discarded" in energon_ext("checkpoint", "reweight", saved, data / "mix.yaml").stdout
 
 
-def test_reweight_refuses_a_file_that_is_not_that_of_the_checkpoint(data):
+def test_reweight_refuses_a_file_the_checkpoint_did_not_use(data):
     saved = saved_after(data, 5)
     text = (data / "live.jsonl").read_text().replace("3.0", "2.0")
     (data / "live.jsonl").write_text(text)
@@ -128,11 +128,11 @@ def test_reweight_refuses_a_file_that_is_not_that_of_the_checkpoint(data):
     assert (data / "live.jsonl").read_text() == text
 
 
-def test_reweight_of_a_checkpoint_before_the_first_line_keeps_the_weights_of_the_entries(data):
+def test_reweight_before_the_first_line_keeps_the_entry_weights(data):
     saved = saved_after(data, 1)
     result = energon_ext("checkpoint", "reweight", saved, data / "mix.yaml")
-    said = [line.partition(": ")[2].partition(",")[0] for line in result.stdout.splitlines()]
-    assert said == [
+    reported = [line.partition(": ")[2].partition(",")[0] for line in result.stdout.splitlines()]
+    assert reported == [
         'discarded {"from_step": 2',
         'discarded {"from_step": 4',
         "step 1 is the first without a line",

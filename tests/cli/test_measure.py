@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext measure`` makes what a run finds, by several processes and again."""
+"""``energon-ext measure`` writes the lengths that a run uses, with several processes."""
 
 import shutil
 
@@ -32,8 +32,8 @@ def measure(mix, function="encoder", *options):
     return energon_ext("measure", mix, "--encoder", f"own_vision:{function}", *options)
 
 
-def test_a_run_finds_the_lengths_that_were_measured_by_several_processes(mix, monkeypatch):
-    result = measure(mix, "encoder", "--jobs", 3)
+def test_a_run_uses_lengths_measured_by_several_processes(mix, monkeypatch):
+    result = measure(mix, "encoder", "--jobs", 2)
     assert result.exit_code == 0, result.stderr
     lengths = [length_of_number(number) for number in range(50)]
     tokens, mean = sum(lengths), sum(lengths) / 50
@@ -45,7 +45,7 @@ def test_a_run_finds_the_lengths_that_were_measured_by_several_processes(mix, mo
     assert measure(mix).stdout == result.stdout
 
 
-def test_parts_of_several_processes_make_the_table_that_one_process_makes(mix):
+def test_parts_from_several_processes_give_the_table_of_one(mix):
     def files():
         (folder,) = (mix.parent / DEFAULT_NAME).glob("photos-*")
         return {path.name: path.read_bytes() for path in folder.glob("tokens/*")}
@@ -54,21 +54,21 @@ def test_parts_of_several_processes_make_the_table_that_one_process_makes(mix):
     expected = files()
     shutil.rmtree(mix.parent / DEFAULT_NAME)
     for number in (2, 0):
-        said = measure(mix, "encoder", "--part", f"{number}/3").stdout
-        assert said.endswith(f"photos: part {number}/3 is measured, other parts are not.\n")
+        output = measure(mix, "encoder", "--part", f"{number}/3").stdout
+        assert output.endswith(f"photos: part {number}/3 is measured, other parts are not.\n")
     assert measure(mix, "encoder", "--part", "1/3").stdout == alone
     assert files() == expected
     assert "R/N with 0 <= R < N" in error_line(measure(mix, "encoder", "--part", "3/3"))
 
 
-def test_a_check_measures_some_samples_again(mix):
+def test_check_measures_some_samples_again(mix):
     result = measure(mix, "encoder", "--check", 20)
     assert "20 samples measured again: no changes" in result.stdout
-    said = error_line(measure(mix, "longer", "--check", 7))
-    assert "photos" in said and "7 of 7 samples have changed" in said
-    assert "Change the encoding_fingerprint" in said
+    line = error_line(measure(mix, "longer", "--check", 7))
+    assert "photos" in line and "7 of 7 samples have changed" in line
+    assert "Change the encoding_fingerprint" in line
 
 
-def test_an_encoder_that_packs_nothing_is_refused(mix):
+def test_an_encoder_that_does_not_pack_is_refused(mix):
     assert "own_vision:plain: has no length_of" in error_line(measure(mix, "plain"))
     assert "MODULE:FUNCTION is needed" in error_line(measure(mix, "absent"))

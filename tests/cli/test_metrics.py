@@ -42,12 +42,12 @@ def load(run_dir, *events):
     return Run.load(run_dir)
 
 
-def test_epochs_are_of_tokens_and_of_documents_that_ended_where_a_run_does_not_say(tmp_path):
+def test_epochs_count_tokens_or_else_finished_documents(tmp_path):
     steps = [step(1, web=8, code=8), step(2, web=16)]
-    of_documents = load(tmp_path, start(), *steps)
-    assert of_documents.epochs.tolist() == [0.2, 0.0]  # 2 of 10 documents, and none
-    told = load(tmp_path, {**start(), "epoch_tokens": {"web": 16, "code": 80}}, *steps)
-    assert told.epochs.tolist() == [1.5, 0.1]
+    by_documents = load(tmp_path, start(), *steps)
+    assert by_documents.epochs.tolist() == [0.2, 0.0]  # 2 of 10 documents, and none
+    by_tokens = load(tmp_path, {**start(), "epoch_tokens": {"web": 16, "code": 80}}, *steps)
+    assert by_tokens.epochs.tolist() == [1.5, 0.1]
 
 
 def test_a_run_is_read_as_arrays(tmp_path):
@@ -68,7 +68,7 @@ def test_a_run_is_read_as_arrays(tmp_path):
     assert run.batch_hash == ("h", "i") and run.resumed_after == ()
 
 
-def test_steps_done_again_after_a_resume_count_once(tmp_path):
+def test_steps_repeated_after_a_resume_count_once(tmp_path):
     run = load(
         tmp_path,
         start(),
@@ -143,5 +143,5 @@ def test_missing_metrics_name_the_file(tmp_path):
         (["a/web", "web"], ["a/web", "web"]),
     ],
 )
-def test_labels_are_as_short_as_tells_the_sources_apart(keys, labels):
+def test_labels_are_the_shortest_distinct_names(keys, labels):
     assert list(short_labels(keys)) == labels

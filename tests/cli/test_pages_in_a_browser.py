@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The pages that commands write, in headless Chromium: no error, no request, no sideways scroll."""
+"""Pages written by commands, in headless Chromium: no errors, requests or sideways scrolling."""
 
 import re
 import shutil
@@ -18,10 +18,10 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
 ]
 
-#: Sources named as Megatron users name them, and one whose name is markup.
+#: Typical source names of Megatron users, and one whose name is markup.
 NAMES = [f"data/CC-MAIN-20{n}-{n + 7}_text_document" for n in range(14, 23)] + ["<b>&x</b>"]
 
-#: Says how wide the page is, and of which colours, where `--dump-dom` shows it.
+#: Logs the width and the colours of the page to the console.
 PROBE = """<script>
 const style = getComputedStyle(document.body);
 const table = document.querySelector("td");
@@ -45,7 +45,7 @@ def pages(tmp_path_factory):
 
 
 def opened(page, folder, *options):
-    """What Chromium says while it shows a page: its console, and the addresses that it asks for."""
+    """Return console lines and requested addresses while Chromium shows a page."""
     probed = folder / "probed.html"
     probed.write_text(page.read_text().replace("</html>", PROBE + "</html>"))
     log = folder / "net.json"
@@ -59,18 +59,18 @@ def opened(page, folder, *options):
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     console = [line for line in result.stderr.splitlines() if "CONSOLE" in line]
-    asked = re.findall(r'"url":"(https?://[^"]+)"', log.read_text())
-    # The browser itself looks for updates; a page names no such host.
-    return console, [url for url in asked if "google" not in url and "gvt1" not in url]
+    requests = re.findall(r'"url":"(https?://[^"]+)"', log.read_text())
+    # The browser itself checks for updates; no page uses these hosts.
+    return console, [url for url in requests if "google" not in url and "gvt1" not in url]
 
 
 @pytest.mark.parametrize("name", ["report", "forecast"])
 @pytest.mark.parametrize(
     ("width", "options"), [(1280, []), (500, []), (500, ["--force-dark-mode"])]
 )
-def test_a_page_is_quiet_and_fits(pages, tmp_path, name, width, options):
-    console, asked = opened(pages[name], tmp_path, f"--window-size={width},900", *options)
-    assert asked == []
+def test_a_page_logs_nothing_and_fits_the_window(pages, tmp_path, name, width, options):
+    console, requests = opened(pages[name], tmp_path, f"--window-size={width},900", *options)
+    assert requests == []
     assert len(console) == 1, console
     scrolled, inner = map(int, re.search(r"MEASURED (\d+) (\d+)", console[0]).groups())
     assert scrolled <= inner
@@ -78,8 +78,8 @@ def test_a_page_is_quiet_and_fits(pages, tmp_path, name, width, options):
 
 
 @pytest.mark.parametrize("name", ["report", "forecast"])
-def test_a_page_fits_a_telephone(pages, tmp_path, name):
-    """In a frame of 390 pixels, as a window of Chromium is 500 wide at least."""
+def test_a_page_fits_a_phone(pages, tmp_path, name):
+    """Use a frame of 390 pixels: a Chromium window is at least 500 wide."""
     page = pages[name].read_text().replace("</html>", PROBE + "</html>")
     (tmp_path / "inner.html").write_text(page)
     frame = tmp_path / "frame.html"
@@ -94,7 +94,7 @@ def test_a_page_fits_a_telephone(pages, tmp_path, name):
 @pytest.mark.parametrize(
     ("dark", "is_light"), [([], True), (["--blink-settings=preferredColorScheme=0"], False)]
 )
-def test_text_stands_out_from_its_background(pages, tmp_path, dark, is_light):
+def test_text_contrasts_with_its_background(pages, tmp_path, dark, is_light):
     console, _ = opened(pages["report"], tmp_path, *dark)
     colors = re.findall(r"rgb\((\d+), (\d+), (\d+)\)", console[0])
     ink, paper = (sum(map(int, color)) / 3 for color in colors)

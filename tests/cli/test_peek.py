@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is shown of the first rows; tokens are bytes, with one before and one after a text."""
+"""``energon-ext peek``; tokens are bytes, with one special token before and after each text."""
 
 import json
 
@@ -28,8 +28,8 @@ def peek(*arguments):
     return result.stdout.splitlines()
 
 
-def test_a_row_is_shown_with_its_segments_their_sources_and_padding(mix):
-    # Of the five tokens four have a label of the same document: a, b, c and the end.
+def test_a_row_is_shown_with_segments_sources_and_padding(mix):
+    # Four of the five tokens have a label in the same document: a, b, c and the end.
     assert peek(mix, "--seq-length", 11, "--source", "web", "--rows", 1)[1:] == [
         "  web: 5 tokens, 4 trained",
         "    abc",
@@ -39,7 +39,7 @@ def test_a_row_is_shown_with_its_segments_their_sources_and_padding(mix):
     ]
 
 
-def test_a_source_is_shown_under_its_name_and_found_by_it(tmp_path):
+def test_a_source_is_shown_and_selected_by_its_name(tmp_path):
     write_tokens(tmp_path / "web", [ABC] * 6)
     write_tokens(tmp_path / "code", [[1, 37, 2]] * 6)
     mix = write_mix(tmp_path / "mix.yaml", [("web", 1), ("code", 1)])
@@ -52,8 +52,8 @@ def test_a_source_is_shown_under_its_name_and_found_by_it(tmp_path):
     ]
 
 
-def test_what_is_not_trained_on_stands_in_brackets(tmp_path):
-    # The label weights of a pair are one a token; those of b and c are 0.
+def test_untrained_text_is_in_brackets(tmp_path):
+    # A pair has one label weight per token; those of b and c are 0.
     write_tokens(tmp_path / "web", [ABC] * 4)
     write_weights(tmp_path / "web", [[1, 1, 0, 0, 1]] * 4)
     shown = peek(write_mix(tmp_path / "mix.yaml", [("web", 1)]), "--seq-length", 4, "--rows", 1)
@@ -83,7 +83,7 @@ def test_the_frames_of_a_splice_are_shown(mix):
     assert shown[0].startswith("row ") and any("web" in line for line in shown)
 
 
-def test_long_text_is_cut_and_shown_whole_where_asked_and_control_characters_never(tmp_path):
+def test_long_text_is_cut_by_default_and_control_characters_are_escaped(tmp_path):
     text = [1, *[101] * 400, 31, 2]  # `a` 400 times, and an escape
     write_tokens(tmp_path / "web", [text] * 4)
     mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
@@ -92,7 +92,7 @@ def test_long_text_is_cut_and_shown_whole_where_asked_and_control_characters_nev
     assert peek(*options, "--text")[2] == f"    {'a' * 400}\\x1b"
 
 
-def test_what_a_user_gets_wrong_is_one_line(mix):
+def test_user_mistakes_are_one_line(mix):
     assert error_line(energon_ext("peek", mix, "--source", "wbe")) == (
         "--source wbe: matches none of code, web."
     )
@@ -100,7 +100,7 @@ def test_what_a_user_gets_wrong_is_one_line(mix):
     assert line == "--splice: is for text, not for --task chat."
 
 
-# Samples of an encoder of the user's -----------------------------------------------------------
+# Samples of a user's encoder ------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def photos(tmp_path_factory):
     return write_mix(folder / "photos.yaml", [("photos", 1)])
 
 
-def test_samples_are_shown_as_they_are_stored_with_the_sizes_of_their_images(photos):
+def test_samples_are_shown_as_stored_with_image_sizes(photos):
     shown = peek(photos, "--encoder", "tests.samples.vision:PlannedCaptions", "--rows", 12)
     assert len(shown) == 3 * 12
     by_sample = {line.split("sample ")[1][:6]: line for line in shown if "sample 0" in line}
@@ -129,22 +129,22 @@ def test_the_rows_of_packed_samples_are_shown_and_drawn(photos, tmp_path):
     images = [line.count("6x") for line in samples]
     sheet = Image.open(tmp_path / "sheet.png").convert("RGB")
     grey = np.asarray(sheet).reshape(-1, 3).std(0).max()
-    assert sum(images) and grey > 0  # something is drawn
+    assert sum(images) and grey > 0  # something was drawn
 
 
-def test_an_option_of_our_encoders_beside_one_of_the_users_is_refused(photos):
+def test_options_of_our_encoders_conflict_with_a_user_encoder(photos):
     encoder = ("--encoder", "tests.samples.vision:PlannedCaptions")
-    said = error_line(energon_ext("peek", photos, *encoder, "--seq-length", 8))
-    assert "--seq-length: is set by --encoder" in said
+    line = error_line(energon_ext("peek", photos, *encoder, "--seq-length", 8))
+    assert "--seq-length: is set by --encoder" in line
 
 
-def test_without_the_encoder_of_images_it_is_asked_for(photos):
+def test_images_without_an_encoder_ask_for_one(photos):
     assert "need your own TaskEncoder; pass it to commands with --encoder" in error_line(
         energon_ext("plan", photos)
     )
 
 
-def test_the_forecast_of_samples_has_their_documents_and_epochs(photos):
+def test_a_forecast_of_samples_counts_documents_and_epochs(photos):
     encoder = ("--encoder", "tests.samples.vision:PlannedCaptions")
     result = energon_ext("plan", photos, *encoder, "--steps", 9, "--global-batch-size", 4, "--json")
     assert result.exit_code == 0, result.output
@@ -152,6 +152,6 @@ def test_the_forecast_of_samples_has_their_documents_and_epochs(photos):
     assert (sum(source["documents"]), source["epoch_documents"]) == (36, 12)
 
 
-def test_files_that_name_no_tokenizer_are_said_to_be_so(mix):
+def test_files_without_a_recorded_tokenizer_are_reported(mix):
     result = energon_ext("peek", mix, "--rows", 1)
     assert "web: records no tokenizer; check that --tokenizer is" in result.stderr

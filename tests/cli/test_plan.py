@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a run would read, before it does."""
+"""``energon-ext plan``: what a run would read."""
 
 import json
 
@@ -27,7 +27,7 @@ def cells(result):
     return [line.split() for line in result.stdout.splitlines()]
 
 
-def test_shares_are_shown_at_the_breakpoints_or_where_asked(mix):
+def test_shares_are_shown_at_breakpoints_or_requested_steps(mix):
     assert cells(energon_ext("plan", mix)) == [
         ["share", "at", "optimizer", "step", "0", "100", "200"],
         ["book:train", "25.00%", "50.00%", "0.00%"],
@@ -39,7 +39,7 @@ def test_shares_are_shown_at_the_breakpoints_or_where_asked(mix):
     ]
 
 
-def test_where_breakpoints_count_tokens_shares_are_shown_at_tokens(tmp_path):
+def test_shares_are_shown_at_tokens_if_breakpoints_count_tokens(tmp_path):
     web, code = (write_tokens(tmp_path / name, [[65] * 9] * 9) for name in ("web", "code"))
     path = write_mix(tmp_path / "mix.yaml", [(web, {"linear": {0: 1, "2k": 3}}), (code, 1)])
     path.write_text(json.dumps({**json.loads(path.read_text()), "schedule_axis": "tokens"}))
@@ -65,13 +65,13 @@ def test_documents_of_a_splice_are_listed_with_their_examples(mix):
     ]
 
 
-def test_one_document_needs_no_number_of_documents(mix):
+def test_a_splice_of_one_document_needs_no_num_docs(mix):
     result = energon_ext("plan", mix, "--splice", '{"dataset_name": "book", "doc_index": 2}')
     # 7 tokens in 256: c tokens left have 257 - c places, for c = 7 .. 2; tokens 6800.
     assert cells(result)[-1] == ["doc2", "7", "1,515", "1,515", "100.00%", "971.43"]
 
 
-def test_the_json_of_a_long_forecast_is_whole(tmp_path):
+def test_the_json_of_a_long_forecast_is_complete(tmp_path):
     entries = [
         (write_tokens(tmp_path / f"web{weight}", [[65] * 9] * 9), {"linear": {0: weight, 300: 1}})
         for weight in range(1, 7)
@@ -104,5 +104,5 @@ def test_the_json_of_a_long_forecast_is_whole(tmp_path):
         (("--splice", '{"num_docs": 0}'), "num_docs: 0 found, an integer >= 1 is needed."),
     ],
 )
-def test_what_cannot_be_planned_is_one_line(mix, options, words):
+def test_invalid_plan_options_are_one_line(mix, options, words):
     assert words in error_line(energon_ext("plan", mix, *options))

@@ -41,7 +41,7 @@ def test_every_document_is_written_once_and_unchanged(tmp_path, jsonl):
     assert 0 < len(val) < len(train)
     assert out.splitlines()[1].split() == ["documents", "characters", "tokens"]
     total = sum(int(line.split()[3].replace(",", "")) for line in out.splitlines()[2:4])
-    assert total == sum(len(text.encode()) + 2 for text in TEXTS)  # begin and end of each document
+    assert total == sum(len(text.encode()) + 2 for text in TEXTS)  # BOS and EOS of each document
 
 
 def test_a_pair_has_small_ids_and_names_its_tokenizer(tmp_path, jsonl):
@@ -51,14 +51,14 @@ def test_a_pair_has_small_ids_and_names_its_tokenizer(tmp_path, jsonl):
     assert tokens.tokens(0, 0, 1).dtype == np.uint16
 
 
-def test_counts_are_those_of_the_documents(tmp_path, jsonl):
+def test_counts_match_the_documents(tmp_path, jsonl):
     out = prepare(tmp_path / "out", "--jsonl", jsonl, "--val", 0).stdout
     numbers = (sum(map(len, TEXTS)), sum(len(text.encode()) + 2 for text in TEXTS))
     assert out.splitlines()[2].split() == ["train", "40", *(f"{number:,}" for number in numbers)]
     assert out.splitlines()[3].split() == ["val", "0", "0", "0"]
 
 
-def test_the_split_depends_on_the_text_and_the_seed_only(tmp_path):
+def test_the_split_depends_only_on_text_and_seed(tmp_path):
     def val_split(name, texts, seed=0):
         write(texts, tmp_path / name, val_fraction=0.3, seed=seed)
         return read(tmp_path / name, "val")
@@ -69,7 +69,7 @@ def test_the_split_depends_on_the_text_and_the_seed_only(tmp_path):
     assert sorted(val_split("seed", TEXTS, seed=1)) != sorted(val)
 
 
-def test_equal_input_gives_equal_files_however_it_is_batched(tmp_path, monkeypatch):
+def test_equal_input_gives_equal_files_whatever_the_batch_size(tmp_path, monkeypatch):
     for name, characters in (("first", 100), ("second", 10_000)):
         monkeypatch.setattr(job, "BATCH_BYTES", characters)
         write(TEXTS, tmp_path / name, val_fraction=0.2)
@@ -77,7 +77,7 @@ def test_equal_input_gives_equal_files_however_it_is_batched(tmp_path, monkeypat
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
 
 
-def test_text_files_are_documents_and_a_separator_cuts_them(tmp_path):
+def test_text_files_are_documents_and_a_separator_splits_them(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n")
     (tmp_path / "b.txt").write_text("two<|end|>three<|end|> \n")
     call = (tmp_path / "out", "--val", 0, "--force", "--text")
@@ -89,14 +89,14 @@ def test_text_files_are_documents_and_a_separator_cuts_them(tmp_path):
     assert "left out as too short: 1" in result.stdout
 
 
-def test_a_separator_is_found_across_read_pieces(tmp_path, monkeypatch):
+def test_a_separator_is_found_across_read_boundaries(tmp_path, monkeypatch):
     monkeypatch.setattr("energon_ext.prepare.inputs.READ_CHARACTERS", 3)
     (tmp_path / "a.txt").write_text("one####two####three")
     prepare(tmp_path / "out", "--val", 0, "--text", tmp_path / "a.txt", "--separator", "####")
     assert read(tmp_path / "out", "train") == ["one", "two", "three"]
 
 
-def test_a_folder_gives_its_matching_files_in_order(tmp_path):
+def test_matching_files_of_a_folder_are_read_in_order(tmp_path):
     for name in ("src/b.py", "src/deep/a.py", "src/c.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -143,7 +143,7 @@ def test_damaged_jsonl_is_one_line_with_file_and_line(tmp_path, lines, expected)
     (tmp_path / "input.jsonl").write_bytes(lines)
     line = error_line(prepare(tmp_path / "out", "--jsonl", tmp_path / "input.jsonl", "--val", 0))
     assert expected in line
-    assert files(tmp_path) == ["input.jsonl"], "nothing half made"
+    assert files(tmp_path) == ["input.jsonl"], "nothing half written"
 
 
 @pytest.mark.parametrize(
@@ -163,16 +163,16 @@ def test_damaged_jsonl_is_one_line_with_file_and_line(tmp_path, lines, expected)
         (["--text", "good.txt", "--tokenizer", "good.txt"], "is not a tokenizer.json"),
     ],
 )
-def test_what_a_user_gets_wrong_is_one_line(tmp_path, monkeypatch, arguments, expected):
+def test_user_mistakes_are_one_line(tmp_path, monkeypatch, arguments, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
     (tmp_path / "good.txt").write_text("good")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     assert expected in error_line(prepare("out", *arguments))
-    assert files(tmp_path) == ["good.txt", "latin.txt"], "nothing half made"
+    assert files(tmp_path) == ["good.txt", "latin.txt"], "nothing half written"
 
 
-def test_a_missing_tokenizer_is_told_with_the_way_for_text(jsonl, tmp_path):
+def test_the_error_for_a_missing_tokenizer_suggests_energon_prepare(jsonl, tmp_path):
     line = error_line(energon_ext("prepare", tmp_path / "out", "--jsonl", jsonl))
     assert "--tokenizer is missing" in line and "`energon prepare`" in line
 
@@ -249,43 +249,43 @@ def save_splits(folder):
 
 
 @pytest.mark.parametrize(
-    "make", [write_gz, write_zst, write_folder, write_parquet, save_dataset, save_splits]
+    "write_input", [write_gz, write_zst, write_folder, write_parquet, save_dataset, save_splits]
 )
-def test_rows_are_read_from_what_people_keep_them_in(tmp_path, make):
+def test_rows_are_read_from_common_formats(tmp_path, write_input):
     (tmp_path / "in").mkdir()
-    prepare(tmp_path / "out", *make(tmp_path / "in"), "--val", 0)
+    prepare(tmp_path / "out", *write_input(tmp_path / "in"), "--val", 0)
     assert read(tmp_path / "out", "train") == TEXTS[:4]
 
 
-def test_what_cannot_be_read_is_left_out_and_counted_where_that_is_asked_for(tmp_path):
+def test_unreadable_input_is_skipped_and_counted_on_request(tmp_path):
     for name, content in (("a", b"one"), ("b", b"\xff\xfe"), ("c", b"two")):
         (tmp_path / f"{name}.txt").write_bytes(content)
     folder = ("--folder", tmp_path, "--val", 0)
     assert "b.txt: not UTF-8 text (byte 0xff)" in error_line(prepare(tmp_path / "out", *folder))
-    said = prepare(tmp_path / "out", *folder, "--on-error", "skip").stdout
+    output = prepare(tmp_path / "out", *folder, "--on-error", "skip").stdout
     assert read(tmp_path / "out", "train") == ["one", "two"]
-    assert "left out as unreadable: 1\n    the first: " in said and "b.txt: not UTF-8" in said
+    assert "left out as unreadable: 1\n    the first: " in output and "b.txt: not UTF-8" in output
     lines = b'{"text": "one"}\nno JSON\n{"txt": "no key"}\n{"text": "\\ud800"}\n{"text": "two"}\n'
     (tmp_path / "rows.jsonl").write_bytes(lines)
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(as_jsonl())[:-12])
     rows = ("--jsonl", tmp_path / "rows.jsonl", "--val", 0)
     assert "rows.jsonl:2: not JSON" in error_line(prepare(tmp_path / "rows", *rows))
-    said = prepare(tmp_path / "rows", *rows, "--on-error", "skip").stdout
+    output = prepare(tmp_path / "rows", *rows, "--on-error", "skip").stdout
     assert read(tmp_path / "rows", "train") == ["one", "two"]
-    assert "left out as unreadable: 3" in said
+    assert "left out as unreadable: 3" in output
     damaged = prepare(tmp_path / "cut", "--jsonl", tmp_path / "cut.jsonl.gz", "--val", 0)
     assert "cut.jsonl.gz: cannot be read (Compressed file ended" in error_line(damaged)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), ConfigError("damaged")])
-def test_a_failure_half_way_leaves_the_old_dataset_alone(tmp_path, failure):
-    def fails_at_last():
+def test_a_failure_halfway_leaves_the_old_dataset_alone(tmp_path, failure):
+    def failing_at_the_end():
         yield from TEXTS
         raise failure
 
     write(["old"], tmp_path / "out", val_fraction=0)
     with pytest.raises(type(failure)):
-        write(fails_at_last(), tmp_path / "out", val_fraction=0, force=True)
+        write(failing_at_the_end(), tmp_path / "out", val_fraction=0, force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert read(tmp_path / "out", "train") == ["old"]
 
@@ -298,8 +298,8 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
     assert peak < 20_000_000  # of 40 MB of text, which are 320 MB of token ids
 
 
-def test_a_line_has_a_bound_of_bytes(tmp_path, monkeypatch):
-    """A compressed file of some kilobytes may be one line of gigabytes."""
+def test_a_line_has_a_size_limit(tmp_path, monkeypatch):
+    """A compressed file of a few kilobytes can be one line of gigabytes."""
     monkeypatch.setattr(inputs, "MOST_LINE_BYTES", 1000)
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(b'{"text": "' + b"0" * 5000))
     error = error_line(prepare(tmp_path / "out", "--jsonl", str(tmp_path / "bomb.jsonl.gz")))

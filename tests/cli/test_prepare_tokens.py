@@ -1,19 +1,20 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``prepare`` of what Energon reads, and of conversations: tokens, splits and weights."""
+"""``prepare`` from Energon datasets and conversations: tokens, splits and weights."""
 
 import json
 
 import numpy as np
 import pytest
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext.documents.file_set import open_token_files
 from tests.cli.command import energon_ext, error_line
-from tests.support import OtherText, write_dataset, write_mix, write_tokens
+from tests.support import CRUDE, OtherText, write_dataset, write_mix, write_records, write_tokens
 
 SPLIT_PARTS = [("train", "shard_00[01].tar"), ("val", "shard_002.tar")]
 TEXTS = [f"document {number} with an é" for number in range(25)]
-CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 
 
 def encoded(text):
@@ -21,13 +22,13 @@ def encoded(text):
 
 
 def documents(pair):
-    """Tokens of every document of a pair, in order."""
+    """Return the tokens of every document of a pair, in order."""
     files = open_token_files(pair)
     return [files.document(number).tolist() for number in range(len(files))]
 
 
 def weights(pair):
-    """Label weights of every document of a pair, in order."""
+    """Return the label weights of every document of a pair, in order."""
     files = open_token_files(pair)
     places, lengths = files.locate(np.arange(len(files)))
     return [
@@ -37,7 +38,7 @@ def weights(pair):
 
 
 def to_tokens(out, *inputs):
-    """Call ``prepare`` with the byte tokenizer, which needs to succeed."""
+    """Call ``prepare`` with the byte tokenizer; it must succeed."""
     result = energon_ext("prepare", out, "--tokenizer", "bytes", "--force", *inputs)
     assert result.exit_code == 0, result.stderr
     return result.stdout
@@ -74,7 +75,7 @@ def test_one_split_of_a_dataset_is_divided_like_any_text(tmp_path, prepared):
 def test_every_source_of_a_metadataset_is_read_once_in_turn(tmp_path, prepared):
     lines = write_jsonl(tmp_path / "more.jsonl", [{"text": text} for text in ("one", "two")])
     crude = write_dataset(tmp_path / "crude", ["three", "four"], dataset_config=CRUDE)
-    assert energon_ext_index(lines).exit_code == 0
+    CrudeJsonlDatasetFactory.prepare_dataset(EPath(lines))
     mix = write_mix(
         tmp_path / "mix.yaml", [(lines, {"step": {0: 0, 9: 3}}), (prepared, 7), (crude, 1)]
     )
@@ -83,15 +84,7 @@ def test_every_source_of_a_metadataset_is_read_once_in_turn(tmp_path, prepared):
     assert documents(tmp_path / "out" / "train") == [encoded(text) for text in expected]
 
 
-def energon_ext_index(path):
-    """Energon's index of a JSONL file."""
-    from click.testing import CliRunner
-    from megatron.energon.cli.main import main
-
-    return CliRunner().invoke(main, ["prepare", str(path)], catch_exceptions=False)
-
-
-def test_a_split_that_a_dataset_has_not_is_named(tmp_path):
+def test_a_missing_split_is_named(tmp_path):
     only_train = write_dataset(tmp_path / "web", TEXTS)
     call = ("prepare", tmp_path / "out", "--tokenizer", "bytes", "--dataset", only_train)
     assert "val" in error_line(energon_ext(*call))
@@ -101,7 +94,7 @@ def test_a_split_that_a_dataset_has_not_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("write_input", "expected"),
     [
         (lambda folder: write_tokens(folder / "pair", [[1]]), "pair: is already tokenized"),
         (lambda folder: folder / "absent", "absent: does not exist"),
@@ -110,9 +103,11 @@ def test_a_split_that_a_dataset_has_not_is_named(tmp_path):
         (lambda folder: write_dataset(folder / "i", ["a"], dataset_config=IMAGES), "ImageSample"),
     ],
 )
-def test_what_is_no_text_is_refused(tmp_path, make, expected):
+def test_non_text_datasets_are_refused(tmp_path, write_input, expected):
     call = ("--tokenizer", "bytes", "--split", "train", "--val", 0)
-    line = error_line(energon_ext("prepare", tmp_path / "o", "--dataset", make(tmp_path), *call))
+    line = error_line(
+        energon_ext("prepare", tmp_path / "o", "--dataset", write_input(tmp_path), *call)
+    )
     assert expected in line
     assert not (tmp_path / "o").exists()
 
@@ -128,7 +123,7 @@ def mix_with_tokens(folder):
     return write_mix(folder / "mix.yaml", [("pair", 1)])
 
 
-def test_a_sample_type_of_a_module_is_read_where_the_module_is_trusted(tmp_path):
+def test_a_custom_sample_type_is_read_only_from_a_trusted_module(tmp_path):
     sample_type = {"__module__": OtherText.__module__, "__class__": "OtherText"}
     config = {"sample_type": sample_type, "field_map": {"text": "txt"}}
     folder = write_dataset(tmp_path / "web", ["one"], dataset_config=config)
@@ -139,7 +134,7 @@ def test_a_sample_type_of_a_module_is_read_where_the_module_is_trusted(tmp_path)
     assert documents(tmp_path / "out" / "train") == [encoded("one")]
 
 
-def test_a_damaged_sample_is_an_error_and_not_a_loss(tmp_path):
+def test_a_damaged_sample_is_an_error(tmp_path):
     folder = write_dataset(tmp_path / "web", ["one", "two"], dataset_config=CRUDE)
     shard = folder / "shard_000.tar"
     shard.write_bytes(shard.read_bytes().replace(b"two", b"\xff\xff\xff"))
@@ -157,12 +152,12 @@ CHAT = ("--chat", "--val", 0)
 PART = "train/part-00000"
 RECORDS = [{"prompt": "ab", "response": "c"}, {"messages": [QUESTION, ANSWER], "id": 5}]
 
-#: "ab" is asked, "c" and the end are answered; of "user: 2+2\nassistant: 4\n", "4\n" and the end.
+#: The answers are "c" and EOS, and "4\n" and EOS of "user: 2+2\nassistant: 4\n".
 TOKENS = [encoded("abc"), encoded("user: 2+2\nassistant: 4\n")]
 WEIGHTS = [[0, 0, 0, 1, 1], [0] * 22 + [1, 1, 1]]
 
 
-def test_answers_alone_have_weight(tmp_path):
+def test_only_answers_have_weight(tmp_path):
     lines = write_jsonl(tmp_path / "chat.jsonl", RECORDS)
     out = to_tokens(tmp_path / "out", *CHAT, "--jsonl", lines)
     assert documents(tmp_path / "out" / "train") == TOKENS
@@ -187,7 +182,7 @@ def test_text_has_no_weights(tmp_path):
     assert not (tmp_path / "out" / f"{PART}.weights.bin").exists()
 
 
-def test_conversations_of_hugging_face_are_read(tmp_path, monkeypatch):
+def test_hugging_face_conversations_are_read(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -199,9 +194,8 @@ def test_conversations_of_hugging_face_are_read(tmp_path, monkeypatch):
         assert weights(tmp_path / "out" / "train") == WEIGHTS[1:] * 2
 
 
-def test_conversations_of_energon_are_read(tmp_path):
-    crude = tmp_path / "crude"
-    write_json_dataset(crude, RECORDS)
+def test_energon_conversations_are_read(tmp_path):
+    crude = write_records(tmp_path / "crude", RECORDS)
     to_tokens(tmp_path / "out", *CHAT, "--dataset", crude, "--split", "train")
     assert documents(tmp_path / "out" / "train") == TOKENS
     assert weights(tmp_path / "out" / "train") == WEIGHTS
@@ -210,27 +204,6 @@ def test_conversations_of_energon_are_read(tmp_path):
         *("--split", "train"),
     )
     assert "no `text`; it has ['prompt', 'response']" in error_line(wrong)
-
-
-def write_json_dataset(folder, records):
-    """A crude webdataset of JSON records."""
-    from megatron.energon.epathlib import EPath
-    from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
-    from webdataset import ShardWriter
-
-    folder.mkdir()
-    with ShardWriter(f"{folder}/shard_%03d.tar", verbose=0) as shards:
-        for number, record in enumerate(records):
-            shards.write({"__key__": f"{number:06d}", "json": json.dumps(record).encode()})
-    BaseWebdatasetFactory.prepare_dataset(
-        EPath(folder),
-        ["shard_000.tar"],
-        split_parts_patterns=[("train", ".*")],
-        progress_fn=lambda items, total: items,
-        tar_index_only=False,
-        workers=1,
-    )
-    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(CRUDE))
 
 
 def test_equal_conversations_stay_in_one_split(tmp_path):
@@ -244,7 +217,7 @@ def test_equal_conversations_stay_in_one_split(tmp_path):
     assert not {str(tokens) for tokens in train} & {str(tokens) for tokens in val}
 
 
-def test_conversations_are_written_whole_and_what_the_encoder_refuses_is_counted(tmp_path):
+def test_conversations_are_written_whole_and_refused_ones_are_counted(tmp_path):
     records = [
         {"prompt": "ab", "response": "c" * 5000},
         {"messages": [ANSWER]},
@@ -274,13 +247,13 @@ def test_an_input_of_refused_conversations_is_an_error(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_chat_template_is_the_one_asked_for(tmp_path):
+def test_the_requested_chat_template_is_used(tmp_path):
     tokenizer = chat_tokenizer(tmp_path / "tokenizer")
     lines = write_jsonl(tmp_path / "chat.jsonl", RECORDS[1:])
     call = (*CHAT, "--jsonl", lines, "--tokenizer", tokenizer, "--force")
     kinds = {}
     for name, options in {
-        "own": (),
+        "default": (),
         "plain": ("--chat-template", "plain"),
         "named": ("--chat-template", tokenizer),
     }.items():
@@ -288,11 +261,11 @@ def test_a_chat_template_is_the_one_asked_for(tmp_path):
         meta = json.loads((tmp_path / name / f"{PART}.meta.json").read_text())
         kinds[name] = meta["chat_template"]["kind"], documents(tmp_path / name / "train")[0]
     assert [kind for kind, _ in kinds.values()] == ["hf", "plain", "hf"]
-    assert kinds["own"] == kinds["named"] != kinds["plain"]
+    assert kinds["default"] == kinds["named"] != kinds["plain"]
 
 
 def chat_tokenizer(folder):
-    """A folder with a tokenizer of words and a chat template."""
+    """Write a folder with a word tokenizer and a chat template."""
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
     words = {"[UNK]": 0, "</s>": 1, "<u>": 2, "<a>": 3, "2": 4, "+": 5, "4": 6}
@@ -318,7 +291,7 @@ def chat_tokenizer(folder):
         ),
     ],
 )
-def test_what_a_user_gets_wrong_is_one_line(tmp_path, monkeypatch, arguments, expected):
+def test_user_mistakes_are_one_line(tmp_path, monkeypatch, arguments, expected):
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "chat.jsonl", RECORDS)
     write_jsonl(tmp_path / "text.jsonl", [{"text": "one"}])

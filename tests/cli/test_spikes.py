@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Losses that stand out in a run, and where the report says which documents were read then."""
+"""Loss spikes of a run, and how the report leads to the documents read at a spike."""
 
 import json
 
@@ -15,7 +15,7 @@ SOURCES = ("data/web:train", "data/code:train")
 
 
 def run_with(folder, losses, **by_source):
-    """A run with a loss for each step, and losses of sources where they are another one."""
+    """Write a run with a loss per step, and different losses for some sources."""
     write_run(folder, steps=len(losses), sources=SOURCES)
     path = folder / "metrics.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
@@ -31,11 +31,11 @@ def run_with(folder, losses, **by_source):
 
 
 def usual(count):
-    """1.9, 2.0 and 2.1 in turn: a median of 2.0, and changes of 0.1, 0.1 and 0.2."""
+    """Return 1.9, 2.0 and 2.1 in turn: the median is 2.0, changes are 0.1, 0.1 and 0.2."""
     return [1.9 + 0.1 * (step % 3) for step in range(count)]
 
 
-def test_a_spike_is_named_with_its_source_and_what_is_usual(tmp_path):
+def test_a_spike_is_reported_with_its_source_and_the_usual_loss(tmp_path):
     code = usual(60)
     code[40] = 7.5
     (spike,) = spikes_of(Run.load(run_with(tmp_path, usual(60), code=code)))
@@ -48,13 +48,13 @@ def test_a_spike_is_named_with_its_source_and_what_is_usual(tmp_path):
     ("loss", "stands_out"),
     [(2.65, True), (2.55, False), (0.5, False)],  # six times 0.1 above the median
 )
-def test_only_what_is_far_above_stands_out(tmp_path, loss, stands_out):
+def test_only_losses_far_above_the_median_stand_out(tmp_path, loss, stands_out):
     losses = usual(60)
     losses[40] = loss
     assert bool(spikes_of(Run.load(run_with(tmp_path, losses)))) == stands_out
 
 
-def test_losses_that_hardly_vary_need_a_twentieth(tmp_path):
+def test_steady_losses_need_a_rise_of_five_percent(tmp_path):
     losses = [2.0] * 60
     losses[30], losses[50] = 2.09, 2.11
     steps = {spike.step for spike in spikes_of(Run.load(run_with(tmp_path, losses)))}
@@ -69,11 +69,11 @@ def test_losses_that_hardly_vary_need_a_twentieth(tmp_path):
         [float("nan")] * 40,
     ],
 )
-def test_an_ordinary_run_has_none(tmp_path, losses):
+def test_an_ordinary_run_has_no_spikes(tmp_path, losses):
     assert spikes_of(Run.load(run_with(tmp_path, losses))) == []
 
 
-def test_the_highest_come_first_and_ten_of_them(tmp_path):
+def test_the_ten_highest_spikes_are_reported_highest_first(tmp_path):
     losses = usual(400)
     for number in range(15):
         losses[40 + 20 * number] = 5.0 + number
@@ -81,7 +81,7 @@ def test_the_highest_come_first_and_ten_of_them(tmp_path):
     assert [spike.loss for spike in found] == [19.0 - n for n in range(10)]
 
 
-def test_the_report_gives_the_command_that_names_the_documents(tmp_path):
+def test_the_report_shows_the_command_to_trace_a_spike(tmp_path):
     losses = usual(60)
     losses[40] = 7.5
     run = run_with(tmp_path / "run", losses, web=usual(60), code=usual(60))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext trace`` against the batches of a real run, over a change of the mix and resumes."""
+"""``energon-ext trace`` matches the batches of a real run with a changed mix and resumes."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ TOPOLOGY = ("--world-size", str(RANKS), "--micro-batch-size", str(BATCH))
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A run of twelve steps that gets another mix after eight, saved every fourth step."""
+    """A run of twelve steps with a new mix after eight, saved every fourth step."""
     folder = tmp_path_factory.mktemp("trace")
     for name, (count, first, seed) in SIZES.items():
         write_numbered(folder / name, count, first, seed)
@@ -63,16 +63,16 @@ DOCUMENTS = {name: numbered_documents(*size) for name, size in SIZES.items()}
 
 
 def tokens_of(row):
-    """The inputs of a row, padded, as its trace says."""
+    """Return the padded inputs of a row according to its trace."""
     inputs = []
     for document, start, stop in row["contents"]:
         inputs += DOCUMENTS[row["source"]][document][start:stop]
-    # The last token is a label alone where the row is full.
+    # In a full row the last token is only a label.
     return (inputs[:SEQ_LEN] + [0] * SEQ_LEN)[:SEQ_LEN]
 
 
 @pytest.mark.parametrize("folder_of_states", [".", "data"])
-def test_the_data_states_of_megatron_lm_are_as_good(data, tmp_path, folder_of_states):
+def test_data_states_of_megatron_lm_give_the_same_trace(data, tmp_path, folder_of_states):
     folder, mixes, _ = data
     run = Run(mixes[0], ranks=RANKS, batch=BATCH, rows=ROWS)
     for iteration, steps in ((4, 4), (7, 3)):
@@ -86,7 +86,7 @@ def test_the_data_states_of_megatron_lm_are_as_good(data, tmp_path, folder_of_st
     assert rows_of(call(tmp_path, *options)) == rows_of(call(folder / "run", *options))
 
 
-def test_the_folder_of_a_run_is_as_good_as_that_of_its_checkpoints(data, tmp_path):
+def test_a_run_folder_gives_the_same_trace_as_its_checkpoints_folder(data, tmp_path):
     folder, mixes, _ = data
     shutil.copytree(folder / "run", tmp_path / "a" / "checkpoints")
     options = (mixes[0], "--step", 5, "--json", *TOPOLOGY)
@@ -101,8 +101,8 @@ def test_every_row_of_every_step_is_what_the_run_read(data, step):
     assert [row["row"] for row in rows] == list(range(ROWS))
     for rank in range(RANKS):
         for number, batch in enumerate(steps[step][rank]):
-            own = [r for r in rows if (r["rank"], r["micro_batch"]) == (rank, number)]
-            assert [tokens_of(row) for row in own] == batch.tokens.view(BATCH, -1).tolist()
+            expected = [r for r in rows if (r["rank"], r["micro_batch"]) == (rank, number)]
+            assert [tokens_of(row) for row in expected] == batch.tokens.view(BATCH, -1).tolist()
     files = [(row["source"], each) for row in rows for each in row["files"]]
     assert all(each["file"] == str(folder / source) for source, each in files)
 
@@ -112,7 +112,7 @@ def steps_of_document(folder, mix, *arguments):
     return [row["step"] for row in rows_of(result)], result.stderr
 
 
-def test_all_steps_that_read_a_document_are_found_whatever_states_there_are(data):
+def test_all_steps_that_read_a_document_are_found(data):
     folder, mixes, steps = data
     read = [
         {token for batch in sum(ranks, []) for token in batch.tokens.tolist()}
@@ -127,12 +127,12 @@ def test_all_steps_that_read_a_document_are_found_whatever_states_there_are(data
         assert set(expected) <= set(found) and min(found) == min(expected)
 
 
-def test_a_document_that_was_not_read_is_said_to_be_so(data):
+def test_an_unread_document_is_reported(data):
     folder, mixes, steps = data
     tokens = {t for ranks in steps[:4] for batch in sum(ranks, []) for t in batch.tokens.tolist()}
     number = next(n for n, ids in enumerate(DOCUMENTS["b"]) if not tokens & set(ids))
-    found, said = steps_of_document(folder, mixes[0], "--document", f"b:{number}", "--step", 3)
-    assert found == [] and f"b:{number}: not read in steps 0 to 3." in said
+    found, errors = steps_of_document(folder, mixes[0], "--document", f"b:{number}", "--step", 3)
+    assert found == [] and f"b:{number}: not read in steps 0 to 3." in errors
 
 
 def test_a_source_is_found_by_its_name(data):
@@ -170,7 +170,7 @@ def test_rows_of_a_rank_are_shown_with_file_and_text(data):
         (["--step", "3", "--global-batch-size", "7", "--world-size", "2"], "rows_per_step: 7"),
     ],
 )
-def test_what_cannot_be_traced_is_one_line(data, arguments, message):
+def test_invalid_trace_options_are_one_line(data, arguments, message):
     folder, mixes, _ = data
     result = call(folder / "run", mixes[0], *arguments)
     assert result.exit_code == 2
@@ -184,7 +184,7 @@ def test_a_folder_without_a_cursor_is_named(data, tmp_path):
     assert "no data.json of a planned run" in result.stderr
 
 
-def test_a_spliced_source_is_traced_by_the_numbers_of_its_documents(tmp_path):
+def test_a_spliced_source_is_traced_by_document_number(tmp_path):
     for name in ("a", "b"):
         write_numbered(tmp_path / name, *SIZES[name])
     splice = {"num_docs": 2, "content_length": 8}
@@ -211,7 +211,7 @@ def test_a_spliced_source_is_traced_by_the_numbers_of_its_documents(tmp_path):
     ]
 
 
-def test_documents_come_with_the_line_that_they_were_prepared_from(tmp_path):
+def test_documents_show_the_line_they_were_prepared_from(tmp_path):
     lines = [json.dumps({"text": f"{n} " * (5 + n % 7)}) for n in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines[:25]) + "\n\n")
     (tmp_path / "b.jsonl").write_text("\n".join(lines[25:]))
@@ -244,7 +244,7 @@ def test_documents_come_with_the_line_that_they_were_prepared_from(tmp_path):
 
 
 @pytest.mark.nightly
-def test_ten_thousand_rows_are_what_a_run_read_over_mixes_and_resumes(tmp_path):
+def test_ten_thousand_traced_rows_match_a_run_over_mixes_and_resumes(tmp_path):
     for name, (count, first, seed) in SIZES.items():
         write_numbered(tmp_path / name, count, first, seed)
     mixes = [
@@ -252,7 +252,7 @@ def test_ten_thousand_rows_are_what_a_run_read_over_mixes_and_resumes(tmp_path):
         write_mix(tmp_path / "second.yaml", [("a", 2), ("c", 1)]),
     ]
     state, compared = None, 0
-    for leg in range(10):  # of 125 steps, each resumed from the one before
+    for leg in range(10):  # of 125 steps, each resumed from the previous one
         options = {"ranks": RANKS, "batch": BATCH, "rows": ROWS}
         run = Run(mixes[leg % 2], **options)
         planner = find_blend(Run(mixes[leg % 2], **options).loaders[0])
@@ -264,26 +264,26 @@ def test_ten_thousand_rows_are_what_a_run_read_over_mixes_and_resumes(tmp_path):
             rows = list(rows_of_step(step, planner.topology, planner.keys))
             for number in range(run.rounds):
                 for rank, iterator in enumerate(iterators):
-                    own = [r for r in rows if (r.rank, r.micro_batch) == (rank, number)]
+                    expected = [r for r in rows if (r.rank, r.micro_batch) == (rank, number)]
                     read = next(iterator).tokens.view(BATCH, -1).tolist()
-                    assert [tokens_of(row.to_json()) for row in own] == read
+                    assert [tokens_of(row.to_json()) for row in expected] == read
                     compared += len(read)
         state = run.state()
         close_loaders()
     assert compared == 10_000
 
 
-def test_steps_that_another_mix_read_are_said_to_be_not_known(data):
+def test_steps_read_by_another_mix_are_reported_as_unknown(data):
     folder, mixes, _ = data
-    found, said = steps_of_document(folder, mixes[1], "--document", "a:3")
+    found, errors = steps_of_document(folder, mixes[1], "--document", "a:3")
     assert all(step >= MOVED_AT for step in found)
     for steps in ("0 to 3", "4 to 7"):
-        assert f"Steps {steps}: the rows that were read differ from the current plan" in said
-    _, said = steps_of_document(folder, mixes[1], "--document", "c:89", "--step", 8)
-    assert said.endswith("c:89: not read in steps 8 to 8.\n")
+        assert f"Steps {steps}: the rows that were read differ from the current plan" in errors
+    _, errors = steps_of_document(folder, mixes[1], "--document", "c:89", "--step", 8)
+    assert errors.endswith("c:89: not read in steps 8 to 8.\n")
 
 
-def test_a_run_its_resume_and_every_command_count_what_the_file_says(tmp_path):
+def test_run_resume_and_commands_count_the_unit_in_the_file(tmp_path):
     for name, token in (("a", 65), ("b", 66)):
         write_tokens(tmp_path / name, [[token] * 50] * 40)
     weights = {"a": {"step": {0: 1, "1.5k": 0}}, "b": {"step": {0: 0, "15e2": 1}}}

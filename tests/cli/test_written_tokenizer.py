@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Token files name the tokenizer that wrote them, and whoever opens them takes that one."""
+"""Token files name the tokenizer that wrote them, and it is used by default."""
 
 import json
 
@@ -15,7 +15,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 @pytest.fixture
 def folder(tmp_path):
-    """Words as tokens, prepared from a path that is relative."""
+    """A folder with a word tokenizer and text."""
     words = {"<|end|>": 0, "<|other|>": 1, "one": 2, "two": 3}
     model = tokenizers.models.WordLevel(words, unk_token="one")
     tokenizer = tokenizers.Tokenizer(model)
@@ -42,9 +42,7 @@ def test_the_tokenizer_is_found_from_any_folder_with_its_special_tokens(folder, 
     assert energon_ext("plan", mix).exit_code == 0
 
 
-def test_a_tokenizer_that_is_given_is_taken_and_a_wrong_one_is_named_beside_the_right_one(
-    folder, monkeypatch
-):
+def test_a_given_tokenizer_is_used_and_a_wrong_one_is_refused(folder, monkeypatch):
     mix = prepare(folder, monkeypatch, "--eos-token", "<|end|>")
     options = ("--tokenizer", "words.json", "--eos-token", "<|end|>")
     assert energon_ext("plan", mix, *options).exit_code == 0
@@ -53,7 +51,7 @@ def test_a_tokenizer_that_is_given_is_taken_and_a_wrong_one_is_named_beside_the_
     assert line.endswith(f"pass --tokenizer {folder}/words.json, as it was written.")
 
 
-def test_a_model_of_sentencepiece_is_found_likewise(folder, monkeypatch):
+def test_a_sentencepiece_model_is_found_the_same_way(folder, monkeypatch):
     library = pytest.importorskip("sentencepiece")
     library.SentencePieceTrainer.train(
         sentence_iterator=iter(["two one two", "one two"] * 20),
@@ -70,7 +68,7 @@ def test_a_model_of_sentencepiece_is_found_likewise(folder, monkeypatch):
     assert f"written with the tokenizer {folder}/pieces.model, but bytes is used" in line
 
 
-def test_a_tokenizer_that_is_gone_is_named_with_the_file_that_names_it(folder, monkeypatch):
+def test_a_missing_tokenizer_is_reported_with_the_file_that_names_it(folder, monkeypatch):
     mix = prepare(folder, monkeypatch, "--eos-token", "<|end|>")
     (folder / "words.json").unlink()
     line = error_line(energon_ext("plan", mix))
@@ -78,13 +76,13 @@ def test_a_tokenizer_that_is_gone_is_named_with_the_file_that_names_it(folder, m
     assert line.endswith("Give the one it was written with as --tokenizer.")
 
 
-def test_files_that_name_none_are_bytes(tmp_path):
+def test_files_without_a_tokenizer_name_are_bytes(tmp_path):
     write_tokens(tmp_path / "a", [[5, 6]] * 9)
     assert written_tokenizer(write_mix(tmp_path / "mix.yaml", [("a", 1)])).name == "bytes"
 
 
 @pytest.mark.parametrize("found", ["words.json", {"path": "x"}, {"name_or_path": 5}, [1]])
-def test_what_is_no_name_is_refused(found, tmp_path):
+def test_an_invalid_tokenizer_name_is_refused(found, tmp_path):
     write_tokens(tmp_path / "a", [[5, 6]] * 9)
     meta = {"tokenizer": {"kind": "hf"}, "tokenizer_arguments": found}
     (tmp_path / "a.meta.json").write_text(json.dumps(meta))

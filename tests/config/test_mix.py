@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""From YAML files to the mix that a TaskEncoder gets, through Energon's own metadatasets."""
+"""From YAML files to the mix of a TaskEncoder, including Energon's own metadatasets."""
 
 import json
 
@@ -27,9 +27,15 @@ def data(tmp_path_factory):
 
 
 def ours(path, entries, **fields):
-    """A metadataset of ours; further fields stand beside its splits."""
-    content = json.loads(write_mix(path, entries).read_text())
-    path.write_text(json.dumps({**content, **fields}))
+    """Write a metadataset of ours with this blend."""
+    blend = [{"path": str(entry), "weight": weight} for entry, weight in entries]
+    return ours_of(path, {"blend": blend}, **fields)
+
+
+def ours_of(path, split, **fields):
+    """Write a metadataset of ours with this train split; ``fields`` are added at the top level."""
+    content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    path.write_text(json.dumps({**content, "splits": {"train": split}, **fields}))
     return path
 
 
@@ -48,23 +54,20 @@ def loaded(path):
 
 def shares(mix, position):
     keys = sorted(mix.tree.keys())
-    found = Mixture(mix.tree, keys, seed="").shares(position)
-    return {key: round(share, 12) for key, share in zip(keys, found)}
+    values = Mixture(mix.tree, keys, seed="").shares(position)
+    return {key: round(share, 12) for key, share in zip(keys, values)}
 
 
 # The tree ----------------------------------------------------------------------------------------
 
 
-def test_a_mix_has_the_entries_in_the_order_of_the_yaml_and_the_tree_in_that_of_the_keys(data):
+def test_entries_follow_yaml_order_and_the_tree_follows_key_order(data):
     inner = ours(data / "inner.yaml", [("c", 1), ("a", 3)])
-    path = write_mix(data / "mix.yaml", [])
-    content = json.loads(path.read_text())
     entries = [
         {"path": "d", "weight": 2, "name": "last", "max_epochs": 3},
         {"path": str(inner), "weight": {"step": {0: 2, 9: 0}}, "max_epochs": 2},
     ]
-    content["splits"]["train"] = {"interleave": entries}
-    path.write_text(json.dumps(content))
+    path = ours_of(data / "mix.yaml", {"interleave": entries})
     mix = mix_of(loaded(path))
     assert [entry.key for entry in mix.entries] == ["d", "c", "a"]
     assert [entry.max_epochs for entry in mix.entries] == [3, 2, 2]
@@ -83,7 +86,7 @@ def test_a_mix_has_the_entries_in_the_order_of_the_yaml_and_the_tree_in_that_of_
     assert (below.name, below.identity) == ("inner.yaml:train", f"{inner}:train")
 
 
-def test_each_copy_of_a_file_is_a_node_of_its_own(data):
+def test_each_copy_of_a_file_is_a_separate_node(data):
     inner = ours(data / "inner.yaml", [("a", 1), ("b", 3)])
     mix = mix_of(loaded(ours(data / "mix.yaml", [(inner, 1), (inner, 2)])))
     assert [entry.key for entry in mix.entries] == ["a", "b", "a#2", "b#2"]
@@ -94,21 +97,17 @@ def test_each_copy_of_a_file_is_a_node_of_its_own(data):
     ]
 
 
-def test_the_smallest_limit_and_the_words_next_to_the_source_hold(data):
-    path = ours(data / "inner.yaml", [])
-    content = json.loads(path.read_text())
-    entries = [{"path": "a", "max_epochs": 2, "name": "near"}, {"path": "b", "max_epochs": 9}]
-    content["splits"]["train"] = {"blend": entries[:1]}
-    path.write_text(json.dumps(content))
-    content["splits"]["train"] = {"blend": [{"path": str(path), "max_epochs": 5, "name": "far"}]}
-    (data / "mix.yaml").write_text(json.dumps(content))
-    (entry,) = mix_of(loaded(data / "mix.yaml")).entries
+def test_the_smallest_limit_and_the_nearest_name_apply(data):
+    near = {"path": "a", "max_epochs": 2, "name": "near"}
+    path = ours_of(data / "inner.yaml", {"blend": [near]})
+    far = {"path": str(path), "max_epochs": 5, "name": "far"}
+    (entry,) = mix_of(loaded(ours_of(data / "mix.yaml", {"blend": [far]}))).entries
     assert (entry.max_epochs, entry.name) == (2, "near")
     assert entry.where.startswith(str(path))
 
 
-def test_one_dataset_of_a_tree_is_a_mix_of_its_own(data):
-    """Energon builds a validation dataset of each source, with nothing but its own dataset."""
+def test_one_dataset_of_a_tree_is_a_mix_by_itself(data):
+    """Energon builds a validation dataset for each source, from only its own dataset."""
     inner = ours(data / "inner.yaml", [("a", FALLING), ("b", 0)])
     datasets = loaded(ours(data / "mix.yaml", [(inner, 1), ("c", 0), (inner, 1)]))
     for dataset, key in zip(datasets, ["a", "b", "c", "a", "b"], strict=True):
@@ -132,18 +131,15 @@ def test_an_entry_without_a_source_is_refused(data):
 
 
 @pytest.mark.parametrize("split", [{"path": "a"}, {"blend_epochized": [{"path": "a"}]}])
-def test_a_split_without_weights_has_its_folder_and_fields_too(data, split):
-    path = ours(data / "mix.yaml", [], skip=[[1, 2]], schedule_axis="tokens")
-    content = json.loads(path.read_text())
-    content["splits"]["train"] = split
-    path.write_text(json.dumps(content))
+def test_a_split_without_weights_keeps_its_path_and_fields(data, split):
+    path = ours_of(data / "mix.yaml", split, skip=[[1, 2]], schedule_axis="tokens")
     mix = mix_of(loaded(path))
     assert list(mix.tree.keys()) == ["a"]
     assert (mix.run.skip.ranges, mix.axis.unit) == (((1, 2),), "tokens")
     assert mix.entries[0].where == f"{path}: train"
 
 
-def test_schedules_on_one_path_are_refused_with_both_places(data):
+def test_nested_schedules_are_refused_with_both_places(data):
     inner = ours(data / "inner.yaml", [("a", FALLING), ("b", 1)])
     path = ours(data / "mix.yaml", [(inner, FALLING), ("c", 1)])
     places = r"mix\.yaml: blend\[0\] .*\.weight and .*inner\.yaml: blend\[0\] .*\.weight"
@@ -159,8 +155,8 @@ def test_schedules_on_one_path_are_refused_with_both_places(data):
 
 
 @pytest.mark.parametrize("version", ["MetadatasetV2", "Metadataset"])
-def test_half_of_a_falling_schedule_falls_with_it(data, version):
-    """Conformance: {0: 10, 5: 0} x 0.5 is 5 at 0, and 0 at 5; beside a constant of 5."""
+def test_a_constant_factor_scales_a_falling_schedule(data, version):
+    """{0: 10, 5: 0} x 0.5 is 5 at 0 and 0 at 5, next to a constant 5."""
     inner = ours(data / "inner.yaml", [("a", FALLING), ("b", 10)])
     mix = mix_of(loaded(stock(data / "top.yaml", (inner, 1), (inner, 1), version=version)))
     node = mix.tree.node
@@ -170,8 +166,8 @@ def test_half_of_a_falling_schedule_falls_with_it(data, version):
     assert shares(mix, 5) == {"a": 0, "a#2": 0, "b": 0.5, "b#2": 0.5}
 
 
-def test_what_stock_metadatasets_blend_is_a_constant_factor_around_a_whole_tree(data):
-    """Of ours in stock in ours in stock, each level is a node."""
+def test_stock_blends_are_constant_factors_around_whole_trees(data):
+    """With ours in stock in ours in stock, each level is a node."""
     deep = ours(data / "deep.yaml", [("a", FALLING), ("b", 10)])
     between = stock(data / "between.yaml", (deep, 1), ("web", 3))
     outer = ours(data / "outer.yaml", [(between, 1), ("d", 1)])
@@ -186,24 +182,18 @@ def test_what_stock_metadatasets_blend_is_a_constant_factor_around_a_whole_tree(
     assert shares(mix, 0) == {"a": 0.0625, "b": 0.0625, "web:train": 0.375, "d": 0.5}
 
 
-def test_a_node_below_a_stock_metadataset_keeps_the_name_of_its_own_file(data):
+def test_a_node_below_a_stock_metadataset_keeps_the_name_of_its_file(data):
     inner = ours(data / "inner.yaml", [("a", 1), ("b", 1)])
     between = stock(data / "between.yaml", (inner, 1))
-    path = ours(data / "mix.yaml", [])
-    content = json.loads(path.read_text())
     names = []
     for reference in (between, inner):
-        content["splits"]["train"] = {"path": str(reference)}
-        path.write_text(json.dumps(content))
+        path = ours_of(data / "mix.yaml", {"path": str(reference)})
         names.append([node.identity for node in mix_of(loaded(path)).tree.nodes()])
     assert names == [["", f"{inner}:train"], [f"{path}:train"]]
 
 
-def test_our_file_of_one_dataset_is_allowed_in_any_stock_metadataset(data):
-    one = ours(data / "one.yaml", [])
-    content = json.loads(one.read_text())
-    content["splits"]["train"] = {"path": "a"}
-    one.write_text(json.dumps(content))
+def test_our_single_dataset_file_is_allowed_in_any_stock_metadataset(data):
+    one = ours_of(data / "one.yaml", {"path": "a"})
     for version in ("MetadatasetV2", "Metadataset"):
         path = stock(data / "top.yaml", (one, 1), (one, 3), version=version)
         assert shares(mix_of(loaded(path)), 0) == {"a": 0.25, "a#2": 0.75}
@@ -232,7 +222,7 @@ def train(path):
     )
 
 
-def test_constant_blends_are_the_floats_that_stock_energon_makes(data):
+def test_constant_blends_give_the_floats_of_stock_energon(data):
     inner = ours(data / "inner.yaml", [("a", 1), ("b", 3)])
     path = stock(
         data / "top.yaml", (ours(data / "mix.yaml", [("c", 2), (inner, 6)]), 1), ("web", 3)
@@ -245,16 +235,11 @@ def test_constant_blends_are_the_floats_that_stock_energon_makes(data):
 @pytest.mark.parametrize(
     ("rule", "weight"), [("blend", {"step": {0: 1, 9: 2}}), ("blend", 0), ("interleave", 1)]
 )
-def test_an_encoder_without_the_mixin_is_an_error_and_no_run_at_the_first_weights(
-    tmp_path, rule, weight
-):
+def test_an_encoder_without_the_mixin_is_an_error(tmp_path, rule, weight):
     for name in "ab":
         write_dataset(tmp_path / name, ["x"] * 3)
-    path = write_mix(tmp_path / "inner.yaml", [])
-    content = json.loads(path.read_text())
     entries = [{"path": "a", "weight": weight}, {"path": "b", "weight": 1}]
-    content["splits"]["train"] = {rule: entries}
-    path.write_text(json.dumps(content))
+    path = ours_of(tmp_path / "inner.yaml", {rule: entries})
     for outer in (path, write_mix(tmp_path / "mix.yaml", [("a", 1), (path, 1)])):
         with pytest.raises(
             ConfigError, match=r"inner\.yaml: .*\[0\] .*\.weight: .*DynamicBlendMixin"
@@ -265,7 +250,7 @@ def test_an_encoder_without_the_mixin_is_an_error_and_no_run_at_the_first_weight
 # Fields for the whole run -------------------------------------------------------------------------
 
 
-def test_breakpoints_count_what_the_outermost_file_says(data):
+def test_breakpoints_count_the_unit_of_the_outermost_file(data):
     constant = ours(data / "constant.yaml", [("a", 1)])
     tokens = ours(data / "tokens.yaml", [("b", FALLING)], schedule_axis="tokens")
     assert mix_of(loaded(constant)).axis.unit == "steps"
@@ -281,7 +266,7 @@ def test_breakpoints_count_what_the_outermost_file_says(data):
             loaded(ours(data / "mix.yaml", both, **fields))
 
 
-def test_files_side_by_side_count_the_same(data):
+def test_sibling_files_must_count_the_same_unit(data):
     steps = ours(data / "steps.yaml", [("a", FALLING)])
     tokens = ours(data / "tokens.yaml", [("b", FALLING)], schedule_axis="tokens")
     for first, second in ((steps, tokens), (tokens, steps)):
@@ -298,7 +283,7 @@ def test_an_unknown_unit_is_refused_with_the_file(data, unit):
         loaded(ours(data / "mix.yaml", [("a", 1)], schedule_axis=unit))
 
 
-def test_a_launch_script_gives_the_end_and_no_other_unit(data):
+def test_a_launch_script_can_set_the_end_but_not_the_unit(data):
     mix = mix_of(loaded(ours(data / "mix.yaml", [("a", 1)], schedule_axis="samples")))
     assert mix.axis_with(None) == mix.axis == ScheduleAxis("samples")
     for given in (ScheduleAxis(end=7), ScheduleAxis("samples", end=7)):
@@ -309,7 +294,7 @@ def test_a_launch_script_gives_the_end_and_no_other_unit(data):
         mix.axis_with(ScheduleAxis("steps"))
 
 
-def test_a_thousand_weights_carry_one_tree(data):
+def test_a_thousand_weights_share_one_tree(data):
     datasets = loaded(ours(data / "mix.yaml", [("a", n + 1) for n in range(1000)]))
     assert len({id(dataset.tree) for dataset in datasets}) == 1
     assert sum(map(float, [dataset.weight for dataset in datasets])) == pytest.approx(1)

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""On one GPU: a packed batch is its documents, and what it takes to get one there.
+"""On one GPU: a packed batch equals its documents, and the cost of getting it there.
 
     python -m pytest -m gpu -n 0 -s tests/gpu
 
-Prints one table; asserts what is right and never how fast.
+Prints one table; asserts correctness, never speed.
 """
 
 import time
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-#: Of the norm: bfloat16 keeps 8 bits.
+#: Relative to the norm: bfloat16 keeps 8 bits.
 TOLERANCE = 0.02
 SEQ_LEN, ROWS, STEPS = 4096, 4, 50
 
@@ -72,7 +72,7 @@ def documents(batch):
 
 
 def packed_and_alone(model, batch):
-    """Logits of every document and the gradients, packed and each document run alone."""
+    """Return logits and gradients, packed and with each document run alone."""
     parts = documents(batch)
     packed = model(
         batch.tokens[None],
@@ -96,7 +96,7 @@ def difference(found, expected):
     return float((found - expected).norm() / expected.norm())
 
 
-def test_packed_is_unpacked_in_bfloat16(one_gpu, table):
+def test_packed_equals_unpacked_in_bfloat16(one_gpu, table):
     batch = synthetic_batch(1).to(one_gpu)
     model = make_model(one_gpu)
     attention = model.decoder.layers[0].self_attention.core_attention
@@ -147,7 +147,7 @@ def _wait(device):
 
 
 def measure(device, loader, model, steps=STEPS):
-    """Rows of the table: the loader, the copy, the step, and all three overlapped."""
+    """Yield rows of the table: the loader, the copy, the step, and all three overlapped."""
     batch = next(loader)
     pinned = batch.pin_memory() if device.type == "cuda" else batch
     there = batch.to(device)
@@ -177,7 +177,7 @@ def test_batches_arrive_pinned_and_equal(one_gpu, loader):
 
 
 class PositionLosses(torch.nn.Module):
-    """A model that waits for nothing, so that only the way to it is looked at."""
+    """A model that never waits, so that only the data path is measured."""
 
     pre_process = True
     config = small_config(num_moe_experts=None)
@@ -188,7 +188,7 @@ class PositionLosses(torch.nn.Module):
 
 def test_no_micro_batch_waits_for_the_gpu(one_gpu, loader):
     model, reports = PositionLosses(), []
-    forward_step(loader, model)  # memory is taken and page-locked once
+    forward_step(loader, model)  # allocates and pins memory once
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(4):

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every test here has limits of time and memory: what it meets may have none."""
+"""Every test here has limits on time and memory: hostile input may have none."""
 
 import resource
 import signal
 
 import pytest
 
-#: Seconds, and bytes beyond what the process has.
+#: Seconds, and bytes on top of what the process already uses.
 MOST_SECONDS, MOST_MEMORY = 20, 3 * 2**29
 
 
@@ -17,10 +17,10 @@ def _limits():
         raise TimeoutError("a test of hostile input takes too long")
 
     with open("/proc/self/status") as status:
-        held = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
+        used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
     before = resource.getrlimit(resource.RLIMIT_DATA)
     handler = signal.signal(signal.SIGALRM, too_long)
-    resource.setrlimit(resource.RLIMIT_DATA, (held + MOST_MEMORY, before[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (used + MOST_MEMORY, before[1]))
     signal.alarm(MOST_SECONDS)
     yield
     signal.alarm(0)

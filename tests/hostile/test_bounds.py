@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small inputs that ask for work without an end, or for more memory than there is, are refused."""
+"""Small inputs that ask for endless work or huge memory are refused."""
 
 import json
 import pickle
@@ -36,7 +36,7 @@ def read(path, encoder=None):
 
 
 def looped(folder):
-    """A folder that holds itself four times."""
+    """Write a folder that contains four links to itself."""
     folder.mkdir()
     for number in range(4):
         (folder / f"again{number}").symlink_to(folder)
@@ -55,7 +55,7 @@ def looped(folder):
         ([], "web/**/**/a", "more than 2,000 folders or has more than one `**`"),
     ],
 )
-def test_a_metadataset_asks_for_no_endless_work(skip, path, message, tmp_path, monkeypatch):
+def test_a_metadataset_cannot_ask_for_endless_work(skip, path, message, tmp_path, monkeypatch):
     monkeypatch.setattr("energon_ext.documents.token_paths.MOST_FOLDERS", 2000)
     looped(tmp_path / "web")
     mix = write_mix(tmp_path / "mix.yaml", [(path, 1)])
@@ -91,7 +91,7 @@ def test_a_split_that_excludes_all_of_its_samples_is_refused(names, encoder, tmp
 
 
 def with_first_member(folder, header, content):
-    """A dataset whose first sample has these bytes, with an index that says so."""
+    """Write a dataset whose first sample has these bytes, with a matching index."""
     write_dataset(folder, ["some text"] * 9)
     shard, index = folder / "shard_000.tar", folder / "shard_000.tar.idx"
     ends = np.fromfile(index, "<u8").astype(np.int64)
@@ -101,7 +101,7 @@ def with_first_member(folder, header, content):
     ends.tofile(index)
 
 
-def of_kind(kind, size):
+def header_of(kind, size):
     info = tarfile.TarInfo("000000.txt")
     info.type, info.size = kind, size
     return info.tobuf(tarfile.GNU_FORMAT)
@@ -117,15 +117,15 @@ def pax(**headers):
 @pytest.mark.parametrize(
     "header, message",
     [
-        (of_kind(tarfile.GNUTYPE_SPARSE, 512), "a sparse file"),
-        (of_kind(tarfile.XHDTYPE, 2**20), "extended header of 1,048,576 bytes"),
+        (header_of(tarfile.GNUTYPE_SPARSE, 512), "a sparse file"),
+        (header_of(tarfile.XHDTYPE, 2**20), "extended header of 1,048,576 bytes"),
         (pax(**{"GNU.sparse.realsize": str(2**40)}), "a sparse file"),
         (pax(size=str(2**40)), "an extended header of 22 bytes"),
         (pax(**{f"k{n}": "1" * 1000 for n in range(40)}), "an extended header of"),
-        (of_kind(b"0", 2**40), "cannot be read"),
+        (header_of(b"0", 2**40), "cannot be read"),
     ],
 )
-def test_a_member_that_is_larger_than_it_is_stored_is_refused(header, message, encoder, tmp_path):
+def test_a_tar_member_larger_than_its_stored_bytes_is_refused(header, message, encoder, tmp_path):
     with_first_member(tmp_path / "d", header, b"abc")
     with pytest.raises(EnergonExtError, match=message):
         read(tmp_path / "d", encoder)
@@ -136,7 +136,7 @@ def test_an_ordinary_extended_header_is_read(tmp_path):
     assert read(tmp_path / "d").tokens is not None
 
 
-def test_an_index_that_asks_for_too_much_is_refused(tmp_path):
+def test_an_index_with_huge_offsets_is_refused(tmp_path):
     folder = write_dataset(tmp_path / "d", ["some text"] * 9)
     ends = np.fromfile(folder / "shard_000.tar.idx", "<u8")
     ends[3] = 2**45
@@ -155,7 +155,7 @@ def test_an_index_that_asks_for_too_much_is_refused(tmp_path):
         pytest.param("x", 2**28 + 1, "row", marks=pytest.mark.nightly),
     ],
 )
-def test_a_small_parquet_file_fills_no_memory(text, times, message, tmp_path):
+def test_a_small_parquet_file_cannot_exhaust_memory(text, times, message, tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     if message:  # one value
         texts = arrow.array([text * times])
@@ -182,8 +182,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 def tokenizer(path, normalizer):
     model = tokenizers.models.BPE(vocab={"a": 0, "b": 1, "</s>": 2}, merges=[])
-    made = tokenizers.Tokenizer(model)
-    made.save(str(path / "tokenizer.json"))
+    tokenizers.Tokenizer(model).save(str(path / "tokenizer.json"))
     content = json.loads((path / "tokenizer.json").read_text())
     content["normalizer"] = normalizer
     (path / "tokenizer.json").write_text(json.dumps(content))
@@ -210,12 +209,12 @@ def sequence(*steps):
         sequence(sequence(replace("a" * 5, String="a")), replace("a" * 5, String="a")),
     ],
 )
-def test_a_tokenizer_that_multiplies_a_text_is_refused(normalizer, tmp_path):
+def test_a_tokenizer_that_multiplies_text_is_refused(normalizer, tmp_path):
     with pytest.raises(ConfigError, match="expands one character to more than 16"):
         tokenizer(tmp_path, normalizer)
 
 
-def test_normalizers_of_known_tokenizers_are_taken(tmp_path):
+def test_normalizers_of_known_tokenizers_are_accepted(tmp_path):
     llama = sequence({"type": "Prepend", "prepend": "▁"}, replace("▁", String=" "))
     clip = sequence({"type": "NFC"}, replace(" ", Regex=r"\s+"), {"type": "Lowercase"})
     quotes = sequence(replace('"', String="``"), replace('"', String="''"), {"type": "NFKD"})
@@ -224,7 +223,7 @@ def test_normalizers_of_known_tokenizers_are_taken(tmp_path):
 
 
 class _Template:
-    """A tokenizer of Hugging Face, as far as a template needs one."""
+    """The parts of a Hugging Face tokenizer that a template needs."""
 
     def __init__(self, text):
         self.chat_template, self.special_tokens_map = text, {}
@@ -250,8 +249,8 @@ MESSAGES = [{"role": "user", "content": "a"}]
         "{% for a in range(99) %}{% set x.s = x.s + x.s %}{% endfor %}",
     ],
 )
-def test_a_chat_template_that_computes_without_an_end_is_ended(template, monkeypatch):
-    monkeypatch.setattr(limited, "MOST_SECONDS", 0.5)
+def test_an_endless_chat_template_is_stopped(template, monkeypatch):
+    monkeypatch.setattr(limited, "MOST_SECONDS", 0.2)
     with pytest.raises(ConfigError, match="the chat template: takes more than"):
         HFChatTemplate(_Template(template)).render(MESSAGES)
 
@@ -266,19 +265,19 @@ def test_a_chat_template_that_computes_without_an_end_is_ended(template, monkeyp
         ("{{ messages[9].content.upper() }}", "UndefinedError"),
     ],
 )
-def test_whatever_a_chat_template_raises_is_an_error_of_the_sample(template, message):
+def test_any_chat_template_error_is_an_error_of_the_sample(template, message):
     with pytest.raises(SampleError, match=message):
         HFChatTemplate(_Template(template)).render(MESSAGES)
 
 
-def test_threads_do_not_get_the_answers_of_each_other():
+def test_threads_get_only_their_own_answers():
     limited_upper = Limited(str.upper, "it")
     with ThreadPoolExecutor(4) as threads:
         texts = [f"a{number}" for number in range(200)]
         assert list(threads.map(limited_upper, texts)) == [text.upper() for text in texts]
 
 
-def test_a_template_is_rendered_again_after_its_process_ended():
+def test_templates_are_rendered_again_after_the_process_died():
     limited_upper = Limited(str.upper, "it")
     assert limited_upper("a") == "A"
     limited_upper._kill()

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A folder's own `dataset.yaml` says how its samples are read, and nothing about the run."""
+"""The `dataset.yaml` of a folder defines how samples are read, and cannot change the run."""
 
 import json
 
@@ -31,10 +31,10 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_what_the_run_decides_is_not_for_the_folder_to_say(name, folder, tmp_path):
-    own = folder / ".nv-meta" / "dataset.yaml"
-    before = own.read_text()
-    own.write_text(json.dumps({**json.loads(before), name: FIELDS[name]}))
+def test_a_folder_cannot_set_fields_of_the_run(name, folder, tmp_path):
+    settings = folder / ".nv-meta" / "dataset.yaml"
+    before = settings.read_text()
+    settings.write_text(json.dumps({**json.loads(before), name: FIELDS[name]}))
     try:
         with pytest.raises(ConfigError, match=f"dataset.yaml: .{name}. may not be set in this"):
             get_train_dataset(
@@ -44,4 +44,4 @@ def test_what_the_run_decides_is_not_for_the_folder_to_say(name, folder, tmp_pat
                 task_encoder=PackedTaskEncoder(ByteTokenizer(), 16),
             )
     finally:
-        own.write_text(before)
+        settings.write_text(before)

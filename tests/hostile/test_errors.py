@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whatever libraries raise of a hostile input is one typed error that names the place."""
+"""Any library exception on hostile input becomes one typed error that names the place."""
 
 import json
 
@@ -46,7 +46,7 @@ LONG = '{"text": "a", "prompt": "a", "x": ' + "1" * 5000 + "}\n"
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize(("line", "message"), [(DEEP, "recursion"), (LONG, "4300 digits")])
-def test_a_line_that_no_parser_takes(line, message, encoder, tmp_path):
+def test_a_line_no_parser_accepts_is_an_error_of_its_file(line, message, encoder, tmp_path):
     (tmp_path / "a.jsonl").write_text(line * 3)
     with pytest.raises(EnergonExtError, match=f"a.jsonl: .*{message}"):
         read(tmp_path / "a.jsonl", encoder)
@@ -54,7 +54,7 @@ def test_a_line_that_no_parser_takes(line, message, encoder, tmp_path):
 
 @pytest.mark.parametrize("encoder", ["planned", "streamed"])
 @pytest.mark.parametrize("member", ["jpg", "txt[a][b]"])
-def test_a_field_of_a_member_that_is_not_there(member, encoder, tmp_path):
+def test_a_field_from_a_missing_member_is_an_error(member, encoder, tmp_path):
     fields = {"sample_type": TEXT_SAMPLE, "field_map": {"text": member}}
     write_dataset(tmp_path / "d", ["x"] * 9, dataset_config=fields)
     with pytest.raises(EnergonExtError, match="/d.*: .*FieldAccessError.* Cannot access"):
@@ -62,7 +62,7 @@ def test_a_field_of_a_member_that_is_not_there(member, encoder, tmp_path):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_aux_beside_token_files(inside, tmp_path):
+def test_aux_with_token_files_is_refused(inside, tmp_path):
     write_tokens(tmp_path / "a", [[5, 6, 7]] * 9)
     node = {"path": "a", "aux": {"pictures": "d"}}
     content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
@@ -73,7 +73,7 @@ def test_aux_beside_token_files(inside, tmp_path):
 
 
 @pytest.mark.parametrize("seed", ["x", 1.5, None, True])
-def test_a_seed_that_is_no_integer(seed, tmp_path):
+def test_a_seed_must_be_an_integer(seed, tmp_path):
     write_tokens(tmp_path / "a", [[5, 6, 7]] * 9)
     mix = write_mix(tmp_path / "mix.yaml", [("a", 1)])
     options = {"worker_config": config(seed=seed), "batch_size": 2}
@@ -82,7 +82,7 @@ def test_a_seed_that_is_no_integer(seed, tmp_path):
             load(mix, task_encoder=ENCODERS["planned"](), **options)
 
 
-def test_a_document_of_thousands_of_digits(tmp_path):
+def test_a_document_number_with_thousands_of_digits_is_refused(tmp_path):
     write_tokens(tmp_path / "a", [[5, 6, 7]] * 9)
     mix = write_mix(tmp_path / "mix.yaml", [("a", 1)])
     dataset = get_train_dataset(
@@ -98,7 +98,7 @@ def test_a_document_of_thousands_of_digits(tmp_path):
 
 
 @pytest.mark.parametrize("file", [False, True], ids=["when it encodes", "when it is loaded"])
-def test_a_panic_of_the_library_of_tokenizers(file, tmp_path):
+def test_a_panic_in_the_tokenizers_library_is_an_error(file, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.models.BPE(vocab={"a": 0, "</s>": 1}, merges=[])
     path = tmp_path / "tokenizer.json"

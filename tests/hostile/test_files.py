@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files that are no data block nobody and fill no memory; links where we write are not followed."""
+"""Special and sparse files neither block nor exhaust memory; links at outputs are not followed."""
 
 import os
 
@@ -16,7 +16,7 @@ import tokenizers  # noqa: E402
 
 
 def pipe(path):
-    os.mkfifo(path)  # nobody writes to it
+    os.mkfifo(path)  # without a writer
 
 
 def device(path):
@@ -48,7 +48,7 @@ def samples(tmp_path):
     return tmp_path
 
 
-#: What is in place of which file, and what the command that reads it ends with.
+#: What replaces which file, and the error of the command that reads it.
 OF_PAIRS = [
     (pipe, "mix.yaml", "does not exist"),
     (sparse, "mix.yaml", "has more than 4,194,304 bytes"),
@@ -62,7 +62,7 @@ OF_PAIRS = [
 
 
 @pytest.mark.parametrize("put, name, message", OF_PAIRS)
-def test_a_file_of_a_pair_that_is_no_data_is_refused(put, name, message, pair):
+def test_a_special_or_sparse_file_in_a_pair_is_refused(put, name, message, pair):
     (pair / name).unlink()
     put(pair / name)
     assert message in error_line(energon_ext("peek", pair / "mix.yaml"))
@@ -101,7 +101,7 @@ OF_SAMPLES = [
 
 
 @pytest.mark.parametrize("put, name, command, message", OF_SAMPLES)
-def test_a_file_that_is_no_data_is_refused(put, name, command, message, samples, monkeypatch):
+def test_a_special_or_sparse_file_is_refused(put, name, command, message, samples, monkeypatch):
     monkeypatch.chdir(samples)
     monkeypatch.setattr("energon_ext.prepare.inputs.MOST_CHARACTERS", 2**20)
     monkeypatch.setattr("energon_ext.encoders.tokenizer_files.MOST_FILE_BYTES", 2**20)
@@ -127,23 +127,23 @@ OUTPUTS = [
 
 
 @pytest.mark.parametrize("name, command", OUTPUTS)
-def test_a_link_in_place_of_an_output_is_replaced_not_followed(name, command, pair, monkeypatch):
+def test_a_link_at_an_output_path_is_replaced_not_followed(name, command, pair, monkeypatch):
     monkeypatch.chdir(pair)
     write_run(pair / "run", steps=20)
     (pair / "text.txt").write_text("some text")
     (pair / "precious").mkdir()
-    own = pair / "precious" / "prepared.json"
-    own.write_text("precious")
+    target = pair / "precious" / "prepared.json"
+    target.write_text("precious")
     is_folder = name == ".o.unfinished"
-    (pair / name).symlink_to(own.parent if is_folder else own)
+    (pair / name).symlink_to(target.parent if is_folder else target)
     result = energon_ext(*command)
     assert result.exit_code == 0, result.output
-    assert own.read_text() == "precious" and len(list(own.parent.iterdir())) == 1
+    assert target.read_text() == "precious" and len(list(target.parent.iterdir())) == 1
 
 
-def test_a_claim_that_is_a_link_is_not_written_through(samples):
-    (samples / "own").write_text("precious")
-    (samples / ".o.claim").symlink_to("own")
+def test_a_claim_file_that_is_a_link_is_not_followed(samples):
+    (samples / "target").write_text("precious")
+    (samples / ".o.claim").symlink_to("target")
     text = samples / "text.txt"
     energon_ext("prepare", samples / "o", "--text", text, "--tokenizer", ByteTokenizer.name)
-    assert (samples / "own").read_text() == "precious"
+    assert (samples / "target").read_text() == "precious"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Damaged files under every command: it ends well or in one line, and writes its output alone."""
+"""Commands on damaged files succeed or fail with one line, and write only their output."""
 
 import contextlib
 import copy
@@ -35,7 +35,7 @@ from tests.support import (
 
 tokenizers = pytest.importorskip("tokenizers")
 
-#: Files that are damaged, and the commands that read them; ``out`` and caches may be written.
+#: Files to damage, and the commands that read them; only ``out`` and caches may be written.
 COMMANDS = {
     "mix.yaml": [
         ("plan", "mix.yaml", "--tokenizer", "bytes"),
@@ -64,13 +64,13 @@ COMMANDS = {
     "web/shard_000.tar.idx": [("peek", "web.yaml", "--rows", 1)],
 }
 
-#: In place of a value.
+#: Replacements for a value.
 VALUES = [
     *(None, True, -1, 0, 1, 2**31, 2**63, 10**40, 1e308, float("nan"), float("inf"), 0.5),
     *("", "x" * 5000, "../..", "/dev/zero", "\x1b[2J", "a\nb", "e\u0301", "\ud800", "1e9", "40B"),
     *("!!python/object/apply:os.abort []", [], {}, [[]], {"": {}}, [None] * 50, {"linear": {0: 1}}),
 ]
-#: In place of some bytes.
+#: Replacements for some bytes.
 BYTES = [
     *(b"", b"\0", b"\xff" * 8, b"\x80\0\0\0\0\0\0\0", b"\x7f" + b"\xff" * 7, b"\n", b"\r\n", b"\t"),
     *(
@@ -118,7 +118,7 @@ def folder(tmp_path_factory):
 
 
 def damaged(content, rng):
-    """Bytes of which a few places are others, or JSON of which a few values are."""
+    """Return the content with a few changed bytes, or JSON with a few changed values."""
     try:
         tree = json.loads(content)
         assert isinstance(tree, dict) and rng.random() < 0.7
@@ -135,7 +135,7 @@ def damaged(content, rng):
     is_sealed = "energon_ext_digest" in tree
     for _ in range(rng.choice((1, 1, 1, 4))):
         _change(tree, rng)
-    if is_sealed:  # again, by somebody who knows how
+    if is_sealed:  # seal it again, as an attacker would
         tree.pop("energon_ext_digest", None)
         with contextlib.suppress(StateFormatError):
             tree = sealed(tree)
@@ -167,7 +167,7 @@ def _other(rng):
 
 
 def _near(value, rng):
-    """A value of the same kind."""
+    """Return a similar value of the same type."""
     if isinstance(value, (int, float)):
         return rng.choice((value - 1, value + 1, -value, value * 1000, value // 2))
     if isinstance(value, str):
@@ -176,7 +176,7 @@ def _near(value, rng):
 
 
 def contents(folder):
-    """All files but those that a command may write."""
+    """Return the contents of all files except those that a command may write."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -198,7 +198,7 @@ def check(folder, number):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(place)
             result = energon_ext(*command)
-        assert contents(place) == before, f"{command} changed its input, or wrote beside it"
+        assert contents(place) == before, f"{command} changed its input, or wrote next to it"
     refuses = command[:2] == ("checkpoint", "diff") and result.exit_code == 1
     if result.exit_code != 0 and not refuses:
         line = error_line(result)

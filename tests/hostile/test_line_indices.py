@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""An index of lines that leaves some out, joins or cuts them is refused, not read around."""
+"""A line index that omits, joins or cuts lines is refused."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def moved(bounds, number, by):
     return bounds
 
 
-#: What becomes of the index; all have a first entry of 0 and end with the file, but the last four.
+#: Changes to the index; all but the last four keep the first entry 0 and the end of the file.
 CASES = {
     "two lines are one": lambda b: np.delete(b, 20),
     "twenty lines are one": lambda b: np.delete(b, range(11, 30)),
@@ -46,7 +46,7 @@ CASES = {
 
 @pytest.mark.parametrize("encoder", ["planned", "streamed"])
 @pytest.mark.parametrize("case", CASES)
-def test_an_index_that_does_not_follow_the_lines_is_refused(case, encoder, tmp_path):
+def test_an_index_that_does_not_match_the_lines_is_refused(case, encoder, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"".join(LINES))
     ensure_index(EPath(path))
@@ -74,20 +74,20 @@ def test_an_index_that_does_not_follow_the_lines_is_refused(case, encoder, tmp_p
     ],
     ids=["plain", "no last end", "blank lines", "of windows"],
 )
-def test_the_index_is_that_of_energon_and_every_line_is_read(content, tmp_path):
+def test_the_index_equals_energons_and_every_line_is_read(content, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     ensure_index(EPath(path))
-    own = (tmp_path / "a.jsonl.idx").read_bytes()
+    ours = (tmp_path / "a.jsonl.idx").read_bytes()
     assert CrudeJsonlDatasetFactory.prepare_dataset(EPath(path)) == len(LINES)
-    assert (tmp_path / "a.jsonl.idx").read_bytes() == own
+    assert (tmp_path / "a.jsonl.idx").read_bytes() == ours
     options = {"worker_config": config(), "batch_size": 40, "task_encoder": Streamed()}
     batch = next(iter(loader_for(get_train_dataset(path, **options))))
     assert sorted(map(int, batch.__key__)) == list(range(40))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"[1]\n", b'{"a": 1}\nx\n', b'{"a":'])
-def test_what_is_no_lines_of_objects_gets_no_index(content, tmp_path):
+def test_a_file_without_json_objects_gets_no_index(content, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(ConfigError, match="cannot be indexed"):
         ensure_index(EPath(tmp_path / "a.jsonl"))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A server of samples answers with tokens of the request, and learns nothing but the request."""
+"""Answers of a sampling server must fit the request, and the server sees only the request."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.rl.test_openai_sampler import (
 
 
 def vllm(**changed):
-    """Three answers, of which the second differs."""
+    """Return three answers with changes in the second."""
     answers = vllm_answers({"prompt": [3], "n": 3})["choices"][::-1]
     answers[1] = {**answers[1], **changed}
     return {"choices": answers}
@@ -57,7 +57,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("api, answer, message", ANSWERS)
-def test_an_answer_that_the_request_cannot_have_is_refused(server, api, answer, message):  # noqa: F811
+def test_an_answer_that_does_not_fit_the_request_is_refused(server, api, answer, message):  # noqa: F811
     server.misfortunes = [answer]
     with pytest.raises(SamplerError, match=f"Prompt p10: .*{message}"):
         ask_sampler(sampler_for(server, api=api), prompts(10), 0, vocab_size=260)
@@ -98,7 +98,7 @@ def test_a_login_in_the_url_is_sent(server):  # noqa: F811
 
 
 @pytest.mark.parametrize("status", [400, 403])
-def test_a_server_that_repeats_the_key_does_not_put_it_into_a_message(server, status, monkeypatch):  # noqa: F811
+def test_a_key_echoed_by_the_server_is_not_in_the_message(server, status, monkeypatch):  # noqa: F811
     key = "secret-" + "k" * 300
     server.says = f"Bearer {key}"
     server.misfortunes = [(status, ())]
@@ -107,10 +107,10 @@ def test_a_server_that_repeats_the_key_does_not_put_it_into_a_message(server, st
     try:
         (answer,) = sampler.sample_and_score_batch(prompts(10), 0)
     except SamplerError as error:
-        said, chain = str(error) + error.reason, error.__cause__
-        assert chain is None
+        message = str(error) + error.reason
+        assert error.__cause__ is None
     else:
         assert isinstance(answer, Unanswered)
-        said = answer.reason
-    assert "secret" not in said and "kkk" not in said and "password" not in said
-    assert "***" in said and f"status {status}" in said
+        message = answer.reason
+    assert not any(secret in message for secret in ("secret", "kkk", "password"))
+    assert "***" in message and f"status {status}" in message
