@@ -39,6 +39,12 @@ from tests.support import (
 SEQ_LEN = 48
 
 
+@pytest.fixture(autouse=True)
+def _several_pack_plans(monkeypatch):
+    """Pack ``packing_buffer_docs`` documents at once: by default all of these fit into one plan."""
+    monkeypatch.setattr("energon_ext.encoders.sources.MOST_PLANNED_BUFFER_DOCS", 1)
+
+
 def document(source, number):
     """Return a text that contains its name; lengths 9 to 98, shorter and longer than a row."""
     return f"<{source}{number:04d}>" + "." * (number * 37 % 90 + 1)
