@@ -47,8 +47,8 @@ def qualified_name(frame):
     return name
 
 
-def followed(work):
-    """What the work returns, and functions and modules of the package in order of first calls."""
+def record_calls(work):
+    """Return the result of the work, and the functions and modules called, in order."""
     functions, modules = {}, set()
 
     def note(frame, event, _):
@@ -83,11 +83,11 @@ def runs(tmp_path_factory):
             )
         )
 
-    drawn = followed(lambda: next(new_loader().dataset.drawn_steps()))
+    drawn = record_calls(lambda: next(new_loader().dataset.drawn_steps()))
     batches = iter(loader := new_loader())
-    read = followed(lambda: next(batches))
+    read = record_calls(lambda: next(batches))
     resumed = new_loader()
-    restored = followed(lambda: resumed.load_state_dict(loader.state_dict()))
+    restored = record_calls(lambda: resumed.load_state_dict(loader.state_dict()))
     return dict(zip(BOUNDS, (drawn, read, restored)))
 
 

@@ -152,7 +152,7 @@ def test_a_run_with_limits_resumes_exactly_from_any_save(data, rule, num_workers
         assert found == expected[save_point:]
 
 
-def resumed(data, before, after, batches):
+def texts_around_resume(data, before, after, batches):
     """Return texts before and after a resume with a new limit for `web`, and the loader."""
     first = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", before), CODE]})))
     seen = texts(take(first, batches))
@@ -170,7 +170,7 @@ def _log_of_this_package(caplog):
 
 
 def test_an_exhausted_source_stays_exhausted_across_resumes(data, caplog):
-    seen, later, loader = resumed(data, 1, 1, 60)
+    seen, later, loader = texts_around_resume(data, 1, 1, 60)
     assert len(only(seen, "web")) == 12
     assert not only(later, "web")
     third = loader_for(load(write(data / "x.yaml", {"interleave": [entry("web", 1), CODE]})))
@@ -181,7 +181,7 @@ def test_an_exhausted_source_stays_exhausted_across_resumes(data, caplog):
 
 @pytest.mark.parametrize(("raised", "more"), [(3, 2), (2, 1)])
 def test_a_raised_limit_brings_a_source_back_for_the_added_epochs(data, raised, more):
-    _, later, loader = resumed(data, 1, raised, 60)
+    _, later, loader = texts_around_resume(data, 1, raised, 60)
     assert only(later, "web") == {f"web{number:02d}": more for number in range(12)}
     again = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", raised), CODE]})))
     again.restore_state_rank(loader.save_state_rank())
@@ -189,24 +189,24 @@ def test_a_raised_limit_brings_a_source_back_for_the_added_epochs(data, raised, 
 
 
 def test_a_removed_limit_brings_a_source_back_for_good(data):
-    _, later, _ = resumed(data, 1, None, 60)
+    _, later, _ = texts_around_resume(data, 1, None, 60)
     assert sum(only(later, "web").values()) > 4 * 12
 
 
 def test_a_limit_raised_before_the_end_counts_from_the_first_epoch(data):
-    seen, later, _ = resumed(data, 2, 3, 8)
+    seen, later, _ = texts_around_resume(data, 2, 3, 8)
     assert 0 < sum(only(seen, "web").values()) < 24
     assert only(seen + later, "web") == {f"web{number:02d}": 3 for number in range(12)}
 
 
 def test_a_limit_added_at_a_resume_counts_earlier_epochs(data):
-    seen, later, _ = resumed(data, None, 2, 8)
+    seen, later, _ = texts_around_resume(data, None, 2, 8)
     assert 0 < sum(only(seen, "web").values()) < 24
     assert only(seen + later, "web") == {f"web{number:02d}": 2 for number in range(12)}
 
 
 def test_a_limit_already_passed_ends_the_source_at_once(data):
-    seen, later, _ = resumed(data, None, 1, 60)
+    seen, later, _ = texts_around_resume(data, None, 1, 60)
     assert sum(only(seen, "web").values()) > 12
     assert not only(later, "web")
 

@@ -63,7 +63,7 @@ def dialogue(messages):
     return Dialogue(**IDENTITY, messages=messages)
 
 
-def say(*roles):
+def messages_from(*roles):
     return [{"role": role, "content": "x"} for role in roles]
 
 
@@ -331,12 +331,18 @@ def test_a_sample_without_trained_labels_is_skipped(tmp_path, caplog):
         ([{"role": "user"}], "message 0 must have `role` and `content` as text"),
         ([{"role": "user", "content": None}], "message 0 must have `role`"),
         (["hi"], "message 0 must have `role`"),
-        (say("user", "gpt"), "message 1 has role 'gpt'; system, user, assistant, tool are"),
-        (say("user", "system", "assistant"), "message 1 is a system message; only the first"),
-        (say("assistant", "user"), "message 0 is an answer without a question"),
-        (say("system", "assistant"), "message 1 is an answer without a question"),
-        (say("user", "assistant", "assistant"), "message 2 is an answer without"),
-        (say("system", "user"), "no assistant message, so there is nothing to train on"),
+        (
+            messages_from("user", "gpt"),
+            "message 1 has role 'gpt'; system, user, assistant, tool are",
+        ),
+        (
+            messages_from("user", "system", "assistant"),
+            "message 1 is a system message; only the first",
+        ),
+        (messages_from("assistant", "user"), "message 0 is an answer without a question"),
+        (messages_from("system", "assistant"), "message 1 is an answer without a question"),
+        (messages_from("user", "assistant", "assistant"), "message 2 is an answer without"),
+        (messages_from("system", "user"), "no assistant message, so there is nothing to train on"),
     ],
 )
 def test_an_invalid_conversation_is_refused_with_the_reason(messages, message):
@@ -348,12 +354,16 @@ def test_an_invalid_conversation_is_refused_with_the_reason(messages, message):
 def test_bad_samples_are_reported_by_name_and_skipped(tmp_path, capsys, caplog):
     """The log names the first bad sample, at DEBUG all of them; nothing is printed."""
     caplog.set_level("DEBUG", "energon_ext")
-    bad = [{"prompt": "no answer"}, {"messages": say("user")}, {"prompt": 3, "response": "x"}]
+    bad = [
+        {"prompt": "no answer"},
+        {"messages": messages_from("user")},
+        {"prompt": 3, "response": "x"},
+    ]
     good = [{"prompt": f"{n}?", "response": f"{n}!"} for n in range(5)]
     prepare_jsonl(tmp_path / "mixed.jsonl", [*good, *bad])
     assert answers_in(loader_for(load(tmp_path / "mixed.jsonl"))) == [f"{n}!" for n in range(5)]
     assert capsys.readouterr().out == ""
-    (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
     assert "mixed.jsonl: 3 of 8 samples cannot be tokenized, the first: Sample 5: needs" in warning
     reported = caplog.text
     assert "has ['prompt']" in reported

@@ -179,7 +179,7 @@ ENCODERS = {
 }
 
 
-def encoded(sample):
+def encode_members(sample):
     """Return the members unchanged: ShardWriter would pickle them again."""
     return {
         k: v if isinstance(v, (str, bytes)) else json.dumps(v).encode() for k, v in sample.items()
@@ -193,7 +193,7 @@ def test_no_member_of_a_sample_is_unpickled(tmp_path, kind):
     folder = tmp_path / "crude"
     folder.mkdir()
     pickled = pickle.dumps(Run(witness))
-    with ShardWriter(f"{folder}/shard_%03d.tar", encoder=encoded, verbose=0) as shards:
+    with ShardWriter(f"{folder}/shard_%03d.tar", encoder=encode_members, verbose=0) as shards:
         for index in range(8):
             members = dict.fromkeys(("pyd", "pickle", "pth", "a.pyd", "pyd.gz"), pickled)
             shards.write({"__key__": f"{index}", "json": record, **members})

@@ -41,7 +41,7 @@ def new_loader(mix, *, encoder=None, seq_len=32, packing="bin", rank=0, ranks=1,
     return loader_for(dataset)
 
 
-def planned_run(data, batches=6, entries=(("book", 1), ("math", 1)), **options):
+def save_planned_run(data, batches=6, entries=(("book", 1), ("math", 1)), **options):
     """Save a planned run with two rows per step; return its folder and its cursor."""
     loader = new_loader(write_mix(data / "mix.yaml", entries), rows_per_step=2, **options)
     take(loader, batches)
@@ -75,7 +75,7 @@ def check_agrees(result, resume):
 
 
 def test_every_source_is_kept_new_moved_or_retained(data):
-    saved, cursor = planned_run(data)
+    saved, cursor = save_planned_run(data)
     write_tokens(data / "extra", [[1] * 20] * 10)
     (data / "later").mkdir()
     entries = [("../extra", 1), ("../book", 5)]
@@ -102,7 +102,7 @@ def test_every_source_is_kept_new_moved_or_retained(data):
 
 
 def test_a_resume_reports_the_same_and_a_moved_source_continues(data, caplog):
-    saved, cursor = planned_run(data)
+    saved, cursor = save_planned_run(data)
     (data / "later").mkdir()
     moved = new_loader(write_mix(data / "later" / "mix.yaml", [("../book", 1)]), rows_per_step=2)
     with caplog.at_level(logging.INFO, "energon_ext"):
@@ -132,7 +132,7 @@ def test_a_resume_reports_the_same_and_a_moved_source_continues(data, caplog):
     ],
 )
 def test_diff_agrees_with_the_resume_of_a_planned_run(data, batches, options, possible):
-    saved, cursor = planned_run(data, batches)
+    saved, cursor = save_planned_run(data, batches)
     names = {"ranks": "world-size", "workers": "num-workers", "seq_len": "seq-length"}
     arguments = [x for k, v in options.items() for x in (f"--{names.get(k, k)}", v)]
     result = diff(saved, data / "mix.yaml", *arguments)
@@ -144,7 +144,7 @@ def test_diff_agrees_with_the_resume_of_a_planned_run(data, batches, options, po
 
 def test_diff_accepts_a_balanced_run_inside_a_step(data):
     encoder = PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=8, balance="attention")
-    saved, cursor = planned_run(data, 5, encoder=encoder)
+    saved, cursor = save_planned_run(data, 5, encoder=encoder)
     resumed = new_loader(data / "mix.yaml", encoder=encoder, rows_per_step=2)
     result = diff(saved, data / "mix.yaml")
     assert check_agrees(result, lambda: resumed.load_state_dict(cursor)) is True
@@ -161,7 +161,7 @@ def drop_a_source(data):
 
 @pytest.mark.parametrize(("change", "possible"), [(change_documents, False), (drop_a_source, True)])
 def test_diff_detects_changed_sources(data, change, possible):
-    saved, cursor = planned_run(data)
+    saved, cursor = save_planned_run(data)
     mix = change(data)
     next_run = new_loader(mix, rows_per_step=2)
     result = diff(saved, mix)
@@ -169,14 +169,14 @@ def test_diff_detects_changed_sources(data, change, possible):
 
 
 def test_a_refusal_names_the_source_and_the_change(data):
-    saved, _ = planned_run(data)
+    saved, _ = save_planned_run(data)
     result = diff(saved, change_documents(data))
     assert "book: tokens: saved 960, now 936" in lines(result)[-1]
 
 
 def test_the_encoder_is_rebuilt_with_the_saved_options(data):
     encoder = PackedTaskEncoder(ByteTokenizer(), 64, alignment=4, packing_carry=0.5)
-    saved, _ = planned_run(data, encoder=encoder)
+    saved, _ = save_planned_run(data, encoder=encoder)
     result = diff(saved, data / "mix.yaml")
     assert result.exit_code == 0, result.output
     assert "alignment=4" in result.output and "packing_carry=0.5" in result.output
@@ -188,7 +188,7 @@ def test_an_extra_fingerprint_field_is_refused_by_name(data):
         def state_fingerprint(self):
             return {**super().state_fingerprint(), "marks": [1, 2]}
 
-    saved, _ = planned_run(data, encoder=Marked(ByteTokenizer(), 32))
+    saved, _ = save_planned_run(data, encoder=Marked(ByteTokenizer(), 32))
     result = diff(saved, data / "mix.yaml")
     assert result.exit_code == 1 and "marks: saved [1, 2], now None" in result.output
 
@@ -196,7 +196,7 @@ def test_an_extra_fingerprint_field_is_refused_by_name(data):
 def test_spliced_documents_are_restored_too(data):
     splice = MultiSpliceConfig(num_docs=2, content_length=8, dataset_name="book")
     encoder = MultiSpliceTaskEncoder(ByteTokenizer(), 32, splice)
-    saved, _ = planned_run(data, encoder=encoder)
+    saved, _ = save_planned_run(data, encoder=encoder)
     result = diff(saved, data / "mix.yaml")
     assert result.exit_code == 0, result.output
     assert {line.split()[0] for line in lines(result)[2:4]} == {"book", "math"}
@@ -236,14 +236,14 @@ def test_diff_uses_the_newest_checkpoint_in_a_run_folder(data):
 
 @pytest.mark.parametrize("content", [{"row": 3}, [1, 2], "text", 7])
 def test_a_file_without_a_cursor_is_refused(data, content):
-    saved, _ = planned_run(data)
+    saved, _ = save_planned_run(data)
     write_file(saved / "iter_0000006" / "data.json", json.dumps(content).encode())
     result = diff(saved, data / "mix.yaml")
     assert result.exit_code == 2 and "data state" in result.output
 
 
 def test_a_damaged_file_is_named(data):
-    saved, _ = planned_run(data)
+    saved, _ = save_planned_run(data)
     file = saved / "iter_0000006" / "data.json"
     file.write_bytes(file.read_bytes()[:-10])
     result = diff(saved, data / "mix.yaml")
@@ -260,7 +260,7 @@ def test_a_folder_without_data_states_is_named(data, name, message):
 
 
 def test_a_changed_breakpoint_unit_is_reported(data):
-    run, _ = planned_run(data)
+    run, _ = save_planned_run(data)
     mix = data / "mix.yaml"
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "schedule_axis": "tokens"}))
     expected = "schedule_axis: breakpoints counted steps; from here on they count tokens."
@@ -272,7 +272,7 @@ def test_a_changed_breakpoint_unit_is_reported(data):
     [(6, "3 steps of 2 rows"), (5, "2 steps of 2 rows, 1 rows of the next step, on 1 rank(s)")],
 )
 def test_show_needs_no_data_files(data, batches, steps):
-    run, cursor = planned_run(data, batches=batches)
+    run, cursor = save_planned_run(data, batches=batches)
     for path in data.glob("*.bin"):
         path.unlink()
     result = CliRunner().invoke(main, ["checkpoint", "show", str(run)])

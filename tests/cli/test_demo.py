@@ -20,7 +20,7 @@ STEPS = 24
 
 
 @pytest.fixture
-def trained(monkeypatch):
+def stages_started(monkeypatch):
     """The stages the demo started; each writes a made-up run instead of training."""
     stages = []
 
@@ -43,10 +43,10 @@ def run_demo(folder, monkeypatch):
 
 
 def test_the_run_is_killed_resharded_twice_and_compared_with_an_undisturbed_one(
-    trained, tmp_path, monkeypatch, capsys
+    stages_started, tmp_path, monkeypatch, capsys
 ):
     assert run_demo(tmp_path, monkeypatch) is None
-    assert trained == [
+    assert stages_started == [
         ("changing", 1, 10, True, False),  # killed between the checkpoints of steps 8 and 12
         ("changing", 2, 16, False, True),
         ("changing", 2, 24, False, True),
@@ -64,18 +64,18 @@ def test_the_run_is_killed_resharded_twice_and_compared_with_an_undisturbed_one(
         ({"loss": 1.0}, "Losses differ by more than 0.0001."),
     ],
 )
-def test_a_run_that_differs_fails_the_demo(damage, message, trained, tmp_path, monkeypatch):
+def test_a_run_that_differs_fails_the_demo(damage, message, stages_started, tmp_path, monkeypatch):
     compare = demo.compare
 
     def compare_damaged(folder, run, alone, stages):
-        return compare(folder, changed(run, damage), alone, stages)
+        return compare(folder, change_ninth_step(run, damage), alone, stages)
 
     monkeypatch.setattr(demo, "compare", compare_damaged)
     monkeypatch.setattr(demo, "write_report", lambda run, folder: ["report.html"])
     assert run_demo(tmp_path, monkeypatch) == message
 
 
-def changed(run, damage):
+def change_ninth_step(run, damage):
     """Change the ninth step of a run."""
     if "loss" in damage:
         run.loss[8] = damage["loss"]

@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def imported(*arguments):
+def import_splits(*arguments):
     result = energon_ext("import", "out/mix.yaml", *arguments)
     assert result.exit_code == 0, result.output
     with open("out/mix.yaml") as file:
@@ -70,7 +70,7 @@ def blended_by_megatron(weights, rows):
 @pytest.mark.parametrize("rows", [7, 100, 1000])
 @pytest.mark.parametrize("words", ["70 web 30 code", "0.1 web 0.7 code 2.2 wiki"])
 def test_shares_are_those_of_megatrons_own_blending(folder, words, rows):
-    imported(*words.split())
+    import_splits(*words.split())
     prefixes, weights = get_blend_from_list(words.split())
     expected = dict(
         zip((f"../{prefix}" for prefix in prefixes), blended_by_megatron(weights, rows))
@@ -80,12 +80,12 @@ def test_shares_are_those_of_megatrons_own_blending(folder, words, rows):
 
 
 def test_a_single_prefix_repeats_as_in_megatron(folder):
-    (entry,) = imported("web")["train"]["interleave"]
+    (entry,) = import_splits("web")["train"]["interleave"]
     assert "max_epochs" not in entry
 
 
 def test_a_list_without_weights_reads_everything_once(folder):
-    splits = imported("web", "code", "wiki")
+    splits = import_splits("web", "code", "wiki")
     assert [entry["max_epochs"] for entry in splits["train"]["interleave"]] == [1, 1, 1]
     blend = find_blend(get_train_dataset("out/mix.yaml", **options()))
     found = planned(blend, 1000)
@@ -96,7 +96,7 @@ def test_a_list_without_weights_reads_everything_once(folder):
 
 @pytest.mark.parametrize("split", ["90,10,0", "8,1,1", "969, 30, 1", "100"])
 def test_splits_have_the_documents_megatron_assigns(folder, split):
-    splits = imported("1", "web", "1", "code", "--split", split)
+    splits = import_splits("1", "web", "1", "code", "--split", split)
     matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
     present = [name for name, part in zip(("train", "val", "test"), matrix) if part is not None]
     assert list(splits) == present
@@ -111,7 +111,7 @@ def test_splits_have_the_documents_megatron_assigns(folder, split):
 def test_phases_become_steps_of_a_schedule(folder):
     (folder / "one.txt").write_text("1 web\n 3 code")
     (folder / "two.txt").write_text("2 web 2 wiki")
-    splits = imported(
+    splits = import_splits(
         "--data-args-path", "one.txt", "--data-args-path", "two.txt",
         "--phase-transition-iterations", "100",
     )  # fmt: skip
@@ -128,7 +128,7 @@ def test_phases_become_steps_of_a_schedule(folder):
 def test_validation_has_the_sources_of_the_first_phase(folder):
     (folder / "one.txt").write_text("1 web 3 code 2 web")
     (folder / "two.txt").write_text("1 wiki")
-    splits = imported(
+    splits = import_splits(
         "--data-args-path", "one.txt", "--data-args-path", "two.txt",
         "--phase-transition-iterations", "100", "--split", "9,1",
     )  # fmt: skip
@@ -144,7 +144,7 @@ def test_validation_has_the_sources_of_the_first_phase(folder):
 def test_a_file_of_splits_becomes_splits(folder):
     content = {"train": ["7", "web", "3", "code"], "valid": "wiki", "test": []}
     (folder / "splits.json").write_text(json.dumps(content))
-    splits = imported("--per-split-data-args-path", "splits.json", "--rule", "blend")
+    splits = import_splits("--per-split-data-args-path", "splits.json", "--rule", "blend")
     assert splits == {
         "train": {"blend": [{"path": "../web", "weight": 7}, {"path": "../code", "weight": 3}]},
         "val": {"blend": [{"path": "../wiki", "weight": 960}]},
@@ -186,7 +186,7 @@ def test_a_failed_import_is_one_line_and_writes_nothing(folder, arguments, words
 
 
 def test_an_existing_file_is_kept_without_overwrite(folder):
-    imported("1", "web")
+    import_splits("1", "web")
     before = (folder / "out/mix.yaml").read_text()
     assert "--overwrite" in error_line(energon_ext("import", "out/mix.yaml", "1", "code"))
     assert (folder / "out/mix.yaml").read_text() == before

@@ -35,7 +35,7 @@ def counts(run, steps):
     return [sum(tokens[0] == TOKENS["web"] for tokens, *_ in step) for step in run.steps(steps)]
 
 
-def saved_after(data, steps):
+def save_after(data, steps):
     run = Run(data / "mix.yaml", batch=8)
     run.steps(steps)
     return save_cursor(data / "run", steps, json.loads(run.state()))
@@ -71,7 +71,7 @@ def test_a_forecast_matches_the_run_and_says_where_it_becomes_a_guess(data):
 
 
 def test_trace_replays_the_lines_and_says_where_they_end(data):
-    saved_after(data, 3)
+    save_after(data, 3)
 
     def web_rows(result):
         return sum(json.loads(line)["source"] == "web" for line in result.stdout.splitlines())
@@ -84,7 +84,7 @@ def test_trace_replays_the_lines_and_says_where_they_end(data):
 
 
 def test_trace_and_diff_refuse_lines_the_checkpoint_did_not_use(data):
-    saved = saved_after(data, 5)
+    saved = save_after(data, 5)
     LiveWeights(data / "other.jsonl").set(0, {"code": 9})
     (data / "other.jsonl").replace(data / "live.jsonl")
     line = error_line(energon_ext("trace", data / "run", data / "mix.yaml", "--step", 6))
@@ -103,7 +103,7 @@ def test_trace_starts_from_a_state_inside_the_first_step_of_a_line(data):
 
 
 def test_reweight_reports_and_discards_lines_the_checkpoint_did_not_use(data):
-    saved = saved_after(data, 3)
+    saved = save_after(data, 3)
     result = energon_ext("checkpoint", "reweight", saved, data / "mix.yaml")
     path = data / "live.jsonl"
     assert result.stdout.splitlines() == [
@@ -120,7 +120,7 @@ def test_reweight_reports_and_discards_lines_the_checkpoint_did_not_use(data):
 
 
 def test_reweight_refuses_a_file_the_checkpoint_did_not_use(data):
-    saved = saved_after(data, 5)
+    saved = save_after(data, 5)
     text = (data / "live.jsonl").read_text().replace("3.0", "2.0")
     (data / "live.jsonl").write_text(text)
     line = error_line(energon_ext("checkpoint", "reweight", saved, data / "mix.yaml"))
@@ -129,7 +129,7 @@ def test_reweight_refuses_a_file_the_checkpoint_did_not_use(data):
 
 
 def test_reweight_before_the_first_line_keeps_the_entry_weights(data):
-    saved = saved_after(data, 1)
+    saved = save_after(data, 1)
     result = energon_ext("checkpoint", "reweight", saved, data / "mix.yaml")
     reported = [line.partition(": ")[2].partition(",")[0] for line in result.stdout.splitlines()]
     assert reported == [

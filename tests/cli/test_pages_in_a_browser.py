@@ -44,7 +44,7 @@ def pages(tmp_path_factory):
     return {"report": folder / "run" / "report.html", "forecast": forecast}
 
 
-def opened(page, folder, *options):
+def open_page(page, folder, *options):
     """Return console lines and requested addresses while Chromium shows a page."""
     probed = folder / "probed.html"
     probed.write_text(page.read_text().replace("</html>", PROBE + "</html>"))
@@ -69,7 +69,7 @@ def opened(page, folder, *options):
     ("width", "options"), [(1280, []), (500, []), (500, ["--force-dark-mode"])]
 )
 def test_a_page_logs_nothing_and_fits_the_window(pages, tmp_path, name, width, options):
-    console, requests = opened(pages[name], tmp_path, f"--window-size={width},900", *options)
+    console, requests = open_page(pages[name], tmp_path, f"--window-size={width},900", *options)
     assert requests == []
     assert len(console) == 1, console
     scrolled, inner = map(int, re.search(r"MEASURED (\d+) (\d+)", console[0]).groups())
@@ -84,7 +84,7 @@ def test_a_page_fits_a_phone(pages, tmp_path, name):
     (tmp_path / "inner.html").write_text(page)
     frame = tmp_path / "frame.html"
     frame.write_text('<iframe src="inner.html" width="390" height="800"></iframe></html>')
-    console, _ = opened(frame, tmp_path, "--window-size=900,900")
+    console, _ = open_page(frame, tmp_path, "--window-size=900,900")
     widths = [
         tuple(map(int, re.search(r"MEASURED (\d+) (\d+)", line).groups())) for line in console
     ]
@@ -95,7 +95,7 @@ def test_a_page_fits_a_phone(pages, tmp_path, name):
     ("dark", "is_light"), [([], True), (["--blink-settings=preferredColorScheme=0"], False)]
 )
 def test_text_contrasts_with_its_background(pages, tmp_path, dark, is_light):
-    console, _ = opened(pages["report"], tmp_path, *dark)
+    console, _ = open_page(pages["report"], tmp_path, *dark)
     colors = re.findall(r"rgb\((\d+), (\d+), (\d+)\)", console[0])
     ink, paper = (sum(map(int, color)) / 3 for color in colors)
     assert (paper > ink) == is_light

@@ -17,7 +17,7 @@ SPLIT_PARTS = [("train", "shard_00[01].tar"), ("val", "shard_002.tar")]
 TEXTS = [f"document {number} with an é" for number in range(25)]
 
 
-def encoded(text):
+def byte_ids(text):
     return [1, *(byte + 4 for byte in text.encode()), 2]
 
 
@@ -59,8 +59,8 @@ def prepared(tmp_path):
 
 def test_a_prepared_dataset_keeps_its_splits_and_the_order_of_its_files(tmp_path, prepared):
     out = to_tokens(tmp_path / "out", "--dataset", prepared)
-    assert documents(tmp_path / "out" / "train") == [encoded(text) for text in TEXTS[:20]]
-    assert documents(tmp_path / "out" / "val") == [encoded(text) for text in TEXTS[20:]]
+    assert documents(tmp_path / "out" / "train") == [byte_ids(text) for text in TEXTS[:20]]
+    assert documents(tmp_path / "out" / "val") == [byte_ids(text) for text in TEXTS[20:]]
     assert [line.split()[:2] for line in out.splitlines()[2:4]] == [["train", "20"], ["val", "5"]]
 
 
@@ -81,7 +81,7 @@ def test_every_source_of_a_metadataset_is_read_once_in_turn(tmp_path, prepared):
     )
     to_tokens(tmp_path / "out", "--dataset", mix, "--split", "train", "--val", 0)
     expected = ["one", "two", *TEXTS[:20], "three", "four"]
-    assert documents(tmp_path / "out" / "train") == [encoded(text) for text in expected]
+    assert documents(tmp_path / "out" / "train") == [byte_ids(text) for text in expected]
 
 
 def test_a_missing_split_is_named(tmp_path):
@@ -131,7 +131,7 @@ def test_a_custom_sample_type_is_read_only_from_a_trusted_module(tmp_path):
     refused = energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *call)
     assert "tests.support" in error_line(refused)
     to_tokens(tmp_path / "out", *call, "--trusted-module", "tests.support")
-    assert documents(tmp_path / "out" / "train") == [encoded("one")]
+    assert documents(tmp_path / "out" / "train") == [byte_ids("one")]
 
 
 def test_a_damaged_sample_is_an_error(tmp_path):
@@ -153,7 +153,7 @@ PART = "train/part-00000"
 RECORDS = [{"prompt": "ab", "response": "c"}, {"messages": [QUESTION, ANSWER], "id": 5}]
 
 #: The answers are "c" and EOS, and "4\n" and EOS of "user: 2+2\nassistant: 4\n".
-TOKENS = [encoded("abc"), encoded("user: 2+2\nassistant: 4\n")]
+TOKENS = [byte_ids("abc"), byte_ids("user: 2+2\nassistant: 4\n")]
 WEIGHTS = [[0, 0, 0, 1, 1], [0] * 22 + [1, 1, 1]]
 
 
@@ -212,7 +212,7 @@ def test_equal_conversations_stay_in_one_split(tmp_path):
     lines = write_jsonl(tmp_path / "chat.jsonl", [*records, *again])
     to_tokens(tmp_path / "out", "--chat", "--val", 0.3, "--jsonl", lines)
     train, val = (documents(tmp_path / "out" / split) for split in ("train", "val"))
-    assert sorted(train + val) == sorted([encoded(f"{n}yes") for n in range(40)] * 2)
+    assert sorted(train + val) == sorted([byte_ids(f"{n}yes") for n in range(40)] * 2)
     assert len(val) > 4
     assert not {str(tokens) for tokens in train} & {str(tokens) for tokens in val}
 
@@ -225,7 +225,7 @@ def test_conversations_are_written_whole_and_refused_ones_are_counted(tmp_path):
     ]
     lines = write_jsonl(tmp_path / "chat.jsonl", records)
     out = to_tokens(tmp_path / "out", *CHAT, "--jsonl", lines)
-    assert documents(tmp_path / "out" / "train") == [encoded("ab" + "c" * 5000), encoded("ab")]
+    assert documents(tmp_path / "out" / "train") == [byte_ids("ab" + "c" * 5000), byte_ids("ab")]
     assert weights(tmp_path / "out" / "train") == [[0] * 3 + [1] * 5001, [0, 0, 1, 1]]
     assert out.splitlines()[2].split()[:2] == ["train", "2"]
     assert "left out as invalid: 1" in out

@@ -146,7 +146,7 @@ def test_the_caption_reveals_a_run_that_left_its_schedule(tmp_path):
     assert ignored < obeyed / 2
 
 
-def with_start(run_dir, **fields):
+def set_start_fields(run_dir, **fields):
     path = run_dir / "metrics.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
     events = [event | (fields if event["event"] == "start" else {}) for event in events]
@@ -158,20 +158,20 @@ def test_the_error_bar_of_an_interleave_is_its_bound(tmp_path):
     """With 150 steps a window is 5 steps of 8 rows: two rows of 40 are 5 % of the tokens."""
     run_dir = write_run(tmp_path, steps=150)
     keys = Run.load(run_dir).sources
-    drawn = figures.mix_picture(with_start(run_dir, interleaves={}))
+    drawn = figures.mix_picture(set_start_fields(run_dir, interleaves={}))
     assert "two standard deviations" in drawn.figure.texts[1].get_text()
-    kept = figures.mix_picture(with_start(run_dir, interleaves=dict.fromkeys(keys, 1)))
+    kept = figures.mix_picture(set_start_fields(run_dir, interleaves=dict.fromkeys(keys, 1)))
     assert kept.figure.texts[1].get_text().endswith("bars: two rows (interleave)")
     assert kept.caption.endswith("all are expected for an interleave.")
     (axes,) = kept.figure.axes
     low, high = axes.collections[0].get_segments()[20][:, 1]  # of steps 101 to 105
     share = 100 * Run.load(run_dir).planned_share[100:105, 0].mean()
     np.testing.assert_allclose([low, high], [share - 5, share + 5])
-    both = figures.mix_picture(with_start(run_dir, interleaves={keys[0]: 1})).figure
+    both = figures.mix_picture(set_start_fields(run_dir, interleaves={keys[0]: 1})).figure
     assert both.texts[1].get_text().endswith("(blend), two rows (interleave)")
 
 
-def lines_of_mix(run):
+def drawn_shares(run):
     """Return the drawn share of each source by step."""
     (axes,) = figures.mix_picture(run).figure.axes
     found = []
@@ -185,7 +185,7 @@ def lines_of_mix(run):
 def test_schedules_are_drawn_per_step_and_only_while_a_source_has_a_share(tmp_path):
     """The second of the sources enters at step 41, with 6 of 12.08 parts."""
     run = Run.load(write_run(tmp_path, steps=60))
-    first, entering, last = lines_of_mix(run)
+    first, entering, last = drawn_shares(run)
     assert list(first) == list(last) == list(range(1, 61))
     assert list(entering) == list(range(41, 61))
     assert entering[41] == pytest.approx(100 * 6 / (8 - 40 / 12 + 6 + 1.5))
@@ -212,7 +212,7 @@ def test_labels_stay_outside_the_plot(tmp_path):
 def test_sources_are_labelled_by_name_or_else_by_file(tmp_path):
     sources = [f"/data/CC-MAIN-2023-{n}_text_document" for n in (40, 50)] + ["/data/code:train"]
     run_dir = write_run(tmp_path, steps=5, sources=sources)
-    run = with_start(run_dir, names={sources[2]: "Code, deduplicated"})
+    run = set_start_fields(run_dir, names={sources[2]: "Code, deduplicated"})
     assert figures.for_pictures(run).labels == (
         "CC-MAIN-2023-40",
         "CC-MAIN-2023-50",

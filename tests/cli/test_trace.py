@@ -43,7 +43,7 @@ def data(tmp_path_factory):
             run.resume(state)
         iterators = [iter(loader) for loader in run.loaders]
         for _ in range(4):
-            steps.append([[next(each) for _ in range(run.rounds)] for each in iterators])
+            steps.append([[next(i) for _ in range(run.rounds)] for i in iterators])
         state = run.state()
         save_cursor(folder / "run", len(steps), json.loads(state))
         close_loaders()
@@ -103,8 +103,8 @@ def test_every_row_of_every_step_is_what_the_run_read(data, step):
         for number, batch in enumerate(steps[step][rank]):
             expected = [r for r in rows if (r["rank"], r["micro_batch"]) == (rank, number)]
             assert [tokens_of(row) for row in expected] == batch.tokens.view(BATCH, -1).tolist()
-    files = [(row["source"], each) for row in rows for each in row["files"]]
-    assert all(each["file"] == str(folder / source) for source, each in files)
+    files = [(row["source"], file) for row in rows for file in row["files"]]
+    assert all(file["file"] == str(folder / source) for source, file in files)
 
 
 def steps_of_document(folder, mix, *arguments):
@@ -234,13 +234,13 @@ def test_documents_show_the_line_they_were_prepared_from(tmp_path):
     save_cursor(tmp_path / "run", 1, loader.state_dict())
     arguments = ["--step", 3, "--micro-batch-size", 2, "--json", "--tokenizer", "bytes"]
     rows = rows_of(call(tmp_path / "run", mix, *arguments))
-    found = [each for row in rows for each in row["files"]]
+    found = [document for row in rows for document in row["files"]]
     assert found
-    for each in found:
-        number = each["document"]
+    for document in found:
+        number = document["document"]
         file, line = ("a", number + 1) if number < 25 else ("b", number - 24)
-        assert each["origin"] == f"{tmp_path}/{file}.jsonl:{line}"
-        assert f"(from {each['origin']})" in each["text"]
+        assert document["origin"] == f"{tmp_path}/{file}.jsonl:{line}"
+        assert f"(from {document['origin']})" in document["text"]
 
 
 @pytest.mark.nightly

@@ -35,8 +35,8 @@ def read(path, encoder=None):
 # Metadatasets and folders -------------------------------------------------------------------------
 
 
-def looped(folder):
-    """Write a folder that contains four links to itself."""
+def write_looped_folder(folder):
+    """Write a folder with four links to itself."""
     folder.mkdir()
     for number in range(4):
         (folder / f"again{number}").symlink_to(folder)
@@ -57,7 +57,7 @@ def looped(folder):
 )
 def test_a_metadataset_cannot_ask_for_endless_work(skip, path, message, tmp_path, monkeypatch):
     monkeypatch.setattr("energon_ext.documents.token_paths.MOST_FOLDERS", 2000)
-    looped(tmp_path / "web")
+    write_looped_folder(tmp_path / "web")
     mix = write_mix(tmp_path / "mix.yaml", [(path, 1)])
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "skip": skip}))
     assert message in error_line(energon_ext("peek", mix))
@@ -90,7 +90,7 @@ def test_a_split_that_excludes_all_of_its_samples_is_refused(names, encoder, tmp
 # Tar files ----------------------------------------------------------------------------------------
 
 
-def with_first_member(folder, header, content):
+def write_first_member(folder, header, content):
     """Write a dataset whose first sample has these bytes, with a matching index."""
     write_dataset(folder, ["some text"] * 9)
     shard, index = folder / "shard_000.tar", folder / "shard_000.tar.idx"
@@ -126,13 +126,13 @@ def pax(**headers):
     ],
 )
 def test_a_tar_member_larger_than_its_stored_bytes_is_refused(header, message, encoder, tmp_path):
-    with_first_member(tmp_path / "d", header, b"abc")
+    write_first_member(tmp_path / "d", header, b"abc")
     with pytest.raises(EnergonExtError, match=message):
         read(tmp_path / "d", encoder)
 
 
 def test_an_ordinary_extended_header_is_read(tmp_path):
-    with_first_member(tmp_path / "d", pax(comment="written by hand"), b"abc")
+    write_first_member(tmp_path / "d", pax(comment="written by hand"), b"abc")
     assert read(tmp_path / "d").tokens is not None
 
 

@@ -3,6 +3,7 @@
 """Special and sparse files neither block nor exhaust memory; links at outputs are not followed."""
 
 import os
+import shutil
 
 import pytest
 
@@ -36,16 +37,22 @@ def pair(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def samples(tmp_path):
-    write_dataset(tmp_path / "d", ["some text"] * 9)
+@pytest.fixture(scope="module")
+def samples_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("samples")
+    write_dataset(folder / "d", ["some text"] * 9)
     vocabulary = {chr(letter): letter - 97 for letter in range(97, 123)}
     model = tokenizers.models.BPE(vocab=vocabulary | {"</s>": 26}, merges=[])
-    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "run").mkdir()
-    (tmp_path / "text.txt").write_text("some text " * 99)
-    (tmp_path / "o").mkdir()
-    return tmp_path
+    tokenizers.Tokenizer(model).save(str(folder / "tokenizer.json"))
+    (folder / "run").mkdir()
+    (folder / "text.txt").write_text("some text " * 99)
+    (folder / "o").mkdir()
+    return folder
+
+
+@pytest.fixture
+def samples(tmp_path, samples_once):
+    return shutil.copytree(samples_once, tmp_path, dirs_exist_ok=True)
 
 
 #: What replaces which file, and the error of the command that reads it.

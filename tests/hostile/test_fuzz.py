@@ -117,7 +117,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def damaged(content, rng):
+def damage(content, rng):
     """Return the content with a few changed bytes, or JSON with a few changed values."""
     try:
         tree = json.loads(content)
@@ -157,16 +157,16 @@ def _change(tree, rng):
         del place[key]
     elif isinstance(place, dict) and rng.random() < 0.15:
         added = rng.choice(("", "x", "0", "path", "weight", "__class__"))
-        place[added] = _other(rng)
+        place[added] = _random_value(rng)
     else:
-        place[key] = _near(place[key], rng) if rng.random() < 0.4 else _other(rng)
+        place[key] = _similar_value(place[key], rng) if rng.random() < 0.4 else _random_value(rng)
 
 
-def _other(rng):
+def _random_value(rng):
     return copy.deepcopy(rng.choice(VALUES))
 
 
-def _near(value, rng):
+def _similar_value(value, rng):
     """Return a similar value of the same type."""
     if isinstance(value, (int, float)):
         return rng.choice((value - 1, value + 1, -value, value * 1000, value // 2))
@@ -191,7 +191,7 @@ def check(folder, number):
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as parent:
         place = Path(parent) / "data"
         shutil.copytree(folder, place)
-        (place / name).write_bytes(damaged((place / name).read_bytes(), rng))
+        (place / name).write_bytes(damage((place / name).read_bytes(), rng))
         before = contents(place)
         signal.alarm(MOST_SECONDS)
         command = rng.choice(COMMANDS[name])

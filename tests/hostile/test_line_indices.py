@@ -23,7 +23,7 @@ class Streamed(DynamicBlendMixin, DefaultTaskEncoder):
     decoder = TextDecoder()
 
 
-def moved(bounds, number, by):
+def shift(bounds, number, by):
     bounds = bounds.copy()
     bounds[number] += by
     return bounds
@@ -31,16 +31,16 @@ def moved(bounds, number, by):
 
 #: Changes to the index; all but the last four keep the first entry 0 and the end of the file.
 CASES = {
-    "two lines are one": lambda b: np.delete(b, 20),
-    "twenty lines are one": lambda b: np.delete(b, range(11, 30)),
-    "the last lines are one": lambda b: np.delete(b, range(30, 40)),
-    "a line begins later": lambda b: moved(b, 20, 3),
-    "a line begins earlier": lambda b: moved(b, 20, -3),
-    "the first line is cut": lambda b: moved(b, 1, -1),
-    "an entry comes again": lambda b: moved(b, 20, int(b[19]) - int(b[20])),
-    "the first line is left out": lambda b: moved(b, 0, int(b[1])),
-    "an entry is behind the file": lambda b: moved(b, 20, 1 << 60),
-    "the last line is left out": lambda b: b[:-1],
+    "two lines are joined": lambda b: np.delete(b, 20),
+    "twenty lines are joined": lambda b: np.delete(b, range(11, 30)),
+    "the last lines are joined": lambda b: np.delete(b, range(30, 40)),
+    "a line starts later": lambda b: shift(b, 20, 3),
+    "a line starts earlier": lambda b: shift(b, 20, -3),
+    "the first line is cut": lambda b: shift(b, 1, -1),
+    "an entry is repeated": lambda b: shift(b, 20, int(b[19]) - int(b[20])),
+    "the first line is omitted": lambda b: shift(b, 0, int(b[1])),
+    "an entry is past the end of the file": lambda b: shift(b, 20, 1 << 60),
+    "the last line is omitted": lambda b: b[:-1],
 }
 
 
@@ -72,7 +72,7 @@ def test_an_index_that_does_not_match_the_lines_is_refused(case, encoder, tmp_pa
         b"\n \n" + b"\n\t\n".join(LINES) + b"\n\n",
         b"\r\n".join(line.rstrip() for line in LINES),
     ],
-    ids=["plain", "no last end", "blank lines", "of windows"],
+    ids=["plain", "no final newline", "blank lines", "windows"],
 )
 def test_the_index_equals_energons_and_every_line_is_read(content, tmp_path):
     path = tmp_path / "a.jsonl"
