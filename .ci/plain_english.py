@@ -42,6 +42,11 @@ PATTERNS = {
     r"whoever": "name it",
     r"at hand": "current, or available",
     r"be told": "be given",
+    r"anew": "again",
+    r"where there (?:is|are)": "if there is",
+    r"go(?:es)? on (?:with|from|where)": "continues",
+    r"beside (?:it|them|the|a|each)": "next to, or in addition to",
+    r"are to be|is to be": "must be, or a plain verb",
     r"in vain": "without success",
     r"(?:is|are|was|were) those? of then": "earlier",
 }

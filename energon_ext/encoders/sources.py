@@ -48,7 +48,7 @@ def document_range(entry: Entry, total: int) -> tuple[int, int]:
 
 
 def shuffles_over_epochs(entry: Entry) -> bool:
-    """Return True if a source is to be shuffled over several epochs at once."""
+    """Return whether the metadataset asks to shuffle a source over several epochs at once."""
     return getattr(entry.dataset, "shuffle_over_epochs", 1) not in (1, None, -1)
 
 

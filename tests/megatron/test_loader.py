@@ -89,7 +89,7 @@ class FakeLoader(list):
 
 
 def test_what_is_no_state_is_refused(mix):
-    with pytest.raises(StateFormatError, match="not what was saved"):
+    with pytest.raises(StateFormatError, match="differs from the saved one"):
         make_loader(mix).restore_state({"step": 3})
 
 

@@ -341,7 +341,7 @@ def test_bad_data_state_is_an_error_and_not_a_fresh_start(launch):
     with pytest.raises(StateFormatError):
         provide()
     torch.save({"dataloader_state_dict": {"cursor": 3}}, path)
-    with pytest.raises(StateFormatError, match="not what was saved"):
+    with pytest.raises(StateFormatError, match="differs from the saved one"):
         provide()
     torch.save(["something else"], path)
     with pytest.raises(StateFormatError, match="dataloader_state_dict"):
