@@ -35,7 +35,7 @@ def counts_at(drawing, position, first, draws):
     ("position", "expected"),
     [(0, (0, 0.8, 0.2)), (250, (1 / 3, 8 / 15, 2 / 15)), (500, (5 / 6, 0, 1 / 6))],
 )
-def test_frequencies_are_the_shares_of_the_moment(position, expected):
+def test_frequencies_follow_the_current_shares(position, expected):
     """Chi-square: with two degrees of freedom, above 18.4 once in ten thousand; one has 15.1."""
     draws = 40_000
     counts = counts_at(mixture(), position, first=0, draws=draws)
@@ -76,7 +76,7 @@ def test_a_weight_of_zero_is_never_drawn_from_the_first_position_on():
 
 
 @given(st.lists(st.sampled_from([0.0, 1e-300, 0.1, 0.3, 1.0]), min_size=1, max_size=8))
-def test_no_rounding_draws_a_member_of_share_zero(values):
+def test_rounding_never_draws_a_member_of_share_zero(values):
     """Numbers as near to 0 and to 1 as the generator makes them."""
     total = sum(values)
     if not total:
@@ -91,7 +91,7 @@ def test_no_rounding_draws_a_member_of_share_zero(values):
 # What a draw depends on ---------------------------------------------------------------------------
 
 
-def test_a_draw_depends_on_its_number_and_not_on_how_many_are_asked_for_with_it():
+def test_a_draw_depends_only_on_its_number():
     shares = np.array([0.2, 0.5, 0.3])
     expected = BlendSampler("key").pick(np.arange(10_000), shares, 0)
     alone = BlendSampler("key")
@@ -106,7 +106,7 @@ def test_a_draw_depends_on_its_number_and_not_on_how_many_are_asked_for_with_it(
     assert alone.pick(with_gaps, shares, 0).tolist() == expected[with_gaps].tolist()
 
 
-def test_another_seed_and_another_node_draw_in_another_order():
+def test_each_seed_and_node_draws_in_its_own_order():
     shares = np.array([0.5, 0.5])
     orders = {
         key: tuple(BlendSampler(key).pick(np.arange(200), shares, 0).tolist())
@@ -119,7 +119,7 @@ def test_another_seed_and_another_node_draw_in_another_order():
                 assert abs(sum(a == b for a, b in zip(one, other)) - 100) <= 5 * 7.1
 
 
-def test_another_seed_of_the_run_is_another_order():
+def test_each_run_seed_gives_another_order():
     orders = []
     for seed in ("1", "2", "1"):
         drawing = mixture(seed=seed)
@@ -128,7 +128,7 @@ def test_another_seed_of_the_run_is_another_order():
     assert orders[0] == orders[2] != orders[1]
 
 
-def test_what_was_drawn_before_says_nothing():
+def test_earlier_draws_do_not_matter():
     """So there is nothing to save."""
     straight = mixture()
     order = []
@@ -143,7 +143,7 @@ def test_what_was_drawn_before_says_nothing():
         assert resumed.draw(np.arange(4 * step, 4 * step + 4)).tolist() == order[step]
 
 
-def test_a_node_in_order_draws_the_first_member_that_is_left():
+def test_an_ordered_node_draws_its_first_remaining_member():
     tree = blend_of({key: weight_from_config(1) for key in "abc"}, IN_ORDER)
     drawing = Mixture(tree, "abc", seed="7")
     for ended in range(3):
@@ -153,7 +153,7 @@ def test_a_node_in_order_draws_the_first_member_that_is_left():
     assert not drawing.open(0)
 
 
-def test_a_second_attempt_for_a_row_is_a_draw_of_its_own():
+def test_a_second_attempt_for_a_row_is_an_independent_draw():
     shares = np.array([0.5, 0.5])
     sampler = BlendSampler("key")
     first = sampler.pick(np.arange(10_000), shares, 0)
@@ -165,7 +165,7 @@ def test_a_second_attempt_for_a_row_is_a_draw_of_its_own():
     assert drawing.draw(np.arange(99)).tolist() == drawing.draw(np.arange(99), attempt=0).tolist()
 
 
-def test_numbers_are_even_over_the_unit_interval_and_do_not_follow_each_other():
+def test_numbers_are_uniform_and_uncorrelated():
     numbers = Uniforms("key").at(np.arange(100_000))
     assert ((numbers >= 0) & (numbers < 1)).all()
     tenths = np.bincount((numbers * 10).astype(int), minlength=10)
@@ -175,7 +175,7 @@ def test_numbers_are_even_over_the_unit_interval_and_do_not_follow_each_other():
         assert abs(correlation) < 5 / math.sqrt(len(numbers) - lag)
 
 
-def test_numbers_stay_what_they_are():
+def test_random_numbers_never_change_between_versions():
     """A run of today goes on with any NumPy: Philox is a published function, here by hand.
 
     Key and counter as the module says; the first raw number of a block of 4096, shifted to 53 bits.
@@ -209,7 +209,7 @@ def philox_4x64_10(counter, key):
 # Members that are not there -----------------------------------------------------------------------
 
 
-def test_an_ended_source_is_not_drawn_and_a_source_that_is_back_is():
+def test_an_ended_source_is_drawn_again_when_it_returns():
     drawing = mixture()
     drawing.ended[2] = True
     assert counts_at(drawing, 300, 0, 5000)[2] == 0

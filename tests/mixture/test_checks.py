@@ -74,7 +74,7 @@ FALLING, GONE_AT_50 = {"linear": {0: 1, 50: 0}}, {"step": {0: 1, 50: 0}}
 
 
 @pytest.mark.parametrize(("outside", "inside"), [(BLEND, INTERLEAVE), (INTERLEAVE, BLEND)])
-def test_a_gap_below_is_none_where_another_node_has_a_weight(outside, inside):
+def test_an_empty_node_is_allowed_while_another_has_weight(outside, inside):
     """Each node may be empty at times, as long as they are not all."""
     inner = tree(inside, ("a", FALLING), ("b", GONE_AT_50))
     check(tree(outside, (inner, 1), ("c", {"step": {0: 0, 50: 1}})))
@@ -82,14 +82,14 @@ def test_a_gap_below_is_none_where_another_node_has_a_weight(outside, inside):
         check(tree(outside, (inner, 1), ("c", {"step": {0: 0, 51: 1}})))
 
 
-def test_a_gap_of_one_position_is_found_wherever_it_lies():
+def test_a_gap_of_one_position_is_found_anywhere():
     with pytest.raises(ConfigError, match="0 at step 77:"):
         check(tree(BLEND, ("a", {"step": {0: 1, 77: 0, 78: 2}}), ("b", {"linear": {0: 5, 77: 0}})))
     with pytest.raises(ConfigError, match="0 at step 0:"):
         check(tree(BLEND, ("a", {"linear": {0: 0, 100: 1}}), ("b", 0)))
 
 
-def test_a_node_that_only_its_parents_weight_keeps_alive_does_not_count():
+def test_a_nodes_own_weight_does_not_hide_that_it_is_empty():
     """Regression: a product of shares hides that the inner blend has nothing to give."""
     empty = tree(INTERLEAVE, ("a", 0), ("b", GONE_AT_50))
     with pytest.raises(ConfigError, match="0 at step 50"):
@@ -109,7 +109,7 @@ entries = st.builds(
     st.lists(st.lists(entries, min_size=1, max_size=2), min_size=1, max_size=3),
     st.lists(entries, min_size=3, max_size=3),
 )
-def test_a_gap_is_found_exactly_where_there_is_one(inner, outer):
+def test_exactly_the_real_gaps_are_found(inner, outer):
     """Against a look at every position, node by node."""
     nodes = [
         tree(INTERLEAVE, *((f"{n}{m}", weight) for m, weight in enumerate(weights)))
@@ -134,7 +134,7 @@ def test_a_gap_is_found_exactly_where_there_is_one(inner, outer):
 
 @pytest.mark.parametrize("sources", [("web", "code"), ("books", "papers")])
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
-def test_a_gap_in_nested_files_is_found_when_the_dataset_is_built(data, sources, rule):
+def test_a_gap_in_nested_files_is_found_at_build_time(data, sources, rule):
     falling, coming = sources
     write_mix(data / "inner.yaml", [(falling, FALLING)])
     load(data, [("inner.yaml", 1), (coming, {"step": {0: 0, 50: 1}})], rule=rule)
@@ -142,7 +142,7 @@ def test_a_gap_in_nested_files_is_found_when_the_dataset_is_built(data, sources,
         load(data, [("inner.yaml", 1), (coming, {"step": {0: 0, 51: 1}})], rule=rule)
 
 
-def test_a_worker_without_a_source_to_draw_from_is_found(data):
+def test_a_worker_with_nothing_to_draw_is_found(data):
     """One document feeds one worker; the other has nothing once the web is over."""
     entries = [("tiny", 1), ("web", {"step": {0: 1, 30: 0}})]
     load(data, entries, num_workers=1, encoder=Streamed())
@@ -153,7 +153,7 @@ def test_a_worker_without_a_source_to_draw_from_is_found(data):
         load(data, entries, num_workers=2, encoder=Streamed())
 
 
-def test_every_worker_of_a_shared_plan_has_every_source(data):
+def test_every_worker_of_a_shared_plan_draws_from_every_source(data):
     """All of them plan all rows, so one document is enough for eight."""
     write_tokens(data / "one_document", [[5, 6, 7]])
     load(data, [("one_document", 1), ("books", {"step": {0: 1, 30: 0}})], num_workers=8)
@@ -162,12 +162,12 @@ def test_every_worker_of_a_shared_plan_has_every_source(data):
 # What works and is rarely meant -------------------------------------------------------------------
 
 
-def test_a_blend_as_it_is_meant_raises_no_eyebrow(data):
+def test_a_typical_blend_raises_no_warning(data):
     entries = [("web", {"linear": {0: 3, 100: 1}}), ("code", 2)]
     assert warnings_of(data, entries, axis=ScheduleAxis(end=101)) == []
 
 
-def test_a_breakpoint_after_the_end_of_the_run_is_reported_in_the_units_of_the_run(data):
+def test_a_breakpoint_after_the_end_is_reported_in_units_of_the_axis(data):
     entries = [("web", {"linear": {0: 3, 100: 1}}), ("code", 2)]
     (message,) = warnings_of(data, entries, axis=ScheduleAxis(end=100))
     assert "mix.yaml: blend[0] (" in message
@@ -179,7 +179,7 @@ def test_a_breakpoint_after_the_end_of_the_run_is_reported_in_the_units_of_the_r
     assert warnings_of(data, entries, axis=ScheduleAxis(end=4), schedule_axis="tokens") == []
 
 
-def test_a_constant_that_drowns_beside_a_schedule_is_reported(data):
+def test_a_constant_dwarfed_by_a_schedule_is_reported(data):
     entries = [("web", {"step": {0: 1, 50: 5000}}), ("code", 1)]
     (message,) = warnings_of(data, entries)
     assert message.startswith("code:train: a constant weight that drops to 2.0e-04")
@@ -198,23 +198,23 @@ def of_many(count, constant, schedule):
     return [str(warning.message) for warning in caught]
 
 
-def test_a_thousand_sources_are_not_small_because_they_are_many():
+def test_small_shares_of_many_sources_raise_no_warning():
     assert of_many(2000, 1, {"linear": {0: 1, 100: 3}}) == []
 
 
-def test_many_constants_that_drown_are_one_warning():
+def test_many_dwarfed_constants_are_one_warning():
     (message,) = of_many(40, 1, {"step": {0: 1, 50: 50_000}})
     assert message.startswith(
         "source 0000, source 0001, source 0002 and 37 others: a constant weight that drops to 2"
     )
 
 
-def test_the_same_source_listed_twice_is_reported(data):
+def test_a_source_listed_twice_is_reported(data):
     (message,) = warnings_of(data, [("web", 1), ("web", 2)])
     assert message.startswith("web:train#2: the same source is listed more than once")
 
 
-def test_a_run_that_goes_on_after_its_limits_only_if_they_are_not_met_is_reported(data):
+def test_a_run_that_may_have_only_ended_sources_left_is_reported(data):
     """Nothing without a limit has a weight after 30, and sources may have ended by then."""
     (message,) = warnings_of(data, [("web", 1, 2), ("code", {"step": {0: 1, 30: 0}})])
     assert message.startswith("At step 30 only sources with a max_epochs have a weight > 0")

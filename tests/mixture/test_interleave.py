@@ -46,7 +46,7 @@ def rows_by_step(configs, *, steps, rows):
 # Shares of equal rows -----------------------------------------------------------------------------
 
 
-def test_a_member_that_grows_from_nothing_gets_its_integral():
+def test_a_member_that_grows_from_zero_gets_its_integral():
     """Regression: clocks that divide by the weight gave 0 of these 5853 rows.
 
     The sum over k < 1000 of 20 c / (1 + c), c = (1 - cos(pi k / 1000)) / 2, is 5852.86.
@@ -61,7 +61,7 @@ def test_a_member_that_grows_from_nothing_gets_its_integral():
     assert furthest(configs, steps=1000, rows=20) <= 0.5 + ROUNDING
 
 
-def test_members_that_cross_over_get_half_each():
+def test_members_that_cross_over_get_about_half_each():
     """Over 200 steps the falling and the rising cosine have 100.5 and 99.5 steps."""
     configs = [{"cosine": {0: 1, 200: 0}}, {"cosine": {0: 0, 200: 1}}]
     web, code = rows_by_step(configs, steps=200, rows=20).sum(0)
@@ -70,7 +70,7 @@ def test_members_that_cross_over_get_half_each():
     assert furthest(configs, steps=200, rows=20) <= 0.5 + ROUNDING
 
 
-def test_a_member_that_steps_up_a_hundredfold_owes_nothing_for_the_time_before():
+def test_a_member_that_jumps_a_hundredfold_has_no_debt():
     counts = rows_by_step([1, {"step": {0: 0.01, 100: 1}}], steps=300, rows=20)
     # 2000 rows at 1 of 101, then 10 of every 20.
     assert abs(counts[:100, 1].sum() - 2000 / 101) <= 1
@@ -131,17 +131,17 @@ def test_no_member_is_ever_a_row_off_its_integral(make, members, rows):
 
 
 @pytest.mark.parametrize(("members", "rows"), [(30, 1), (30, 20), (100, 1), (100, 20)])
-def test_many_members_that_all_jump_at_once_keep_to_little_more_than_a_row(members, rows):
+def test_many_members_that_jump_at_once_stay_near_one_row(members, rows):
     """Measured are .98 to 1.17: what comes after a jump is not known before it."""
     assert furthest(steps_of_three_decades(members), steps=300, rows=rows) < 1.25
 
 
-def test_the_largest_credit_would_not_do():
+def test_the_rule_beats_drawing_the_largest_credit():
     """It takes 12 : 12 : 3 : 1 : 1 to 30 / 29 of a row."""
     assert furthest([12, 12, 3, 1, 1], steps=30, rows=1) < 7 / 8
 
 
-def test_where_nobody_has_the_credit_the_member_that_will_have_it_first_is_next():
+def test_if_no_member_has_credit_the_first_to_earn_it_is_next():
     """It takes a quarter of a row: the first has it after 2.5 rows, the second after 3.25 / .9. The
     second is due earlier, but the rule looks only at those who have the credit."""
     sampler = InterleaveSampler(["slow", "fast", "away"], row_tokens=10)
@@ -174,7 +174,7 @@ def test_two_members_are_never_more_than_half_a_row_off(moving, rows):
 
 @settings(max_examples=150)
 @given(schedules((2, 2), least=0), st.integers(1, 9))
-def test_three_members_are_never_a_row_off_also_where_they_leave_and_come_back(moving, rows):
+def test_three_members_that_come_and_go_are_never_a_row_off(moving, rows):
     always_there = {"linear": {0: 1, 25: 0.001}}
     assert furthest([always_there, *moving], steps=30, rows=rows) < 1
 
@@ -207,7 +207,7 @@ def test_with_equal_weights_the_member_with_the_fewest_tokens_is_next(members, s
 # Shares of rows that differ -----------------------------------------------------------------------
 
 
-def test_rows_of_any_length_stay_within_little_more_than_the_longest():
+def test_rows_of_any_length_stay_near_the_longest_row():
     """One moves, one leaves at 400 and comes back at 600, one stays; rows of 1 to 10^4 tokens."""
     generator = np.random.default_rng(0)
     configs = [{"linear": {0: 1, 1000: 9}}, {"step": {0: 5, 400: 0, 600: 5}}, 2]
@@ -236,7 +236,7 @@ def test_rows_of_any_length_keep_to_the_harmonic_bound(moving, lengths):
         assert max(ahead) <= longest + 1
 
 
-def test_sources_with_1_3_and_10_tokens_a_sample_differ_by_one_sample_at_most():
+def test_sources_of_1_3_and_10_tokens_differ_by_at_most_one_sample():
     """Conformance."""
     mixture, _ = interleave([1, 1, 1], row_tokens=0)
     lengths, counts = np.array([1, 3, 10]), np.zeros(3, np.int64)
@@ -249,7 +249,7 @@ def test_sources_with_1_3_and_10_tokens_a_sample_differ_by_one_sample_at_most():
         assert counts.max() - counts.min() <= 10
 
 
-def test_random_draws_drift_where_credits_do_not():
+def test_random_draws_drift_and_credits_do_not():
     weights = {f"s{n}": ConstantWeight(1 + n) for n in range(10)}
     shares = np.arange(1, 11) / 55
     worst = {}
@@ -269,7 +269,7 @@ MOVING = [{"linear": {0: 1, 90: 9}}, {"step": {0: 1, 30: 0, 60: 1}}, {"linear": 
 
 
 @pytest.mark.parametrize("row_tokens", [1, 3])
-def test_one_draw_at_a_time_is_as_many_at_once(row_tokens):
+def test_drawing_one_at_a_time_equals_drawing_many_at_once(row_tokens):
     """Shares that a float holds exactly, since rounding may turn a tie."""
     shares = np.array([0.5, 0.125, 0.375])
     together = InterleaveSampler("abc", row_tokens)
@@ -284,7 +284,7 @@ def test_one_draw_at_a_time_is_as_many_at_once(row_tokens):
 
 
 @pytest.mark.parametrize("row_tokens", [0, 3])
-def test_a_state_continues_at_every_step_through_json(row_tokens):
+def test_a_json_state_continues_at_every_step(row_tokens):
     def read(mixture, first):
         order = []
         for step in range(first, 100):
@@ -328,7 +328,7 @@ def order_of(sampler, shares, lengths, rows):
 HALVES = np.array([0.5, 0.5])
 
 
-def test_the_one_with_fewer_tokens_catches_up_first():
+def test_the_member_with_fewer_tokens_catches_up_first():
     """Conformance: counters [0, 100], three samples of two tokens each: a a a, then b b b.
 
     Of 100 tokens each was due 50: 50 are owed to a, and b has 50 too many.
@@ -347,21 +347,21 @@ def test_a_new_member_begins_level():
     assert order_of(sampler, HALVES, [2, 2], 8) == "abababab"
 
 
-def test_a_new_member_that_begins_at_zero_is_owed_all_that_the_others_had():
+def test_a_new_member_that_begins_at_zero_is_owed_its_past_share():
     """Conformance: 120 tokens of two each are 60 rows of the new one before the first old one."""
     sampler = sampler_with({"a": 0.0}, 120, shares=HALVES)
     assert sampler.credits.tolist() == [-60, 60]
     assert order_of(sampler, HALVES, [2, 2], 66) == "b" * 60 + "ababab"
 
 
-def test_what_is_owed_to_a_new_member_follows_its_share():
+def test_a_new_member_is_owed_by_its_share():
     """Of 120 tokens new was due 30 at a quarter; a and b, which split them, 60 and 30."""
     shares = np.array([0.5, 0.25, 0.25])
     sampler = sampler_with({"a": 1.0, "b": -1.0}, 120, "abc", shares=shares)
     assert sampler.credits.tolist() == pytest.approx([1 - 20, -1 - 10, 30])
 
 
-def test_a_member_that_leaves_keeps_its_credit_until_it_comes_back():
+def test_a_member_that_leaves_keeps_its_credit():
     state = {"credits": {"a": 30.0, "b": -20.0, "c": -10.0}, "tokens": 500}
     without_b = InterleaveSampler(["a", "c"])
     without_b.restore_state(state, {}, None)
@@ -380,7 +380,7 @@ def test_a_renamed_member_keeps_its_credit():
     assert saved(sampler) == {"credits": {"../data/a": 7.0, "b": -7.0}, "tokens": 90}
 
 
-def test_what_was_drawn_for_a_start_is_scaled_and_not_counted():
+def test_rows_drawn_to_start_are_scaled_and_not_counted():
     """13 rows of a and b, 1 : 3, in the order b a b b: credits are those after one row."""
     mixture, _ = interleave([1, 3], row_tokens=0)
     mixture.open(0)

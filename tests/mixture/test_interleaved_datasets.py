@@ -87,9 +87,7 @@ def named(counts):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("folder", ["", "tokens/"])
-def test_token_shares_are_exact_where_documents_differ_ten_times_in_length(
-    data, num_workers, folder
-):
+def test_token_shares_are_exact_if_lengths_differ_tenfold(data, num_workers, folder):
     path = write(
         data / "interleave.yaml",
         {"interleave": [{"path": f"{folder}short"}, {"path": f"{folder}long", "weight": 2}]},
@@ -104,7 +102,7 @@ def test_token_shares_are_exact_where_documents_differ_ten_times_in_length(
 
 
 @pytest.mark.parametrize("folder", ["", "tokens/"])
-def test_a_run_continues_bit_by_bit(data, folder):
+def test_a_nested_run_resumes_exactly(data, folder):
     path = write(
         data / "nested.yaml",
         {
@@ -128,7 +126,7 @@ def test_a_run_continues_bit_by_bit(data, folder):
 
 
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
-def test_the_order_of_the_entries_says_nothing(data, rule):
+def test_order_of_entries_does_not_matter(data, rule):
     inner = [{"path": "tokens/short"}, {"path": "tokens/long", "weight": 2}]
     runs = []
     for entries in itertools.permutations([{"path": "inner.yaml"}, {"path": "tokens/other"}]):
@@ -140,7 +138,7 @@ def test_the_order_of_the_entries_says_nothing(data, rule):
     assert runs[0] == runs[1] == runs[2] == runs[3]
 
 
-def test_planned_shares_of_nested_nodes_are_products(data):
+def test_planned_shares_of_nested_nodes_multiply(data):
     write(
         data / "interleave.yaml", {"interleave": [{"path": "short"}, {"path": "long", "weight": 3}]}
     )
@@ -156,7 +154,7 @@ def test_planned_shares_of_nested_nodes_are_products(data):
 # Sources that end ---------------------------------------------------------------------------------
 
 
-def test_a_source_that_ends_leaves_and_the_others_go_on(data):
+def test_other_sources_continue_after_one_ends(data):
     path = write(data / "ending.yaml", {"interleave": [{"path": "short"}, {"path": "long"}]})
     dataset = get_train_dataset(
         path, worker_config=config(), batch_size=5, task_encoder=Encoder(), repeat=False
@@ -168,7 +166,7 @@ def test_a_source_that_ends_leaves_and_the_others_go_on(data):
 
 @pytest.mark.parametrize("folder", ["", "tokens/"])
 @pytest.mark.parametrize(("outside", "inside"), [("interleave", "blend"), ("blend", "interleave")])
-def test_a_node_whose_sources_have_all_reached_their_limit_counts_as_zero(
+def test_a_node_counts_as_zero_once_all_its_sources_reach_their_limit(
     data, folder, outside, inside
 ):
     """Once they are read, every document of theirs once, the other has all rows."""
@@ -189,9 +187,7 @@ def test_a_node_whose_sources_have_all_reached_their_limit_counts_as_zero(
 @pytest.mark.parametrize("folder", ["", "tokens/"])
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 @pytest.mark.parametrize("rows_per_step", [4, 8])
-def test_a_run_whose_last_source_has_weight_zero_ends_in_an_error_and_not_in_silence(
-    data, folder, rule, rows_per_step
-):
+def test_a_run_left_with_zero_weights_raises_an_error(data, folder, rule, rows_per_step):
     """3000 tokens of other are 94 rows at least, which end behind step 10, where long becomes 0."""
     entries = [
         {"path": f"{folder}other", "max_epochs": 1},
@@ -208,7 +204,7 @@ def test_a_run_whose_last_source_has_weight_zero_ends_in_an_error_and_not_in_sil
 # Resumes ------------------------------------------------------------------------------------------
 
 
-def test_from_blend_to_interleave_every_source_continues_where_it_was(data):
+def test_sources_continue_when_a_blend_becomes_an_interleave(data):
     entries = [{"path": "short"}, {"path": "long"}]
     blend = write(data / "as_blend.yaml", {"blend": entries})
     interleave = write(data / "as_interleave.yaml", {"interleave": entries})
@@ -260,7 +256,7 @@ def hashes(batches):
     return [batch_hash(batch) for batch in batches]
 
 
-def test_the_credit_of_a_source_waits_for_it_while_it_is_away(data):
+def test_a_source_keeps_its_credit_while_it_is_absent(data):
     weights = {"short": 5, "long": 3, "other": 1}
     entries = [{"path": f"tokens/{s}", "weight": w} for s, w in weights.items()]
     every = write(data / "every.yaml", {"interleave": entries})
@@ -290,7 +286,7 @@ def nested_files(folder, to_data):
     return write(folder / "outer.yaml", {"interleave": outer})
 
 
-def test_a_run_goes_on_where_the_yaml_files_have_moved_and_the_data_has_not(data):
+def test_a_run_continues_if_only_the_yaml_files_moved(data):
     """All keys are relative to the file, so all of them are others."""
     first = loader_for(build(nested_files(data / "here", "../tokens")))
     take(first, 5)
@@ -303,7 +299,7 @@ def test_a_run_goes_on_where_the_yaml_files_have_moved_and_the_data_has_not(data
     assert hashes(found) == hashes(take(first, 20))
 
 
-def test_a_run_goes_on_where_one_file_has_moved_and_the_inner_one_has_not(data):
+def test_a_run_continues_if_only_the_outer_file_moved(data):
     """The inner node is found by its absolute path; its name is another."""
     first = loader_for(build(nested_files(data / "here", "../tokens")))
     take(first, 5)
@@ -318,7 +314,7 @@ def test_a_run_goes_on_where_one_file_has_moved_and_the_inner_one_has_not(data):
     assert hashes(found) == hashes(take(first, 20))
 
 
-def test_a_run_goes_on_where_all_data_moves_together(data, tmp_path):
+def test_a_run_continues_if_files_and_data_moved_together(data, tmp_path):
     write_token_files(tmp_path / "old")
     first = loader_for(build(nested_files(tmp_path / "old" / "mix", "../tokens")))
     take(first, 5)
@@ -345,7 +341,7 @@ def test_a_run_that_becomes_one_entry_of_another_keeps_its_credits(data):
 
 
 @pytest.mark.parametrize("folder", ["", "tokens/"])
-def test_what_a_new_source_is_owed_follows_the_weights_of_the_step_of_the_resume(data, folder):
+def test_a_new_source_is_owed_by_the_weights_at_the_resume(data, folder):
     """Its weight is 1 at step 10, where the run resumes, and 0 from step 30 on.
 
     Half of the tokens of ten steps are owed, so it is read alone for as many steps.
@@ -384,7 +380,7 @@ def test_an_encoder_without_the_mixin_refuses_an_interleave(data):
         ({"interleave": [{"path": "short", "weight": -1}]}, r"interleave\[0\] \(short\).weight"),
     ],
 )
-def test_a_wrong_interleave_is_named_with_its_place(data, split, message):
+def test_a_wrong_interleave_is_reported_with_its_place(data, split, message):
     with pytest.raises(ConfigError, match=message):
         build(write(data / "wrong.yaml", split))
 
@@ -394,7 +390,7 @@ class OwnSizes(Encoder):
         return len(sample.text)
 
 
-def test_an_encoder_says_what_an_interleave_of_its_samples_counts(data):
+def test_an_encoder_decides_what_an_interleave_counts(data):
     """As many characters of each, where documents have 8 and 80: ten short ones to a long one."""
     entries = [{"path": name, "weight": 1} for name in ("short", "long")]
     path = write(data / "sizes.yaml", {"interleave": entries})
