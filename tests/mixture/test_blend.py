@@ -1,6 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import hashlib
 import math
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_frequencies_follow_the_current_shares(position, expected):
 
 @pytest.mark.parametrize("members", [2, 30, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_a_million_draws_follow_the_schedules_in_every_window(members):
-    """Steep and flat, from 0 and to 0, within and across the windows that are counted."""
+    """Schedules are steep and flat, from 0 and to 0, within and across the counted windows."""
     kinds = ("linear", "step", "cosine", "constant")
     weights = {}
     for number in range(members):
@@ -77,7 +78,7 @@ def test_a_weight_of_zero_is_never_drawn_from_the_first_position_on():
 
 @given(st.lists(st.sampled_from([0.0, 1e-300, 0.1, 0.3, 1.0]), min_size=1, max_size=8))
 def test_rounding_never_draws_a_member_of_share_zero(values):
-    """Numbers as near to 0 and to 1 as the generator makes them."""
+    """The numbers are as close to 0 and 1 as the generator gets."""
     total = sum(values)
     if not total:
         return
@@ -88,7 +89,7 @@ def test_rounding_never_draws_a_member_of_share_zero(values):
     assert (shares[picked] > 0).all()
 
 
-# What a draw depends on ---------------------------------------------------------------------------
+# Dependence of draws ------------------------------------------------------------------------------
 
 
 def test_a_draw_depends_only_on_its_number():
@@ -115,7 +116,7 @@ def test_each_seed_and_node_draws_in_its_own_order():
     assert len(set(orders.values())) == 3
     for one in orders.values():
         for other in orders.values():
-            if one is not other:  # 200 coins: 100 +- 7.1 agree
+            if one is not other:  # of 200 coins, 100 +- 7.1 agree
                 assert abs(sum(a == b for a, b in zip(one, other)) - 100) <= 5 * 7.1
 
 
@@ -129,7 +130,7 @@ def test_each_run_seed_gives_another_order():
 
 
 def test_earlier_draws_do_not_matter():
-    """So there is nothing to save."""
+    """A blend therefore has no state."""
     straight = mixture()
     order = []
     for step in range(600):
@@ -176,12 +177,10 @@ def test_numbers_are_uniform_and_uncorrelated():
 
 
 def test_random_numbers_never_change_between_versions():
-    """A run of today goes on with any NumPy: Philox is a published function, here by hand.
+    """Philox is a published function, computed here by hand, so runs resume with any NumPy.
 
-    Key and counter as the module says; the first raw number of a block of 4096, shifted to 53 bits.
+    Rows of a block of 4096 take its first raw numbers, shifted to 53 bits.
     """
-    import hashlib
-
     key = int.from_bytes(hashlib.blake2b(b"seed 0", digest_size=16).digest(), "little")
     for block in (0, 1, 70_000):
         expected = [raw >> 11 for raw in philox_4x64_10([1, block, 0, 0], key)]
@@ -206,7 +205,7 @@ def philox_4x64_10(counter, key):
     return counter
 
 
-# Members that are not there -----------------------------------------------------------------------
+# Absent members -----------------------------------------------------------------------------------
 
 
 def test_an_ended_source_is_drawn_again_when_it_returns():

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Blends and interleaves inside each other."""
+"""Nested blends and interleaves."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ BACK_AT_60 = {"step": {0: 1, 40: 0, 60: 1}}
 
 
 def tree(rule, members, name="", identity="", **options):
-    """``members``: name of a source, or a tree, -> weight as in YAML."""
+    """Return a tree; ``members`` are ``(source name or tree, weight as in YAML)``."""
     weights = [weight_from_config(weight) for _, weight in members]
     node = Node(rule, weights, name=name, identity=identity or name, **options)
     return Tree(node, [member for member, _ in members])
@@ -26,7 +26,7 @@ def mixture(root, **options):
 
 
 def draw(drawing, steps, rows, tokens=1):
-    """The sources of the rows of some steps, one string a step, and what each holds."""
+    """Return the sources of the rows of some steps, one string per step."""
     order = []
     for step in steps:
         assert drawing.open(step)
@@ -36,7 +36,7 @@ def draw(drawing, steps, rows, tokens=1):
     return order
 
 
-# Each node by its own rule ------------------------------------------------------------------------
+# Rules of nodes -----------------------------------------------------------------------------------
 
 
 def test_an_interleave_inside_a_blend_stays_exact():
@@ -73,7 +73,7 @@ def test_nested_interleaves_are_exact_on_both_levels():
 
 
 def test_credits_count_tokens_and_not_rows():
-    """Rows of c hold three times the tokens, so the pair is drawn three times as often."""
+    """Rows of c have three times the tokens, so the pair is drawn three times as often."""
     root = tree(INTERLEAVE, [(tree(BLEND, [("a", 1), ("b", 1)], "pair"), 1), ("c", 1)])
     drawing, count = mixture(root), np.zeros(3, np.int64)
     for row in range(400):
@@ -94,12 +94,12 @@ def test_equal_blends_in_one_tree_draw_independently():
     assert abs(agree - 500) <= 5 * 15.8
 
 
-# Nodes at which nothing is left -------------------------------------------------------------------
+# Empty nodes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("outside", "inside"), [(INTERLEAVE, BLEND), (BLEND, INTERLEAVE)])
 def test_a_node_whose_members_are_all_zero_counts_as_zero(outside, inside):
-    """The others share what it had, at the very step, and it takes its share when it is back."""
+    """The others take its share from that step on, until it returns."""
     inner = tree(inside, [("a", BACK_AT_60), ("b", BACK_AT_60)], "inner")
     root = tree(outside, [(inner, 2), ("c", 1), ("d", 1)])
     order = draw(mixture(root), range(100), 8)
@@ -192,7 +192,7 @@ def credits_of(drawing, name):
 
 
 def begun():
-    """Uneven credits in both interleaves: 13 rows."""
+    """Return a state with uneven credits in both interleaves, after 13 rows."""
     drawing = mixture(nested())
     draw(drawing, [0], 13, tokens=100)
     state = saved(drawing)
@@ -201,7 +201,7 @@ def begun():
 
 
 def test_credits_follow_renamed_sources_and_nodes():
-    """The YAML moved alone: relative names are others, absolute ones are not."""
+    """The YAML moved alone: relative names change, absolute ones do not."""
     state = begun()
     renamed = {source: f"../{source}" for source in "abc"}
     root = nested(inner="../inner", **renamed)
@@ -215,7 +215,7 @@ def test_credits_follow_renamed_sources_and_nodes():
 
 
 def test_credits_stay_if_all_data_moves_together():
-    """Relative names are the same, absolute ones are others."""
+    """Relative names stay, absolute ones change."""
     root = nested(folder="/y")
     state = begun()
     drawing = restored(root, state, 1)
@@ -240,7 +240,7 @@ def test_absent_sources_and_nodes_keep_their_credits():
 
 
 def test_a_node_that_becomes_a_member_keeps_its_credits():
-    """mix.yaml was the run; now it is one entry of outer.yaml."""
+    """mix.yaml was the whole run; now it is one entry of outer.yaml."""
     alone = mixture(tree(INTERLEAVE, [("a", 1), ("b", 3)], "", "/x/mix.yaml"))
     draw(alone, [0], 13, tokens=100)
     state = saved(alone)
@@ -251,7 +251,7 @@ def test_a_node_that_becomes_a_member_keeps_its_credits():
 
 
 def test_a_new_nested_source_is_owed_a_share_of_its_node():
-    """Of 900 tokens of the node a quarter is 225, and not a quarter of the whole run."""
+    """It is owed a quarter of the 900 tokens of its node, not of the whole run."""
     before = tree(INTERLEAVE, [("b", 3)], "inner", "/x/inner.yaml")
     drawing = mixture(tree(INTERLEAVE, [(before, 3), ("c", 1)], "", "/x/outer.yaml"))
     draw(drawing, [0], 12, tokens=100)

@@ -20,8 +20,8 @@ from energon_ext.weights import weight_from_config
 
 
 def node(*configs, rule=BLEND, name="mix.yaml", **options):
-    wheres = [f"{name}: {rule}[{index}].weight" for index in range(len(configs))]
-    return Node(rule, [weight_from_config(config) for config in configs], wheres, **options)
+    places = [f"{name}: {rule}[{index}].weight" for index in range(len(configs))]
+    return Node(rule, [weight_from_config(config) for config in configs], places, **options)
 
 
 def shares(tree, position):
@@ -62,7 +62,7 @@ def test_map_removes_leaves_that_become_none_with_their_weights():
 
 @pytest.mark.parametrize("rule", [BLEND, INTERLEAVE])
 def test_yaml_order_does_not_matter(rule):
-    """Neither to a draw nor to who is first of two with the same credit."""
+    """It affects neither draws nor ties between equal credits."""
     orders = set()
     for order in itertools.permutations("abcd"):
         outer = node(*[{"a": 2, "b": 2, "c": 3, "d": 3}[key] for key in order], rule=rule)
@@ -94,7 +94,7 @@ def test_nested_schedules_are_refused_unless_allowed():
 
 
 def test_a_schedule_next_to_a_schedule_is_allowed():
-    """The constant member of a scheduled node may hold schedules."""
+    """The constant member of a scheduled node may contain schedules."""
     inner = Tree(node({"linear": {0: 1, 9: 2}}, 1), ["b", "c"])
     check_nested_schedules(Tree(node({"step": {0: 1, 9: 2}}, 1), ["a", inner]))
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whole documents in full rows."""
+"""Best-fit packing puts whole documents into full rows."""
 
 import math
 from collections import Counter
@@ -19,7 +19,7 @@ lengths_lists = st.lists(st.integers(0, 30), min_size=1, max_size=25)
 
 
 def web_lengths(count, seq_len, seed=0):
-    """Log-normal, as documents of the web are."""
+    """Return log-normal lengths, like those of web documents."""
     lengths = np.random.default_rng(seed).lognormal(6, 1.2, count)
     return np.clip(lengths, 2, 4 * seq_len).astype(int).tolist()
 
@@ -82,7 +82,7 @@ def test_rows_of_one_long_document_are_spread_out():
 
 
 def test_a_buffer_counts_documents_and_not_rows():
-    """Ten rows each: the first rows are of many documents, not of one after the other."""
+    """Documents of ten rows each: the first rows come from many documents."""
     rows = pack_all(BestFitPacker(16), [161] * 16, buffer_docs=8)
     first = [spans[0][0] for spans, _ in rows[:20]]
     assert len(set(first)) >= 5
@@ -101,13 +101,13 @@ def test_the_next_plan_contains_the_oldest_sixteenth_of_carried_pieces():
 
 
 def test_no_piece_is_carried_over_more_than_53_times():
-    """The last of 256, which is overtaken by none and comes no earlier than it must."""
+    """The worst case is the last of 256 pieces if each plan packs only what is due."""
     older, times = 255, 1
     while older >= math.ceil((older + 1) / 16):
         older -= math.ceil((older + 1) / 16)
         times += 1
     assert times == 53
-    # What comes is never better than what was carried over: a half in each of two plans.
+    # New documents never fit better than the carried ones.
     waits = Counter()
     lengths = ([40] * 30 + [33] * 30) * 40
     for plan in plans_of(BestFitPacker(64, carry=0.9), lengths, buffer_docs=60):
@@ -121,7 +121,7 @@ CORPORA = {"web 8k": (8192, 6.2, 1.15), "web 2k": (2048, 6.2, 1.15), "books": (8
 @pytest.mark.parametrize("buffer_docs", [512, 1024, 4096])
 @pytest.mark.parametrize(("seq_len", "mean", "spread"), CORPORA.values(), ids=CORPORA)
 def test_rows_of_web_pages_and_books_are_full(seq_len, mean, spread, buffer_docs):
-    count = 2 if mean > 10 else 5  # buffers, the last of which is not looked at
+    count = 2 if mean > 10 else 5  # buffers, the last of which is not checked
     lengths = np.random.default_rng(0).lognormal(mean, spread, count * buffer_docs).astype(int) + 1
     plans = list(plans_of(BestFitPacker(seq_len), lengths.tolist(), buffer_docs))[:-1]
     sizes = sum(int((plan.pieces.stops - plan.pieces.starts).sum()) for plan in plans)
@@ -148,7 +148,7 @@ def test_at_most_256_pieces_are_carried_over_with_any_buffer():
 
 def test_aligned_documents_take_whole_units_of_a_row():
     packer = BestFitPacker(16, carry=0, alignment=8)
-    # 1 unit, 2 units, 2 units and a label
+    # These take 1 unit, 2 units, and 2 units and a label.
     plan = packer.plan(Pieces.none(), documents(0, [3, 9, 17]), last=True)
     assert sorted([span[0] for span in spans] for spans, _ in rows_of(plan)) == [[0], [1], [2]]
     plan = packer.plan(Pieces.none(), documents(0, [3, 9, 8]), last=True)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One suite that every packer passes."""
+"""One suite for every packer."""
 
 import dataclasses
 import json
@@ -65,7 +65,7 @@ def test_pieces_keep_place_and_length_of_their_document(make, lengths, seq_len, 
 @every_packer
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=buffers)
 def test_carried_pieces_are_restored_from_documents_and_starts(make, lengths, seq_len, buffer_docs):
-    """All that a state says of them."""
+    """A state contains nothing else about them."""
     packer = make(seq_len)
     for plan in plans_of(packer, lengths, buffer_docs):
         numbers, starts = plan.carried.documents, plan.carried.starts
@@ -82,7 +82,7 @@ def test_carried_pieces_are_restored_from_documents_and_starts(make, lengths, se
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12), rows_before=st.integers(0, 10**9))
 def test_a_plan_is_a_pure_function(make, lengths, seq_len, rows_before):
     first, second = make(seq_len), make(seq_len)
-    list(plans_of(second, lengths[::-1]))  # what a packer did before changes nothing
+    list(plans_of(second, lengths[::-1]))  # earlier plans must not matter
     plans = [
         packer.plan(Pieces.none(), documents(0, lengths), rows_before=rows_before)
         for packer in (first, second)
@@ -101,7 +101,7 @@ def test_by_default_a_plan_is_the_first_and_not_the_last(make):
 
 
 def test_extents_give_the_pieces_of_each_row():
-    # Windows of 5 tokens: 0..4 and 4..8 of the first document, the last with 3 of the next.
+    # Windows of 5 tokens: 0..4, then 4..5 of the first document and 0..2 of the next.
     plan = SequentialPacker(4).plan(Pieces.none(), documents(0, [6, 7]))
     assert rows_of(plan) == [([(0, 0, 5)], 0), ([(0, 4, 6), (1, 0, 3)], 1), ([(1, 2, 7)], 1)]
     assert [plan.extent(row) for row in range(3)] == [slice(0, 1), slice(1, 3), slice(3, 4)]

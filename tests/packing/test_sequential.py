@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One stream, cut into windows."""
+"""Sequential packing cuts one stream into windows."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def test_windows_equal_the_slow_definition(lengths, seq_len, buffer_docs):
 
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12))
 def test_windows_also_cover_the_transitions_between_documents(lengths, seq_len):
-    """Concatenate, then slice."""
+    """The windows equal slices of the concatenated documents."""
     stream = [(doc, pos) for doc, length in enumerate(lengths) for pos in range(length)]
     windows = [stream[start : start + seq_len + 1] for start in range(0, len(stream) - 1, seq_len)]
     if len(stream) == 1:
@@ -54,6 +54,6 @@ def test_one_token_is_a_row_unless_it_was_already_a_label():
     one = documents(3, [1])
     plan = SequentialPacker(8).plan(Pieces.none(), one, rows_before=5, last=True)
     assert rows_of(plan) == [([(3, 0, 1)], 1)]
-    # As the rest of a stream it is the last token of the window before, and counted there.
+    # As the rest of a stream it was the last label of the window before, and counted there.
     rest = pieces_of([(0, 8, 9)], [9])
     assert rows_of(SequentialPacker(8).plan(rest, documents(1, []), rows_before=1, last=True)) == []

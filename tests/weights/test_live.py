@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The file of live weights: what a controller may append, and what a planner reads of it."""
+"""The file of live weights: what a controller may append, and what a planner reads."""
 
 import json
 import math
@@ -135,7 +135,7 @@ def test_a_line_overrides_the_weights_of_the_entries(path):
     web, code = LiveWeight(live, ["web"], own), LiveWeight(live, ["code"], ConstantWeight(4))
     weights = Weights([web, code])
     found = [weights.at(step).tolist() for step in range(10)]
-    #          before the first line | line 1       | line 2, web its own | line 3, and behind it
+    #          before the first line | line 1       | line 2, web as in entry | line 3 and after
     assert found == [[0, 4], [1, 4], [7, 4], [7, 4], [4, 1], [5, 1], [0, 4], [0, 4], [0, 4], [0, 4]]
 
 
@@ -148,7 +148,7 @@ def test_a_line_overrides_the_weights_of_the_entries(path):
     batches=st.integers(1, 3),
 )
 def test_every_step_has_the_weights_of_a_plain_list(tmp_path_factory, first, blocks, batches):
-    """Read in several goes, one line or more at a time."""
+    """The file is read several times, after one or more new lines."""
     path = tmp_path_factory.mktemp("live") / "live.jsonl"
     expected, live, read_to = [{}] * first, LiveWeights(path), 0
     specs = {name: LiveWeight(live, [name], ConstantWeight(own)) for name, own in OWN.items()}
@@ -172,7 +172,7 @@ def test_a_line_read_later_replaces_the_last_one(path):
     path.write_text(line(0, 1, web=1))
     live = read(path, ["web"])
     weights = Weights([LiveWeight(live, ["web"], ConstantWeight(9))])
-    assert weights.at(2).tolist() == [1]  # of the last line
+    assert weights.at(2).tolist() == [1]  # from the last line
     LiveWeights(path).set(2, {"web": 5}, through=3)
     live.read()
     assert [weights.at(step).tolist() for step in (2, 3)] == [[5], [5]]
@@ -182,7 +182,7 @@ def test_a_planner_waits_for_a_line_that_covers_its_step(path):
     live = LiveWeights(path)
     controller = threading.Timer(0.05, lambda: LiveWeights(path).set(3, {"web": 1}, through=8))
     controller.start()
-    live.wait(2)  # before the first line: it says that the entries' own weights hold
+    live.wait(2)  # before the first line, so the entries' weights apply
     controller.join()
     live.wait(8)
     assert live.at(8)[0] == {"web": 1}
@@ -219,11 +219,11 @@ LINES = [line(2, 3, web=7), line(4, 5, web=1), line(6, 7, web=0)]
 @pytest.mark.parametrize(
     ("steps", "text"),
     [
-        (2, line(1, 3, web=7)),  # a line for a step that was planned without
+        (2, line(1, 3, web=7)),  # covers a step that was planned without a line
         (4, ""),
         (4, line(2, 3, web=8)),
         (4, line(2, 3, web=7, code=1)),
-        (4, line(2, 2, web=7)),  # step 3 is covered no more
+        (4, line(2, 2, web=7)),  # step 3 is no longer covered
         (4, line(2, 2, web=7) + line(3, 3, web=7)),
         (6, LINES[0]),
         (6, LINES[0] + line(4, 5, web=2)),
@@ -262,7 +262,7 @@ def test_lines_before_a_step_are_cut_at_it(path):
     live = read(path)
     assert [(each.from_step, each.through) for each in live.before(5)] == [(2, 3), (4, 4)]
     assert [(each.from_step, each.through) for each in live.before(6)] == [(2, 3), (4, 5)]
-    # Without a line the entries' own weights held, and a line may say so.
+    # Without a line the entries' weights applied, which an empty line states explicitly.
     assert live.before(2) == [(0, 1, {})] and live.before(0) == []
 
 
