@@ -214,14 +214,18 @@ class Chain:
         lines = [f"{name}:{n}\n" for name, numbers in mix["excluded"].items() for n in numbers]
         (self.folder / "excluded.txt").write_text("".join(lines))
 
-    def topology(self, rows):
-        """Return ranks, workers and micro-batch size that divide a step."""
+    def ranks_and_batch(self, rows):
+        """Return ranks and a micro-batch size that divide a step."""
         ranks = self.rng.choice([r for r in range(1, 9) if rows % r == 0])
         batch = self.rng.choice([b for b in (1, 2, 3) if rows // ranks % b == 0])
+        return ranks, batch
+
+    def workers(self, ranks):
+        """Return a number of workers, which may change inside a step too."""
         most = min(3, MOST_PROCESSES // ranks - 1, self.workers_left // ranks)
         workers = self.rng.randint(0, max(most, 0))
         self.workers_left -= ranks * workers
-        return ranks, workers, batch
+        return workers
 
     def run(self, mix, state, rows, ranks=1, workers=0, batch=1):
         encoder = PackedTaskEncoder(
@@ -247,13 +251,14 @@ def contents(batches):
 
 def stopped_anywhere(chain, mix, rows, state, expected, states):
     """Read a segment in hops over topologies; return the state at the end."""
-    step, batches, topology = 0, [], None
+    step, batches, is_changed = 0, [], True  # the first resume changes the mix
     while step < len(expected):
-        is_changed = topology is None  # this resume changes the mix
         if not batches:
-            topology = chain.topology(rows)
+            ranks, batch = chain.ranks_and_batch(rows)
+        topology = ranks, chain.workers(ranks), batch
         run = chain.run(mix, state, rows, *topology)
         assert is_changed or run.state() == state
+        is_changed = False
         iterators = [iter(loader) for loader in run.loaders]
         most = run.rounds * max(2, len(expected) // 3) + 1
         for _ in range(chain.rng.randint(1, most)):
