@@ -18,7 +18,7 @@ from tests.packing.buffers import documents, pack_all, plans_of, rows_of, transi
 PACKERS = {
     "sequential": SequentialPacker,
     "best fit": BestFitPacker,
-    "best fit, at most 2 a row": lambda seq_len: BestFitPacker(seq_len, max_docs_per_bin=2),
+    "best fit, at most 2 per row": lambda seq_len: BestFitPacker(seq_len, max_docs_per_bin=2),
     "best fit, nothing is carried": lambda seq_len: BestFitPacker(seq_len, carry=0),
     "best fit, most is carried": lambda seq_len: BestFitPacker(seq_len, carry=0.9),
     "best fit, aligned": lambda seq_len: BestFitPacker(2 * seq_len, alignment=2),

@@ -144,7 +144,7 @@ def test_planned_through_counts_steps_read_ahead_and_skipped_steps(mix, tmp_path
     live((0, None, 1, 1))
     path = mix()
     edit_yaml(path, skip=[[3, 5]])
-    run = Run(path, batch=4)  # four batches a step
+    run = Run(path, batch=4)  # four batches per step
     found = [run.loaders[0].planned_through]
     for _ in range(4):
         run.step()

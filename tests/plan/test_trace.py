@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which rank reads each row of a step, worked out by hand."""
+"""Traces give the rank that reads each row of a step; results worked out by hand."""
 
 import numpy as np
 
