@@ -86,7 +86,7 @@ def check_equal_everywhere(mix, encoder, topologies):
         run.close()
 
 
-@pytest.mark.parametrize(("mix", "packing"), zip(MIXES, ["bin", "sequential"] * 2))
+@pytest.mark.parametrize(("mix", "packing"), [*zip(MIXES, ["bin", "sequential"] * 2)])
 def test_steps_and_states_are_equal_on_any_ranks_and_batch_sizes(data, mix, packing):
     encoder = PackedTaskEncoder(LargeTokenizer(), SEQ_LEN, packing=packing)
     check_equal_everywhere(MIXES[mix](data), encoder, SOME)
