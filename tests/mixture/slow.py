@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Interleaves as sums in plain Python: what each member should have got, row after row."""
+"""Slow references for mixtures: sums in plain Python, row by row."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ from energon_ext.weights import weight_from_config
 
 
 def interleave(configs, row_tokens=1, **options):
-    """A mixture of one interleave over ``s000``, ``s001``, ...; its weights as specs."""
+    """Return a mixture of one interleave over ``s000``, ``s001``, ... and its weights."""
     specs = {f"s{n:03d}": weight_from_config(config) for n, config in enumerate(configs)}
     tree = blend_of(specs, INTERLEAVE, **options)
     return Mixture(tree, list(specs), seed="0", row_tokens=row_tokens), list(specs.values())
 
 
 def places_of_equals(count, seed="0"):
-    """The place of each of some members in the order by which a seed decides between equals."""
+    """Return each member's position in the order that breaks ties, which depends on the seed."""
 
     def number(member):
         digest = hashlib.blake2b(f"{seed}/{member}".encode(), digest_size=8).digest()
@@ -30,24 +30,32 @@ def places_of_equals(count, seed="0"):
     return [order.index(member) for member in range(count)]
 
 
+def uniform(key, number):
+    """Return the ``number``-th random number of a node of a mixture."""
+    words = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "little")
+    block, place = divmod(number, 4096)
+    raw = np.random.Philox(key=words, counter=block << 64).random_raw(place + 1)[-1]
+    return (int(raw) >> 11) / 2**53
+
+
 def saved(drawing):
-    """The state of a mixture, or of one interleave, through JSON."""
+    """Return the state of a mixture, or of one interleave, after a round trip through JSON."""
     if isinstance(drawing, Mixture):
         return json.loads(json.dumps(drawing.credits_to_json(drawing.credits())))
     return json.loads(json.dumps(drawing.to_json(drawing.now())))
 
 
 def deviations(configs, *, steps, rows, length=None):
-    """How far each member is ahead of the integral of its scheduled share, after every row.
+    """Compare each member with the integral of its scheduled share, after every row.
 
     Args:
-        configs: weights as in YAML.
-        rows: of a step.
-        length: of a row by member; 1 for all where it is None. Rows are then drawn one at a time,
-            as a plan does whose rows are known only when they are read.
+        configs: Weights as in YAML.
+        rows: Rows per step.
+        length: Tokens of a row by member; None if every row is 1. With lengths, rows are drawn one
+            at a time, as if they were known only when they are read.
 
     Yields:
-        ``(step, ahead)``, tokens by member.
+        ``(step, ahead)``: how many tokens each member is ahead.
     """
     mixture, specs = interleave(configs, row_tokens=1 if length is None else 0)
     due, got = [0.0] * len(specs), [0] * len(specs)
@@ -62,7 +70,7 @@ def deviations(configs, *, steps, rows, length=None):
 
 
 def _drawn(mixture, step, rows, length):
-    """Member and tokens of each row of a step."""
+    """Yield the member and the tokens of each row of a step."""
     is_open = mixture.open(step)
     assert is_open
     numbers = np.arange(step * rows, (step + 1) * rows)

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import hashlib
 import math
 
 import numpy as np
@@ -35,7 +36,7 @@ def counts_at(drawing, position, first, draws):
     ("position", "expected"),
     [(0, (0, 0.8, 0.2)), (250, (1 / 3, 8 / 15, 2 / 15)), (500, (5 / 6, 0, 1 / 6))],
 )
-def test_frequencies_are_the_shares_of_the_moment(position, expected):
+def test_frequencies_follow_the_current_shares(position, expected):
     """Chi-square: with two degrees of freedom, above 18.4 once in ten thousand; one has 15.1."""
     draws = 40_000
     counts = counts_at(mixture(), position, first=0, draws=draws)
@@ -46,7 +47,7 @@ def test_frequencies_are_the_shares_of_the_moment(position, expected):
 
 @pytest.mark.parametrize("members", [2, 30, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_a_million_draws_follow_the_schedules_in_every_window(members):
-    """Steep and flat, from 0 and to 0, within and across the windows that are counted."""
+    """Schedules are steep and flat, from 0 and to 0, within and across the counted windows."""
     kinds = ("linear", "step", "cosine", "constant")
     weights = {}
     for number in range(members):
@@ -76,8 +77,8 @@ def test_a_weight_of_zero_is_never_drawn_from_the_first_position_on():
 
 
 @given(st.lists(st.sampled_from([0.0, 1e-300, 0.1, 0.3, 1.0]), min_size=1, max_size=8))
-def test_no_rounding_draws_a_member_of_share_zero(values):
-    """Numbers as near to 0 and to 1 as the generator makes them."""
+def test_rounding_never_draws_a_member_of_share_zero(values):
+    """The numbers are as close to 0 and 1 as the generator gets."""
     total = sum(values)
     if not total:
         return
@@ -88,10 +89,10 @@ def test_no_rounding_draws_a_member_of_share_zero(values):
     assert (shares[picked] > 0).all()
 
 
-# What a draw depends on ---------------------------------------------------------------------------
+# Dependence of draws ------------------------------------------------------------------------------
 
 
-def test_a_draw_depends_on_its_number_and_not_on_how_many_are_asked_for_with_it():
+def test_a_draw_depends_only_on_its_number():
     shares = np.array([0.2, 0.5, 0.3])
     expected = BlendSampler("key").pick(np.arange(10_000), shares, 0)
     alone = BlendSampler("key")
@@ -106,7 +107,7 @@ def test_a_draw_depends_on_its_number_and_not_on_how_many_are_asked_for_with_it(
     assert alone.pick(with_gaps, shares, 0).tolist() == expected[with_gaps].tolist()
 
 
-def test_another_seed_and_another_node_draw_in_another_order():
+def test_each_seed_and_node_draws_in_its_own_order():
     shares = np.array([0.5, 0.5])
     orders = {
         key: tuple(BlendSampler(key).pick(np.arange(200), shares, 0).tolist())
@@ -115,11 +116,11 @@ def test_another_seed_and_another_node_draw_in_another_order():
     assert len(set(orders.values())) == 3
     for one in orders.values():
         for other in orders.values():
-            if one is not other:  # 200 coins: 100 +- 7.1 agree
+            if one is not other:  # of 200 coins, 100 +- 7.1 agree
                 assert abs(sum(a == b for a, b in zip(one, other)) - 100) <= 5 * 7.1
 
 
-def test_another_seed_of_the_run_is_another_order():
+def test_each_run_seed_gives_another_order():
     orders = []
     for seed in ("1", "2", "1"):
         drawing = mixture(seed=seed)
@@ -128,8 +129,8 @@ def test_another_seed_of_the_run_is_another_order():
     assert orders[0] == orders[2] != orders[1]
 
 
-def test_what_was_drawn_before_says_nothing():
-    """So there is nothing to save."""
+def test_earlier_draws_do_not_matter():
+    """A blend therefore has no state."""
     straight = mixture()
     order = []
     for step in range(600):
@@ -143,7 +144,7 @@ def test_what_was_drawn_before_says_nothing():
         assert resumed.draw(np.arange(4 * step, 4 * step + 4)).tolist() == order[step]
 
 
-def test_a_node_in_order_draws_the_first_member_that_is_left():
+def test_an_ordered_node_draws_its_first_remaining_member():
     tree = blend_of({key: weight_from_config(1) for key in "abc"}, IN_ORDER)
     drawing = Mixture(tree, "abc", seed="7")
     for ended in range(3):
@@ -153,7 +154,7 @@ def test_a_node_in_order_draws_the_first_member_that_is_left():
     assert not drawing.open(0)
 
 
-def test_a_second_attempt_for_a_row_is_a_draw_of_its_own():
+def test_a_second_attempt_for_a_row_is_an_independent_draw():
     shares = np.array([0.5, 0.5])
     sampler = BlendSampler("key")
     first = sampler.pick(np.arange(10_000), shares, 0)
@@ -165,7 +166,7 @@ def test_a_second_attempt_for_a_row_is_a_draw_of_its_own():
     assert drawing.draw(np.arange(99)).tolist() == drawing.draw(np.arange(99), attempt=0).tolist()
 
 
-def test_numbers_are_even_over_the_unit_interval_and_do_not_follow_each_other():
+def test_numbers_are_uniform_and_uncorrelated():
     numbers = Uniforms("key").at(np.arange(100_000))
     assert ((numbers >= 0) & (numbers < 1)).all()
     tenths = np.bincount((numbers * 10).astype(int), minlength=10)
@@ -175,13 +176,11 @@ def test_numbers_are_even_over_the_unit_interval_and_do_not_follow_each_other():
         assert abs(correlation) < 5 / math.sqrt(len(numbers) - lag)
 
 
-def test_numbers_stay_what_they_are():
-    """A run of today goes on with any NumPy: Philox is a published function, here by hand.
+def test_random_numbers_never_change_between_versions():
+    """Philox is a published function, computed here by hand, so runs resume with any NumPy.
 
-    Key and counter as the module says; the first raw number of a block of 4096, shifted to 53 bits.
+    Rows of a block of 4096 take its first raw numbers, shifted to 53 bits.
     """
-    import hashlib
-
     key = int.from_bytes(hashlib.blake2b(b"seed 0", digest_size=16).digest(), "little")
     for block in (0, 1, 70_000):
         expected = [raw >> 11 for raw in philox_4x64_10([1, block, 0, 0], key)]
@@ -206,10 +205,10 @@ def philox_4x64_10(counter, key):
     return counter
 
 
-# Members that are not there -----------------------------------------------------------------------
+# Absent members -----------------------------------------------------------------------------------
 
 
-def test_an_ended_source_is_not_drawn_and_a_source_that_is_back_is():
+def test_an_ended_source_is_drawn_again_when_it_returns():
     drawing = mixture()
     drawing.ended[2] = True
     assert counts_at(drawing, 300, 0, 5000)[2] == 0

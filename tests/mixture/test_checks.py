@@ -1,12 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is found when a dataset is built: gaps in the weights, and what looks like a mistake."""
+"""Checks at build time: gaps in the weights, and likely mistakes."""
 
-import json
 import warnings
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from megatron.energon import DefaultTaskEncoder
 
@@ -15,6 +14,7 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.mixture.checks import BlendWarning, check_mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.weights import ScheduleAxis, weight_from_config
+from tests.plan.runs import write_split
 from tests.support import config, write_dataset, write_mix, write_tokens
 
 
@@ -29,19 +29,16 @@ def data(tmp_path_factory):
 
 
 class Streamed(DynamicBlendMixin, DefaultTaskEncoder):
-    """Every worker draws from its own samples."""
+    """Streams: every worker draws from its own samples."""
 
     plan_samples = False
 
 
 def load(data, entries, *, rule="blend", axis=None, num_workers=0, encoder=None, **fields):
     """``entries``: ``(path, weight)``, or ``(path, weight, max_epochs)``."""
-    path = write_mix(data / "mix.yaml", [])
-    content = json.loads(path.read_text())
     names = ("path", "weight", "max_epochs")
-    content.update(fields)
-    content["splits"]["train"] = {rule: [dict(zip(names, entry)) for entry in entries]}
-    path.write_text(json.dumps(content))
+    node = {rule: [dict(zip(names, entry)) for entry in entries]}
+    path = write_split(data / "mix.yaml", node, **fields)
     encoder = encoder or PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
     encoder.schedule_axis = axis
     return get_train_dataset(
@@ -56,7 +53,7 @@ def warnings_of(data, entries, **options):
     return [str(w.message) for w in caught if issubclass(w.category, BlendWarning)]
 
 
-# Nothing to draw ----------------------------------------------------------------------------------
+# Gaps ---------------------------------------------------------------------------------------------
 
 
 def check(root):
@@ -74,23 +71,23 @@ FALLING, GONE_AT_50 = {"linear": {0: 1, 50: 0}}, {"step": {0: 1, 50: 0}}
 
 
 @pytest.mark.parametrize(("outside", "inside"), [(BLEND, INTERLEAVE), (INTERLEAVE, BLEND)])
-def test_a_gap_below_is_none_where_another_node_has_a_weight(outside, inside):
-    """Each node may be empty at times, as long as they are not all."""
+def test_an_empty_node_is_allowed_while_another_has_weight(outside, inside):
+    """A node may be empty at times, as long as one of them is not."""
     inner = tree(inside, ("a", FALLING), ("b", GONE_AT_50))
     check(tree(outside, (inner, 1), ("c", {"step": {0: 0, 50: 1}})))
     with pytest.raises(ConfigError, match="0 at step 50: .*linear.*for a, b, c"):
         check(tree(outside, (inner, 1), ("c", {"step": {0: 0, 51: 1}})))
 
 
-def test_a_gap_of_one_position_is_found_wherever_it_lies():
+def test_a_gap_of_one_position_is_found_anywhere():
     with pytest.raises(ConfigError, match="0 at step 77:"):
         check(tree(BLEND, ("a", {"step": {0: 1, 77: 0, 78: 2}}), ("b", {"linear": {0: 5, 77: 0}})))
     with pytest.raises(ConfigError, match="0 at step 0:"):
         check(tree(BLEND, ("a", {"linear": {0: 0, 100: 1}}), ("b", 0)))
 
 
-def test_a_node_that_only_its_parents_weight_keeps_alive_does_not_count():
-    """Regression: a product of shares hides that the inner blend has nothing to give."""
+def test_a_nodes_own_weight_does_not_hide_that_it_is_empty():
+    """Regression: a product of shares hid that the inner blend has nothing to draw."""
     empty = tree(INTERLEAVE, ("a", 0), ("b", GONE_AT_50))
     with pytest.raises(ConfigError, match="0 at step 50"):
         check(tree(BLEND, (empty, 100)))
@@ -104,13 +101,12 @@ entries = st.builds(
 )
 
 
-@settings(max_examples=300)
 @given(
     st.lists(st.lists(entries, min_size=1, max_size=2), min_size=1, max_size=3),
     st.lists(entries, min_size=3, max_size=3),
 )
-def test_a_gap_is_found_exactly_where_there_is_one(inner, outer):
-    """Against a look at every position, node by node."""
+def test_exactly_the_real_gaps_are_found(inner, outer):
+    """Compared with a check of every position, node by node."""
     nodes = [
         tree(INTERLEAVE, *((f"{n}{m}", weight) for m, weight in enumerate(weights)))
         for n, weights in enumerate(inner)
@@ -134,7 +130,7 @@ def test_a_gap_is_found_exactly_where_there_is_one(inner, outer):
 
 @pytest.mark.parametrize("sources", [("web", "code"), ("books", "papers")])
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
-def test_a_gap_in_nested_files_is_found_when_the_dataset_is_built(data, sources, rule):
+def test_a_gap_in_nested_files_is_found_at_build_time(data, sources, rule):
     falling, coming = sources
     write_mix(data / "inner.yaml", [(falling, FALLING)])
     load(data, [("inner.yaml", 1), (coming, {"step": {0: 0, 50: 1}})], rule=rule)
@@ -142,8 +138,8 @@ def test_a_gap_in_nested_files_is_found_when_the_dataset_is_built(data, sources,
         load(data, [("inner.yaml", 1), (coming, {"step": {0: 0, 51: 1}})], rule=rule)
 
 
-def test_a_worker_without_a_source_to_draw_from_is_found(data):
-    """One document feeds one worker; the other has nothing once the web is over."""
+def test_a_worker_with_nothing_to_draw_is_found(data):
+    """One document feeds one worker; the other has nothing once web has no weight."""
     entries = [("tiny", 1), ("web", {"step": {0: 1, 30: 0}})]
     load(data, entries, num_workers=1, encoder=Streamed())
     with pytest.raises(
@@ -153,21 +149,21 @@ def test_a_worker_without_a_source_to_draw_from_is_found(data):
         load(data, entries, num_workers=2, encoder=Streamed())
 
 
-def test_every_worker_of_a_shared_plan_has_every_source(data):
-    """All of them plan all rows, so one document is enough for eight."""
+def test_every_worker_of_a_shared_plan_draws_from_every_source(data):
+    """All workers plan all rows, so one document is enough for eight of them."""
     write_tokens(data / "one_document", [[5, 6, 7]])
     load(data, [("one_document", 1), ("books", {"step": {0: 1, 30: 0}})], num_workers=8)
 
 
-# What works and is rarely meant -------------------------------------------------------------------
+# Likely mistakes ----------------------------------------------------------------------------------
 
 
-def test_a_blend_as_it_is_meant_raises_no_eyebrow(data):
+def test_a_typical_blend_raises_no_warning(data):
     entries = [("web", {"linear": {0: 3, 100: 1}}), ("code", 2)]
     assert warnings_of(data, entries, axis=ScheduleAxis(end=101)) == []
 
 
-def test_a_breakpoint_after_the_end_of_the_run_is_reported_in_the_units_of_the_run(data):
+def test_a_breakpoint_after_the_end_is_reported_in_units_of_the_axis(data):
     entries = [("web", {"linear": {0: 3, 100: 1}}), ("code", 2)]
     (message,) = warnings_of(data, entries, axis=ScheduleAxis(end=100))
     assert "mix.yaml: blend[0] (" in message
@@ -179,17 +175,17 @@ def test_a_breakpoint_after_the_end_of_the_run_is_reported_in_the_units_of_the_r
     assert warnings_of(data, entries, axis=ScheduleAxis(end=4), schedule_axis="tokens") == []
 
 
-def test_a_constant_that_drowns_beside_a_schedule_is_reported(data):
+def test_a_constant_dwarfed_by_a_schedule_is_reported(data):
     entries = [("web", {"step": {0: 1, 50: 5000}}), ("code", 1)]
     (message,) = warnings_of(data, entries)
     assert message.startswith("code:train: a constant weight that drops to 2.0e-04")
     assert "position 50" in message
-    # Small constants among constants are somebody's decision.
+    # Small constants among constants are deliberate.
     assert warnings_of(data, [("web", 5000), ("code", 1)]) == []
 
 
-def of_many(count, constant, schedule):
-    """The warnings of a blend of a schedule and of many equal constants."""
+def warnings_of_many(count, constant, schedule):
+    """Return the warnings for a blend of a schedule and many equal constants."""
     weights = [weight_from_config(schedule), *[weight_from_config(constant)] * count]
     keys = ["moving", *(f"source {number:04d}" for number in range(count))]
     with warnings.catch_warnings(record=True) as caught:
@@ -198,26 +194,26 @@ def of_many(count, constant, schedule):
     return [str(warning.message) for warning in caught]
 
 
-def test_a_thousand_sources_are_not_small_because_they_are_many():
-    assert of_many(2000, 1, {"linear": {0: 1, 100: 3}}) == []
+def test_small_shares_of_many_sources_raise_no_warning():
+    assert warnings_of_many(2000, 1, {"linear": {0: 1, 100: 3}}) == []
 
 
-def test_many_constants_that_drown_are_one_warning():
-    (message,) = of_many(40, 1, {"step": {0: 1, 50: 50_000}})
+def test_many_dwarfed_constants_are_one_warning():
+    (message,) = warnings_of_many(40, 1, {"step": {0: 1, 50: 50_000}})
     assert message.startswith(
         "source 0000, source 0001, source 0002 and 37 others: a constant weight that drops to 2"
     )
 
 
-def test_the_same_source_listed_twice_is_reported(data):
+def test_a_source_listed_twice_is_reported(data):
     (message,) = warnings_of(data, [("web", 1), ("web", 2)])
     assert message.startswith("web:train#2: the same source is listed more than once")
 
 
-def test_a_run_that_goes_on_after_its_limits_only_if_they_are_not_met_is_reported(data):
-    """Nothing without a limit has a weight after 30, and sources may have ended by then."""
+def test_a_run_that_may_have_only_ended_sources_left_is_reported(data):
+    """After step 30 only limited sources have a weight, and they may have ended by then."""
     (message,) = warnings_of(data, [("web", 1, 2), ("code", {"step": {0: 1, 30: 0}})])
     assert message.startswith("At step 30 only sources with a max_epochs have a weight > 0")
     assert "'web:train': 2" in message
-    # Where all have a limit the run ends with the last of them.
+    # If all sources have a limit, the run ends with the last one.
     assert warnings_of(data, [("web", 1, 2), ("code", {"step": {0: 1, 30: 0}}, 2)]) == []

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Blends and interleaves inside each other."""
+"""Nested blends and interleaves."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ BACK_AT_60 = {"step": {0: 1, 40: 0, 60: 1}}
 
 
 def tree(rule, members, name="", identity="", **options):
-    """``members``: name of a source, or a tree, -> weight as in YAML."""
+    """Return a tree; ``members`` are ``(source name or tree, weight as in YAML)``."""
     weights = [weight_from_config(weight) for _, weight in members]
     node = Node(rule, weights, name=name, identity=identity or name, **options)
     return Tree(node, [member for member, _ in members])
@@ -26,7 +26,7 @@ def mixture(root, **options):
 
 
 def draw(drawing, steps, rows, tokens=1):
-    """The sources of the rows of some steps, one string a step, and what each holds."""
+    """Return the sources of the rows of some steps, one string per step."""
     order = []
     for step in steps:
         assert drawing.open(step)
@@ -36,10 +36,10 @@ def draw(drawing, steps, rows, tokens=1):
     return order
 
 
-# Each node by its own rule ------------------------------------------------------------------------
+# Rules of nodes -----------------------------------------------------------------------------------
 
 
-def test_an_interleave_inside_a_blend_is_exact_inside_and_random_outside():
+def test_an_interleave_inside_a_blend_stays_exact():
     """blend(1: interleave(a, b of weight 3), 1: blend(c, d))."""
     pair = tree(INTERLEAVE, [("a", 1), ("b", 3)], "pair")
     root = tree(BLEND, [(pair, 1), (tree(BLEND, [("c", 1), ("d", 1)], "other"), 1)])
@@ -52,7 +52,7 @@ def test_an_interleave_inside_a_blend_is_exact_inside_and_random_outside():
     assert abs(order.count("c") - order.count("d")) < 5 * 45
 
 
-def test_a_blend_inside_an_interleave_is_random_inside_and_exact_outside():
+def test_a_blend_inside_an_interleave_stays_random():
     pair = tree(BLEND, [("a", 1), ("b", 3)], "pair")
     root = tree(INTERLEAVE, [(pair, 1), ("c", 2)])
     order = "".join(draw(mixture(root), range(400), 10))
@@ -62,7 +62,7 @@ def test_a_blend_inside_an_interleave_is_random_inside_and_exact_outside():
     assert abs(in_pair.count("a") - len(in_pair) / 4) < 5 * (len(in_pair) * 3 / 16) ** 0.5
 
 
-def test_an_interleave_inside_an_interleave_is_exact_on_both_levels():
+def test_nested_interleaves_are_exact_on_both_levels():
     inner = tree(INTERLEAVE, [("a", 1), ("b", 2)], "inner")
     order = "".join(draw(mixture(tree(INTERLEAVE, [(inner, 3), ("c", 1)])), range(300), 4))
     assert [order.count(source) for source in "abc"] == [300, 600, 300]
@@ -72,8 +72,8 @@ def test_an_interleave_inside_an_interleave_is_exact_on_both_levels():
         assert abs(in_inner.count("a") - len(in_inner) / 3) <= 0.5
 
 
-def test_credits_count_the_tokens_of_a_node_and_not_its_rows():
-    """Rows of c hold three times the tokens, so the pair is drawn three times as often."""
+def test_credits_count_tokens_and_not_rows():
+    """Rows of c have three times the tokens, so the pair is drawn three times as often."""
     root = tree(INTERLEAVE, [(tree(BLEND, [("a", 1), ("b", 1)], "pair"), 1), ("c", 1)])
     drawing, count = mixture(root), np.zeros(3, np.int64)
     for row in range(400):
@@ -84,7 +84,7 @@ def test_credits_count_the_tokens_of_a_node_and_not_its_rows():
     assert count[2] == 100
 
 
-def test_the_same_blend_elsewhere_in_the_tree_draws_by_numbers_of_its_own():
+def test_equal_blends_in_one_tree_draw_independently():
     """Two inner blends of equal members must not always agree."""
     inner = [tree(BLEND, [(f"{n}{m}", 1) for m in "ab"], f"inner{n}") for n in "12"]
     root = mixture(tree(INTERLEAVE, [(inner[0], 1), (inner[1], 1)]))
@@ -94,12 +94,12 @@ def test_the_same_blend_elsewhere_in_the_tree_draws_by_numbers_of_its_own():
     assert abs(agree - 500) <= 5 * 15.8
 
 
-# Nodes at which nothing is left -------------------------------------------------------------------
+# Empty nodes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("outside", "inside"), [(INTERLEAVE, BLEND), (BLEND, INTERLEAVE)])
-def test_a_node_whose_members_all_step_to_zero_counts_as_zero(outside, inside):
-    """The others share what it had, at the very step, and it takes its share when it is back."""
+def test_a_node_whose_members_are_all_zero_counts_as_zero(outside, inside):
+    """The others take its share from that step on, until it returns."""
     inner = tree(inside, [("a", BACK_AT_60), ("b", BACK_AT_60)], "inner")
     root = tree(outside, [(inner, 2), ("c", 1), ("d", 1)])
     order = draw(mixture(root), range(100), 8)
@@ -121,7 +121,7 @@ def test_a_node_whose_members_all_step_to_zero_counts_as_zero(outside, inside):
         assert counts["without"][2:] == [80, 80]
 
 
-def test_a_node_deep_down_without_weight_empties_all_above_it():
+def test_a_deep_node_without_weight_empties_its_ancestors():
     deep = tree(BLEND, [("a", GONE_AT_40)], "deep")
     middle = tree(INTERLEAVE, [(deep, 1)], "middle")
     drawing = mixture(tree(BLEND, [(middle, 1), ("b", 1)]))
@@ -143,7 +143,7 @@ def test_a_node_whose_sources_have_all_ended_counts_as_zero(rule):
     assert again.count("c") == 10
 
 
-def test_nothing_to_draw_is_said_and_not_drawn():
+def test_open_reports_that_nothing_can_be_drawn():
     drawing = mixture(tree(BLEND, [(tree(INTERLEAVE, [("a", GONE_AT_40)], "inner"), 1), ("b", 0)]))
     assert drawing.open(39)
     assert not drawing.open(40)
@@ -192,7 +192,7 @@ def credits_of(drawing, name):
 
 
 def begun():
-    """Uneven credits in both interleaves: 13 rows."""
+    """Return a state with uneven credits in both interleaves, after 13 rows."""
     drawing = mixture(nested())
     draw(drawing, [0], 13, tokens=100)
     state = saved(drawing)
@@ -200,8 +200,8 @@ def begun():
     return state
 
 
-def test_credits_follow_sources_and_nodes_whose_names_changed():
-    """The YAML moved alone: relative names are others, absolute ones are not."""
+def test_credits_follow_renamed_sources_and_nodes():
+    """The YAML moved alone: relative names change, absolute ones do not."""
     state = begun()
     renamed = {source: f"../{source}" for source in "abc"}
     root = nested(inner="../inner", **renamed)
@@ -214,8 +214,8 @@ def test_credits_follow_sources_and_nodes_whose_names_changed():
     assert set(saved(drawing)) == {"", "../inner"}
 
 
-def test_credits_stay_where_all_data_moves_together():
-    """Relative names are the same, absolute ones are others."""
+def test_credits_stay_if_all_data_moves_together():
+    """Relative names stay, absolute ones change."""
     root = nested(folder="/y")
     state = begun()
     drawing = restored(root, state, 1)
@@ -223,7 +223,7 @@ def test_credits_stay_where_all_data_moves_together():
         assert credits_of(drawing, name) == state[name]["credits"]
 
 
-def test_credits_of_a_source_and_of_a_node_that_are_away_come_back_with_them():
+def test_absent_sources_and_nodes_keep_their_credits():
     state = begun()
     without_b = tree(INTERLEAVE, [("a", 1)], "inner", "/x/inner.yaml")
     root = tree(INTERLEAVE, [(without_b, 2), ("c", 1)], "", "/x/outer.yaml")
@@ -239,8 +239,8 @@ def test_credits_of_a_source_and_of_a_node_that_are_away_come_back_with_them():
     assert saved(back) == kept
 
 
-def test_a_node_that_becomes_a_member_of_another_takes_its_credits_along():
-    """mix.yaml was the run; now it is one entry of outer.yaml."""
+def test_a_node_that_becomes_a_member_keeps_its_credits():
+    """mix.yaml was the whole run; now it is one entry of outer.yaml."""
     alone = mixture(tree(INTERLEAVE, [("a", 1), ("b", 3)], "", "/x/mix.yaml"))
     draw(alone, [0], 13, tokens=100)
     state = saved(alone)
@@ -250,8 +250,8 @@ def test_a_node_that_becomes_a_member_of_another_takes_its_credits_along():
     assert credits_of(drawing, "") == {"c": 0, "mix.yaml": 0}
 
 
-def test_a_new_source_of_a_nested_interleave_is_owed_what_its_node_has_read():
-    """Of 900 tokens of the node a quarter is 225, and not a quarter of the whole run."""
+def test_a_new_nested_source_is_owed_a_share_of_its_node():
+    """It is owed a quarter of the 900 tokens of its node, not of the whole run."""
     before = tree(INTERLEAVE, [("b", 3)], "inner", "/x/inner.yaml")
     drawing = mixture(tree(INTERLEAVE, [(before, 3), ("c", 1)], "", "/x/outer.yaml"))
     draw(drawing, [0], 12, tokens=100)

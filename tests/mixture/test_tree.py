@@ -20,8 +20,8 @@ from energon_ext.weights import weight_from_config
 
 
 def node(*configs, rule=BLEND, name="mix.yaml", **options):
-    wheres = [f"{name}: {rule}[{index}].weight" for index in range(len(configs))]
-    return Node(rule, [weight_from_config(config) for config in configs], wheres, **options)
+    places = [f"{name}: {rule}[{index}].weight" for index in range(len(configs))]
+    return Node(rule, [weight_from_config(config) for config in configs], places, **options)
 
 
 def shares(tree, position):
@@ -32,7 +32,7 @@ def shares(tree, position):
 # The tree ----------------------------------------------------------------------------------------
 
 
-def test_an_interleave_keeps_the_shares_of_sources_that_no_blend_draws():
+def test_interleaves_excludes_sources_drawn_by_a_blend():
     blend, kept = node(1, 1), node(1, 1, rule=INTERLEAVE)
     assert Tree(kept, [Tree(kept, ["a", "b"]), "c"]).interleaves() == {"a": 2, "b": 2, "c": 1}
     assert Tree(kept, [Tree(blend, ["a", "b"]), "c"]).interleaves() == {"c": 1}
@@ -40,7 +40,7 @@ def test_an_interleave_keeps_the_shares_of_sources_that_no_blend_draws():
     assert Tree(node(1), ["a"]).interleaves() == {"a": 0}
 
 
-def test_a_tree_has_the_nodes_leaves_and_breakpoints_of_all_levels():
+def test_a_tree_lists_nodes_leaves_and_breakpoints_of_all_levels():
     inner, outer = node(1, 3, rule=INTERLEAVE), node(2, {"step": {0: 2, 9: 0}})
     tree = Tree(outer, [Tree(inner, ["a", "b"]), "c"])
     assert list(tree.nodes()) == [outer, inner]
@@ -50,7 +50,7 @@ def test_a_tree_has_the_nodes_leaves_and_breakpoints_of_all_levels():
     assert shares(tree, 9) == {"a": 0.25, "b": 0.75, "c": 0}
 
 
-def test_leaves_that_become_none_leave_with_their_weights_and_empty_nodes():
+def test_map_removes_leaves_that_become_none_with_their_weights():
     tree = Tree(node(5, 1, 3), [Tree(node(1, 1), ["a", "b"]), "c", "d"])
     without = tree.map(lambda leaf: leaf.upper() if leaf in "cd" else None)
     assert list(without.keys()) == ["C", "D"]
@@ -61,8 +61,8 @@ def test_leaves_that_become_none_leave_with_their_weights_and_empty_nodes():
 
 
 @pytest.mark.parametrize("rule", [BLEND, INTERLEAVE])
-def test_the_order_of_a_yaml_file_does_not_matter(rule):
-    """Neither to a draw nor to who is first of two with the same credit."""
+def test_yaml_order_does_not_matter(rule):
+    """It affects neither draws nor ties between equal credits."""
     orders = set()
     for order in itertools.permutations("abcd"):
         outer = node(*[{"a": 2, "b": 2, "c": 3, "d": 3}[key] for key in order], rule=rule)
@@ -78,7 +78,7 @@ def test_the_order_of_a_yaml_file_does_not_matter(rule):
 # Schedules inside schedules -----------------------------------------------------------------------
 
 
-def test_a_schedule_inside_a_schedule_is_refused_unless_it_is_meant():
+def test_nested_schedules_are_refused_unless_allowed():
     inner = Tree(node({"linear": {0: 1, 9: 2}}, 1, name="b.yaml"), ["a", "b"])
     for between in (inner, Tree(node(1), [inner])):
         for allowed in (False, True):
@@ -93,8 +93,8 @@ def test_a_schedule_inside_a_schedule_is_refused_unless_it_is_meant():
             assert shares(tree, 9) == pytest.approx({"a": 4 / 9, "b": 2 / 9, "c": 1 / 3})
 
 
-def test_a_schedule_beside_a_schedule_is_none_inside_it():
-    """The constant member of a scheduled node may hold schedules."""
+def test_a_schedule_next_to_a_schedule_is_allowed():
+    """The constant member of a scheduled node may contain schedules."""
     inner = Tree(node({"linear": {0: 1, 9: 2}}, 1), ["b", "c"])
     check_nested_schedules(Tree(node({"step": {0: 1, 9: 2}}, 1), ["a", inner]))
 
@@ -102,13 +102,13 @@ def test_a_schedule_beside_a_schedule_is_none_inside_it():
 # Planned shares -----------------------------------------------------------------------------------
 
 
-def test_constants_one_and_three_are_a_quarter_and_three():
+def test_weights_one_and_three_are_shares_of_25_and_75_percent():
     """Conformance."""
     tree = blend_of({"a": weight_from_config(1), "b": weight_from_config(3)})
     assert shares(tree, 0) == {"a": 0.25, "b": 0.75}
 
 
-def test_shares_are_normalised_at_each_position():
+def test_shares_sum_to_one_at_each_position():
     specs = {"a": weight_from_config({"linear": {0: 0, 10: 6}}), "b": weight_from_config(2)}
     # At 0: 0 of 2; at 5: 3 of 5; at 10: 6 of 8.
     for position, expected in ((0, 0.0), (5, 0.6), (10, 0.75), (5, 0.6)):
@@ -121,7 +121,7 @@ def test_a_tree_without_weight_has_no_shares():
     assert shares(blend_of({"a": zero, "b": zero}), 3) == {"a": 0, "b": 0}
 
 
-def test_the_share_of_a_node_that_is_all_zero_goes_to_the_others():
+def test_the_share_of_an_empty_node_goes_to_the_others():
     gone = weight_from_config({"step": {0: 1, 5: 0}})
     inner = blend_of({"a": gone, "b": gone}, INTERLEAVE)
     outer = node(3, 1, 1)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packers at work as a source uses them: a buffer of documents at a time."""
+"""Packers used as a source uses them: one buffer of documents at a time."""
 
 from collections import Counter
 
@@ -10,19 +10,19 @@ from energon_ext.packing import Pieces
 
 
 def documents(first, lengths):
-    """Whole documents with numbers from ``first`` on; each place is seven times the number."""
+    """Return whole documents numbered from ``first``; each place is seven times the number."""
     numbers = np.arange(first, first + len(lengths))
     return Pieces.whole(numbers, 7 * numbers, np.array(lengths, np.int64))
 
 
 def pieces_of(ranges, lengths):
-    """Pieces of ``(document, start, stop)`` each, of documents of some lengths."""
+    """Return the pieces for ``(document, start, stop)`` ranges."""
     numbers, starts, stops = np.array(ranges, np.int64).T
     return Pieces(numbers, 7 * numbers, starts, stops, np.array(lengths)[numbers])
 
 
 def rows_of(plan):
-    """``(spans, documents that end)`` of every row."""
+    """Return ``(spans, number of documents that end)`` for every row."""
     spans = plan.pieces.ranges()
     begins = [0, *plan.ends.tolist()]
     return [
@@ -32,7 +32,7 @@ def rows_of(plan):
 
 
 def plans_of(packer, lengths, buffer_docs=6):
-    """Every plan of documents ``0 .. n - 1``."""
+    """Yield every plan of documents ``0 .. n - 1``."""
     carried, rows_before, arrived = Pieces.none(), 0, 0
     while arrived < len(lengths) or len(carried):
         new = max(1, buffer_docs - len(np.unique(carried.documents)))
@@ -48,12 +48,12 @@ def plans_of(packer, lengths, buffer_docs=6):
 
 
 def pack_all(packer, lengths, buffer_docs=6):
-    """Every row of documents ``0 .. n - 1``."""
+    """Return every row of documents ``0 .. n - 1``."""
     return [row for plan in plans_of(packer, lengths, buffer_docs) for row in rows_of(plan)]
 
 
 def transitions(rows):
-    """How often each transition (document, position of the input) lies in a row."""
+    """Count how often each transition (document, position of the input) is in a row."""
     return Counter(
         (document, position)
         for spans, _ in rows

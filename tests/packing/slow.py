@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packing by loops and lists, as it would be done on paper.
+"""Slow references for packing, with plain loops and lists.
 
 A *span* is ``(document, start, stop)``; a row is a list of spans and the number of documents that
 end in it.
@@ -10,7 +10,7 @@ from collections import deque
 
 
 def cut(document, length, longest):
-    """Spans of at most ``longest`` tokens that share their boundary token."""
+    """Return spans of at most ``longest`` tokens that share their boundary token."""
     spans, start = [], 0
     while length:
         stop = min(length, start + longest)
@@ -22,14 +22,14 @@ def cut(document, length, longest):
 
 
 class SequentialPacker:
-    """One rolling stream, windows of T + 1 tokens at stride T, document by document."""
+    """A rolling stream cut into windows of T + 1 tokens at stride T, document by document."""
 
     def __init__(self, seq_len):
         self.seq_len = seq_len
         self._stream = deque()  # (document, length)
         self._start = 0  # first token of the next window, in the first document
         self._first_is_counted = False
-        self._tokens = 0  # from there on
+        self._tokens = 0  # from that token on
 
     def add(self, document, length):
         if length:
@@ -39,7 +39,7 @@ class SequentialPacker:
     def flush(self):
         while self._tokens > self.seq_len:
             yield self._take(self.seq_len + 1)
-        # One token that was already a label of the last window has nothing left to train.
+        # A single token that was already a label of the last window trains nothing.
         if self._tokens > 1 or (self._tokens == 1 and not self._first_is_counted):
             yield self._take(self._tokens)
 
@@ -60,7 +60,7 @@ class SequentialPacker:
 
 
 def sequential(lengths, seq_len):
-    """All rows of a stream."""
+    """Return all rows of a stream."""
     packer = SequentialPacker(seq_len)
     for document, length in enumerate(lengths):
         packer.add(document, length)
@@ -68,7 +68,7 @@ def sequential(lengths, seq_len):
 
 
 def decreasing(lengths, capacity, prefer, most=None, num_first=0):
-    """Longest first, each into the bin ranked first of those with room, in O(items x bins)."""
+    """Put the longest items first, each into the preferred bin with room; O(items x bins)."""
     bins, spaces = [], []
     for item in sorted(range(len(lengths)), key=lambda i: (i >= num_first, -lengths[i], i)):
         fitting = [
@@ -88,17 +88,17 @@ def decreasing(lengths, capacity, prefer, most=None, num_first=0):
 
 
 def best_fit_decreasing(lengths, capacity, most=None, num_first=0):
-    """Into the fullest bin, of equals into the first."""
+    """Put each item into the fullest bin, or the first of equally full ones."""
     return decreasing(lengths, capacity, lambda space, index: (space, index), most, num_first)
 
 
 def first_fit_decreasing(lengths, capacity):
-    """Into the first bin."""
+    """Put each item into the first bin with room."""
     return decreasing(lengths, capacity, lambda space, index: index)
 
 
 def carried_over(bins, lengths, capacity, carry, num_due, most_carried):
-    """The emptiest bins that are not full and hold no due item, while they hold few items."""
+    """Return the emptiest bins without a due item, up to ``most_carried`` items in total."""
     filled = [sum(lengths[item] for item in items) for items in bins]
     may_stay = [
         index
@@ -116,7 +116,7 @@ def carried_over(bins, lengths, capacity, carry, num_due, most_carried):
 
 
 def best_fit(lengths, seq_len, buffer_docs, carry=0.3, most=None, most_carried=256):
-    """For each buffer of ``buffer_docs`` documents, with those carried over: its rows, sorted."""
+    """Yield the sorted rows of each buffer, which includes the documents carried over."""
     buffer, arrived, capacity = [], 0, seq_len + 1
     while arrived < len(lengths) or buffer:
         num_due = (len(buffer) + 15) // 16

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whole documents in full rows."""
+"""Best-fit packing puts whole documents into full rows."""
 
 import math
 from collections import Counter
@@ -19,7 +19,7 @@ lengths_lists = st.lists(st.integers(0, 30), min_size=1, max_size=25)
 
 
 def web_lengths(count, seq_len, seed=0):
-    """Log-normal, as documents of the web are."""
+    """Return log-normal lengths, like those of web documents."""
     lengths = np.random.default_rng(seed).lognormal(6, 1.2, count)
     return np.clip(lengths, 2, 4 * seq_len).astype(int).tolist()
 
@@ -31,7 +31,7 @@ def web_lengths(count, seq_len, seed=0):
     carry=st.sampled_from([0, 0.3, 0.9]),
     most=st.none() | st.integers(1, 3),
 )
-def test_rows_are_those_of_pieces_in_lists(lengths, seq_len, buffer_docs, carry, most):
+def test_rows_equal_the_slow_definition(lengths, seq_len, buffer_docs, carry, most):
     packer = BestFitPacker(seq_len, carry=carry, max_docs_per_bin=most)
     plans = plans_of(packer, lengths, buffer_docs)
     assert [sorted(rows_of(plan)) for plan in plans] == list(
@@ -39,7 +39,7 @@ def test_rows_are_those_of_pieces_in_lists(lengths, seq_len, buffer_docs, carry,
     )
 
 
-def test_the_order_of_rows_depends_on_the_rows_before_and_never_changes_between_versions():
+def test_row_order_depends_on_earlier_rows_and_never_changes():
     def order(rows_before):
         plan = BestFitPacker(2).plan(
             Pieces.none(), documents(0, [3] * 8), rows_before=rows_before, last=True
@@ -60,36 +60,36 @@ def test_a_long_document_is_cut_into_pieces_that_share_a_token():
     assert sorted(rows) == [([(0, 0, 4)], 0), ([(0, 3, 7)], 0), ([(0, 6, 10)], 1)]
 
 
-def test_a_part_of_a_document_is_cut_from_where_it_begins():
+def test_a_part_of_a_document_is_cut_from_its_start():
     part = pieces_of([(0, 13, 22)], [30])
     assert part.cut(9).ranges() == [(0, 13, 22)]
     assert part.cut(4).ranges() == [(0, 13, 17), (0, 16, 20), (0, 19, 22)]
 
 
 @given(lengths=lengths_lists, longest=st.integers(2, 12))
-def test_documents_are_cut_as_one_by_one(lengths, longest):
+def test_cutting_many_documents_equals_cutting_each(lengths, longest):
     expected = [span for n, length in enumerate(lengths) for span in slow.cut(n, length, longest)]
     pieces = documents(0, lengths).cut(longest)
     assert pieces.ranges() == expected
     assert pieces.places.tolist() == [7 * document for document, _, _ in expected]
 
 
-def test_rows_of_one_long_document_are_not_handed_out_in_a_run():
+def test_rows_of_one_long_document_are_spread_out():
     rows = pack_all(BestFitPacker(7), [400] + [5] * 39, buffer_docs=40)
     from_long = [spans[0][0] == 0 for spans, _ in rows]
     runs = sum(before != after for before, after in zip(from_long, from_long[1:]))
     assert runs > 10
 
 
-def test_a_buffer_counts_documents_however_many_rows_each_fills():
-    """Ten rows each: the first rows are of many documents, not of one after the other."""
+def test_a_buffer_counts_documents_and_not_rows():
+    """Documents of ten rows each: the first rows come from many documents."""
     rows = pack_all(BestFitPacker(16), [161] * 16, buffer_docs=8)
     first = [spans[0][0] for spans, _ in rows[:20]]
     assert len(set(first)) >= 5
     assert sum(a != b for a, b in zip(first, first[1:])) >= 12
 
 
-def test_the_oldest_sixteenth_of_what_was_carried_over_is_in_a_row_of_the_next_plan():
+def test_the_next_plan_contains_the_oldest_sixteenth_of_carried_pieces():
     for seq_len, carry in ((64, 0.3), (64, 0.9), (256, 0.6)):
         lengths = np.random.default_rng(1).integers(1, 66, 6000).tolist()
         due, dues = set(), []
@@ -101,13 +101,13 @@ def test_the_oldest_sixteenth_of_what_was_carried_over_is_in_a_row_of_the_next_p
 
 
 def test_no_piece_is_carried_over_more_than_53_times():
-    """The last of 256, which is overtaken by none and comes no earlier than it must."""
+    """The worst case is the last of 256 pieces if each plan packs only what is due."""
     older, times = 255, 1
     while older >= math.ceil((older + 1) / 16):
         older -= math.ceil((older + 1) / 16)
         times += 1
     assert times == 53
-    # What comes is never better than what was carried over: a half in each of two plans.
+    # New documents never fit better than the carried ones.
     waits = Counter()
     lengths = ([40] * 30 + [33] * 30) * 40
     for plan in plans_of(BestFitPacker(64, carry=0.9), lengths, buffer_docs=60):
@@ -120,10 +120,8 @@ CORPORA = {"web 8k": (8192, 6.2, 1.15), "web 2k": (2048, 6.2, 1.15), "books": (8
 
 @pytest.mark.parametrize("buffer_docs", [512, 1024, 4096])
 @pytest.mark.parametrize(("seq_len", "mean", "spread"), CORPORA.values(), ids=CORPORA)
-def test_rows_of_web_pages_and_of_books_are_full_but_for_the_end(
-    seq_len, mean, spread, buffer_docs
-):
-    count = 2 if mean > 10 else 5  # buffers, the last of which is not looked at
+def test_rows_of_web_pages_and_books_are_full(seq_len, mean, spread, buffer_docs):
+    count = 2 if mean > 10 else 5  # buffers, the last of which is not checked
     lengths = np.random.default_rng(0).lognormal(mean, spread, count * buffer_docs).astype(int) + 1
     plans = list(plans_of(BestFitPacker(seq_len), lengths.tolist(), buffer_docs))[:-1]
     sizes = sum(int((plan.pieces.stops - plan.pieces.starts).sum()) for plan in plans)
@@ -139,7 +137,7 @@ def test_the_end_of_a_source_costs_little():
     assert sum(sizes) / (len(sizes) * (seq_len + 1)) >= 0.997
 
 
-def test_no_more_than_256_pieces_are_carried_however_large_the_buffer_is():
+def test_at_most_256_pieces_are_carried_over_with_any_buffer():
     lengths = web_lengths(20_000, 512)
     carried = [len(plan.carried) for plan in plans_of(BestFitPacker(512), lengths, 4096)]
     assert best_fit.MOST_CARRIED == 256
@@ -150,7 +148,7 @@ def test_no_more_than_256_pieces_are_carried_however_large_the_buffer_is():
 
 def test_aligned_documents_take_whole_units_of_a_row():
     packer = BestFitPacker(16, carry=0, alignment=8)
-    # 1 unit, 2 units, 2 units and a label
+    # These take 1 unit, 2 units, and 2 units and a label.
     plan = packer.plan(Pieces.none(), documents(0, [3, 9, 17]), last=True)
     assert sorted([span[0] for span in spans] for spans, _ in rows_of(plan)) == [[0], [1], [2]]
     plan = packer.plan(Pieces.none(), documents(0, [3, 9, 8]), last=True)
@@ -165,12 +163,12 @@ def test_aligned_documents_never_need_more_units_than_a_row_has(lengths, buffer_
 
 
 @pytest.mark.parametrize("carry", [1, -0.1, 2.0, "0.3", None])
-def test_a_carry_that_would_leave_everything_is_refused(carry):
+def test_an_invalid_carry_is_refused(carry):
     with pytest.raises(ConfigError, match="packing_carry"):
         BestFitPacker(8, carry=carry)
 
 
-def test_a_limit_of_documents_below_1_is_refused():
+def test_an_invalid_limit_of_documents_is_refused():
     for most in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="packing_max_docs_per_bin"):
             BestFitPacker(8, max_docs_per_bin=most)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Items into bins."""
+"""Best-fit decreasing bin packing."""
 
 import numpy as np
 from hypothesis import given
@@ -11,7 +11,7 @@ from tests.packing import slow
 
 
 def best_fit_decreasing(lengths, capacity, most=None):
-    """The items of every bin, as the slow definition gives them."""
+    """Return the items of every bin, in the form of the slow definition."""
     order = longest_first(np.array(lengths, np.int64)).tolist()
     bins = {}
     for item, number in zip(order, best_fit([lengths[n] for n in order], capacity, most).tolist()):
@@ -36,7 +36,7 @@ def test_best_fit_of_known_items():
     assert best_fit_decreasing([1, 1, 1, 1], 8) == [[0, 1, 2, 3]]
     assert best_fit_decreasing([], 8) == []
     assert best_fit_decreasing([1] * 4, 8, 3) == [[0, 1, 2], [3]]
-    # The 2 fits both bins: the first one holds 12 of 20, the fullest one 18.
+    # The 2 fits into both bins: the first contains 12 of 20, the fullest 18.
     assert slow.first_fit_decreasing([12, 9, 9, 2], 20) == [[0, 3], [1, 2]]
     assert best_fit_decreasing([12, 9, 9, 2], 20) == [[0], [1, 2, 3]]
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One suite that every packer passes."""
+"""One suite for every packer."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from tests.packing.buffers import documents, pack_all, plans_of, rows_of, transi
 PACKERS = {
     "sequential": SequentialPacker,
     "best fit": BestFitPacker,
-    "best fit, at most 2 a row": lambda seq_len: BestFitPacker(seq_len, max_docs_per_bin=2),
+    "best fit, at most 2 per row": lambda seq_len: BestFitPacker(seq_len, max_docs_per_bin=2),
     "best fit, nothing is carried": lambda seq_len: BestFitPacker(seq_len, carry=0),
     "best fit, most is carried": lambda seq_len: BestFitPacker(seq_len, carry=0.9),
     "best fit, aligned": lambda seq_len: BestFitPacker(2 * seq_len, alignment=2),
@@ -30,7 +30,7 @@ buffers = st.integers(1, 9)
 
 @every_packer
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=buffers)
-def test_every_transition_of_every_document_comes_exactly_once(make, lengths, seq_len, buffer_docs):
+def test_every_transition_is_packed_exactly_once(make, lengths, seq_len, buffer_docs):
     counts = transitions(pack_all(make(seq_len), lengths, buffer_docs))
     expected = {(doc, pos) for doc, length in enumerate(lengths) for pos in range(length - 1)}
     assert set(counts) == expected
@@ -55,9 +55,7 @@ def test_no_row_overflows_and_every_document_ends_once(make, lengths, seq_len, b
 
 @every_packer
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=buffers)
-def test_pieces_keep_the_place_and_the_length_of_their_document(
-    make, lengths, seq_len, buffer_docs
-):
+def test_pieces_keep_place_and_length_of_their_document(make, lengths, seq_len, buffer_docs):
     for plan in plans_of(make(seq_len), lengths, buffer_docs):
         for pieces in (plan.pieces, plan.carried):
             assert pieces.places.tolist() == (7 * pieces.documents).tolist()
@@ -66,10 +64,8 @@ def test_pieces_keep_the_place_and_the_length_of_their_document(
 
 @every_packer
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=buffers)
-def test_carried_pieces_are_known_by_their_documents_and_starts(
-    make, lengths, seq_len, buffer_docs
-):
-    """All that a state says of them."""
+def test_carried_pieces_are_restored_from_documents_and_starts(make, lengths, seq_len, buffer_docs):
+    """A state contains nothing else about them."""
     packer = make(seq_len)
     for plan in plans_of(packer, lengths, buffer_docs):
         numbers, starts = plan.carried.documents, plan.carried.starts
@@ -86,7 +82,7 @@ def test_carried_pieces_are_known_by_their_documents_and_starts(
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12), rows_before=st.integers(0, 10**9))
 def test_a_plan_is_a_pure_function(make, lengths, seq_len, rows_before):
     first, second = make(seq_len), make(seq_len)
-    list(plans_of(second, lengths[::-1]))  # what a packer did before changes nothing
+    list(plans_of(second, lengths[::-1]))  # earlier plans must not matter
     plans = [
         packer.plan(Pieces.none(), documents(0, lengths), rows_before=rows_before)
         for packer in (first, second)
@@ -96,7 +92,7 @@ def test_a_plan_is_a_pure_function(make, lengths, seq_len, rows_before):
 
 
 @pytest.mark.parametrize("make", [SequentialPacker, BestFitPacker])
-def test_a_plan_is_the_first_and_not_the_last_unless_told_otherwise(make):
+def test_by_default_a_plan_is_the_first_and_not_the_last(make):
     new = documents(0, [3] * 20)
     plan = make(4).plan(Pieces.none(), new)
     same = make(4).plan(Pieces.none(), new, rows_before=0, last=False)
@@ -104,15 +100,15 @@ def test_a_plan_is_the_first_and_not_the_last_unless_told_otherwise(make):
     assert plan.carried.ranges() == same.carried.ranges() != []
 
 
-def test_the_pieces_of_a_row_are_at_its_extent():
-    # Windows of 5 tokens: 0..4 and 4..8 of the first document, the last with 3 of the next.
+def test_extents_give_the_pieces_of_each_row():
+    # Windows of 5 tokens: 0..4, then 4..5 of the first document and 0..2 of the next.
     plan = SequentialPacker(4).plan(Pieces.none(), documents(0, [6, 7]))
     assert rows_of(plan) == [([(0, 0, 5)], 0), ([(0, 4, 6), (1, 0, 3)], 1), ([(1, 2, 7)], 1)]
     assert [plan.extent(row) for row in range(3)] == [slice(0, 1), slice(1, 3), slice(3, 4)]
 
 
 @every_packer
-def test_the_last_plan_carries_nothing_and_a_plan_of_nothing_is_empty(make):
+def test_the_last_plan_carries_nothing_and_no_documents_make_no_rows(make):
     packer = make(6)
     assert not len(packer.plan(Pieces.none(), documents(0, [4, 9, 2]), last=True).carried)
     for last in (False, True):
@@ -122,7 +118,7 @@ def test_the_last_plan_carries_nothing_and_a_plan_of_nothing_is_empty(make):
 
 @pytest.mark.parametrize("make", [SequentialPacker, BestFitPacker])
 @pytest.mark.parametrize("seq_len", [1, 0, -3, True, 2.5])
-def test_a_row_without_a_transition_is_refused(make, seq_len):
+def test_rows_too_short_for_a_transition_are_refused(make, seq_len):
     with pytest.raises(ConfigError, match="seq_len: .* an integer >= 2 is needed"):
         make(seq_len)
 
@@ -130,7 +126,7 @@ def test_a_row_without_a_transition_is_refused(make, seq_len):
 # The registry -------------------------------------------------------------------------------------
 
 
-def test_a_packer_is_made_by_its_name_with_its_options():
+def test_a_packer_is_built_from_its_name_and_options():
     assert make_packer("sequential", 8) == SequentialPacker(8)
     assert make_packer("bin", 8) == BestFitPacker(8)
     options = {"max_docs_per_bin": 3, "carry": 0.5, "alignment": 2}
@@ -142,7 +138,7 @@ def test_a_packer_is_made_by_its_name_with_its_options():
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_a_packer_is_made_again_from_its_json(name):
+def test_a_packer_is_rebuilt_from_its_json(name):
     packer = make_packer(name, 8)
     saved = json.loads(json.dumps(packer.to_json()))
     assert saved["name"] == name
@@ -162,12 +158,12 @@ def test_a_packer_is_made_again_from_its_json(name):
         ("bin", {"alignment": 0}, "alignment: 0 found, an integer >= 1 is needed."),
     ],
 )
-def test_a_name_or_an_option_that_no_packer_has_is_refused(name, options, words):
+def test_an_unknown_packer_or_option_is_refused(name, options, words):
     with pytest.raises(ConfigError, match=words.replace("?", "[?]")):
         make_packer(name, 8, **options)
 
 
-def test_a_packer_cannot_be_changed():
+def test_packers_are_immutable():
     packer = BestFitPacker(8)
     with pytest.raises(dataclasses.FrozenInstanceError):
         packer.carry = 0.5

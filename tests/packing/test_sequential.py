@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One stream, cut into windows."""
+"""Sequential packing cuts one stream into windows."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,14 +25,14 @@ def test_a_stream_of_three_documents_is_cut_into_windows_by_hand():
 
 
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=st.integers(1, 9))
-def test_windows_are_those_of_documents_that_come_one_by_one(lengths, seq_len, buffer_docs):
+def test_windows_equal_the_slow_definition(lengths, seq_len, buffer_docs):
     found = pack_all(SequentialPacker(seq_len), lengths, buffer_docs)
     assert found == slow.sequential(lengths, seq_len)
 
 
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12))
 def test_windows_also_cover_the_transitions_between_documents(lengths, seq_len):
-    """Concatenate, then slice."""
+    """The windows equal slices of the concatenated documents."""
     stream = [(doc, pos) for doc, length in enumerate(lengths) for pos in range(length)]
     windows = [stream[start : start + seq_len + 1] for start in range(0, len(stream) - 1, seq_len)]
     if len(stream) == 1:
@@ -43,17 +43,17 @@ def test_windows_also_cover_the_transitions_between_documents(lengths, seq_len):
     ]
 
 
-def test_the_rest_of_a_stream_is_less_than_a_row():
+def test_the_rest_of_a_stream_is_at_most_a_row():
     packer = SequentialPacker(8)
     for plan in list(plans_of(packer, [1, 3, 30, 2, 2, 2, 2, 2, 25, 1, 1], buffer_docs=2))[:-1]:
         # The first token is the last one of the last window.
         assert 1 <= (plan.carried.stops - plan.carried.starts).sum() <= 8
 
 
-def test_a_stream_of_one_token_is_a_row_also_after_a_stream_that_ended():
+def test_one_token_is_a_row_unless_it_was_already_a_label():
     one = documents(3, [1])
     plan = SequentialPacker(8).plan(Pieces.none(), one, rows_before=5, last=True)
     assert rows_of(plan) == [([(3, 0, 1)], 1)]
-    # As the rest of a stream it is the last token of the window before, and counted there.
+    # As the rest of a stream it was the last label of the window before, and counted there.
     rest = pieces_of([(0, 8, 9)], [9])
     assert rows_of(SequentialPacker(8).plan(rest, documents(1, []), rows_before=1, last=True)) == []

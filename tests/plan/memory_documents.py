@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Documents of a planned source that are lists in memory, and what a test asks of its rows."""
+"""Planned sources over documents in memory, and summaries of their rows."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ PACKERS = {"bin": BestFitPacker, "sequential": SequentialPacker}
 
 
 class MemoryDocuments:
-    """Documents of some lengths; token p of document d is ``1000 * d + p``."""
+    """Documents of given lengths; token p of document d is ``1000 * d + p``."""
 
     def __init__(self, lengths, *, with_weights=False):
         self._lengths = np.array(lengths, np.int64)
@@ -46,7 +46,7 @@ class MemoryDocuments:
 
 
 def planned(lengths, *, packing="bin", seq_len=16, epochs=None, buffer_docs=8, **options):
-    """Rows of documents in memory."""
+    """Return the rows of documents in memory."""
     packer = PACKERS[packing](seq_len, **options.pop("packer_options", {}))
     documents = MemoryDocuments(lengths, with_weights=options.pop("with_weights", False))
     size = len(documents) - options.get("first", 0)
@@ -57,18 +57,18 @@ def planned(lengths, *, packing="bin", seq_len=16, epochs=None, buffer_docs=8, *
 
 
 def take(rows, count=None):
-    """The next ``count`` rows, as the lists of their slices; all that are left by default."""
+    """Return the content of the next ``count`` rows; of all remaining rows by default."""
     taken = rows.take(2**40 if count is None else count)
     return [content(read_of(rows, taken, number)) for number in range(len(taken))]
 
 
 def read_of(rows, taken, number):
-    """One of some rows that were taken, with its tokens."""
+    """Return a taken row with its tokens."""
     return rows.read(taken.description(number))
 
 
 def state_of(rows):
-    """The state of a source of rows where it stands."""
+    """Return the current state of a source."""
     return rows.state_at(rows.window, rows.next_row)
 
 
@@ -80,14 +80,14 @@ def content(row):
 
 
 def trained(contents):
-    """How often each pair of neighbours in a document lies in a row."""
+    """Count how often each pair of adjacent tokens of a document is in a row."""
     return Counter(
         (a, b) for slices, *_ in contents for tokens in slices for a, b in zip(tokens, tokens[1:])
     )
 
 
 def pairs(lengths, times=1):
-    """What :func:`trained` finds where every document was read so many times."""
+    """Return what :func:`trained` counts if every document was read ``times`` times."""
     return Counter(
         {
             (1000 * d + p, 1000 * d + p + 1): times
@@ -98,5 +98,5 @@ def pairs(lengths, times=1):
 
 
 def documents_in(contents):
-    """How many documents ended."""
+    """Count the documents that ended."""
     return sum(documents for _, _, documents, _ in contents)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A run on many ranks in one process: one loader a rank, read in turn as a step reads them."""
+"""A run on many ranks in one process: one loader per rank, read in turn."""
 
 import json
 from collections import Counter
@@ -14,7 +14,7 @@ SEQ_LEN = 64
 
 
 def numbered_documents(count, first_id, seed=0, longest=60):
-    """Documents whose every token has an id of its own."""
+    """Return documents in which every token has a unique id."""
     lengths = np.random.default_rng(seed).integers(3, longest, count)
     ends = first_id + np.cumsum(lengths)
     return [list(range(end - length, end)) for end, length in zip(ends, lengths)]
@@ -24,13 +24,28 @@ def write_numbered(prefix, count, first_id, seed=0, longest=60):
     return write_tokens(prefix, numbered_documents(count, first_id, seed, longest), np.int32)
 
 
+def write_split(path, node, split="train", **fields):
+    """Write a ScheduledMetadataset with one split as JSON, which is also YAML."""
+    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    path.write_text(json.dumps({**head, "splits": {split: node}, **fields}))
+    return path
+
+
+def edit_yaml(path, change=None, **fields):
+    """Apply ``change`` to the train split of a file, and set top-level fields."""
+    content = json.loads(path.read_text())
+    if change is not None:
+        change(content["splits"]["train"])
+    path.write_text(json.dumps({**content, **fields}))
+
+
 class Run:
     """The loaders of all ranks of a run.
 
     Args:
-        encoder: of the dataset.
-        ranks, workers, batch: the topology.
-        rows: of a step.
+        ranks, workers, batch: The topology; ``batch`` is the micro-batch size.
+        rows: Rows per step.
+        encoder: Task encoder; a packed one with 64 tokens per row by default.
     """
 
     def __init__(self, mix, *, ranks=1, workers=0, batch=1, rows=16, encoder=None, **options):
@@ -53,7 +68,7 @@ class Run:
         self._iterators = None
 
     def step(self):
-        """The rows of the next step as a sorted list of tuples of token ids; None at the end."""
+        """Return the sorted rows of the next step, or None at the end."""
         if self._iterators is None:
             self._iterators = [iter(loader) for loader in self.loaders]
         batches = [next(i, None) for _ in range(self.rounds) for i in self._iterators]
@@ -65,7 +80,7 @@ class Run:
         return [self.step() for _ in range(count)]
 
     def state(self):
-        """The state of the run as JSON text; every rank says the same."""
+        """Return the state of the run as JSON text, which is the same on all ranks."""
         texts = {json.dumps(loader.state_dict(), sort_keys=True) for loader in self.loaders}
         assert len(texts) == 1, "ranks disagree on the state"
         return texts.pop()
@@ -81,7 +96,7 @@ class Run:
 
 
 def rows_of(batch):
-    """The rows of a batch as tuples: tokens, what is trained, and where documents begin."""
+    """Return the rows of a batch as tuples: tokens, labels, weights and positions."""
     tokens = batch.tokens.view(-1, SEQ_LEN).tolist()
     labels = batch.labels.view(-1, SEQ_LEN).tolist()
     weights = batch.token_weights.view(-1, SEQ_LEN).tolist()
@@ -90,7 +105,7 @@ def rows_of(batch):
 
 
 def tokens_of(steps):
-    """How often each token was the input of a position that is trained."""
+    """Count how often each token was the input of a trained position."""
     return Counter(
         token
         for step in steps

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows of a step, dealt so that no rank waits for another."""
+"""Rows of a step are dealt so that no rank waits for another."""
 
 import json
 
@@ -15,12 +15,12 @@ from energon_ext.packing import BestFitPacker, Pieces
 from energon_ext.plan.cost import AttentionCost, VisionCost
 from energon_ext.plan.deal import Topology, balanced
 from energon_ext.splice import MultiSpliceConfig
-from tests.plan.runs import SEQ_LEN, Run
-from tests.plan.test_topology import ROWS, blend, check_equal_everywhere, entry, yaml
+from tests.plan.runs import SEQ_LEN, Run, write_split
+from tests.plan.test_topology import ROWS, blend, check_equal_everywhere, entry
 from tests.plan.test_topology import data as data
 from tests.support import LargeTokenizer
 
-#: Attention alone, so that rows differ as much as they can.
+#: Attention alone, so that the costs of rows differ as much as possible.
 SQUARES = AttentionCost(linear=0, quadratic=1)
 
 
@@ -28,16 +28,16 @@ def encoder(balance="attention", cost=SQUARES):
     return PackedTaskEncoder(LargeTokenizer(), SEQ_LEN, balance=balance, cost=cost)
 
 
-def busy(costs, order, topology):
-    """Cost of each micro-batch, [rounds, ranks], where rows go out in some order."""
-    own = np.empty((topology.rounds, topology.ranks))
+def micro_batch_costs(costs, order, topology):
+    """Return the cost of each micro-batch, [rounds, ranks], if rows are dealt in ``order``."""
+    dealt = np.empty((topology.rounds, topology.ranks))
     for rank in range(topology.ranks):
         of_rank = Topology(
             topology.rows_per_step, topology.batch_rows, topology.ranks, rank, topology.workers
         )
         for number in range(topology.rounds):
-            own[number, rank] = sum(costs[order[place]] for place in of_rank.rows_of(number))
-    return own
+            dealt[number, rank] = sum(costs[order[place]] for place in of_rank.rows_of(number))
+    return dealt
 
 
 # Dealing ------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def busy(costs, order, topology):
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_every_row_goes_to_one_place(ranks, batch):
+def test_every_row_is_dealt_once(ranks, batch):
     topology = Topology(12 * batch, batch, ranks)
     costs = np.random.default_rng(0).random(12 * batch)
     order = balanced(costs, topology)
@@ -53,15 +53,15 @@ def test_every_row_goes_to_one_place(ranks, batch):
     assert order.tolist() == balanced(costs, topology).tolist()
 
 
-def test_dear_rows_meet_cheap_ones():
-    """Rows of 8, 7, 2, 1 on two ranks: 8 + 1 and 7 + 2, the dear ones in one round."""
+def test_expensive_rows_are_paired_with_cheap_ones():
+    """Rows of 8, 7, 2, 1 on two ranks: 8 + 1 and 7 + 2, the expensive ones in one round."""
     topology = Topology(rows_per_step=4, ranks=2)
     order = balanced(np.array([1.0, 8.0, 2.0, 7.0]), topology)
-    assert busy([1.0, 8.0, 2.0, 7.0], order, topology).tolist() == [[8, 7], [1, 2]]
+    assert micro_batch_costs([1.0, 8.0, 2.0, 7.0], order, topology).tolist() == [[8, 7], [1, 2]]
 
 
-def test_rows_of_one_cost_stay_in_their_order():
-    """On every machine: a sort may not swap what is equal."""
+def test_rows_of_equal_cost_keep_their_order():
+    """On every machine: sorting must be stable."""
     alone = Topology(rows_per_step=64)
     odd, even = list(range(1, 64, 2)), list(range(0, 64, 2))
     assert balanced(np.array([1.0, 2.0] * 32), alone).tolist() == odd + even
@@ -70,10 +70,10 @@ def test_rows_of_one_cost_stay_in_their_order():
         assert balanced(np.full(64, 3.0), topology).tolist() == list(range(64))
 
 
-def test_one_batch_of_many_rows_holds_as_much_as_another():
+def test_batches_of_several_rows_cost_about_the_same():
     topology = Topology(rows_per_step=8, batch_rows=2, ranks=2)
     costs = np.array([8.0, 7, 6, 5, 4, 3, 2, 1])
-    found = busy(costs, balanced(costs, topology), topology)
+    found = micro_batch_costs(costs, balanced(costs, topology), topology)
     assert found.sum() == 36
     assert found.max() - found.min() <= 1
 
@@ -88,28 +88,28 @@ def packed_costs(documents, seq_len, cost, seed=0):
 
 
 @pytest.mark.parametrize("seq_len", [8192, 32768])
-def test_ranks_of_a_step_of_web_like_rows_are_busy_equally_long(seq_len):
-    """64 ranks of 8 micro-batches: within 2 % of the mean, or as good as with as many rows can be.
+def test_ranks_share_a_step_of_web_like_rows_evenly(seq_len):
+    """64 ranks of 8 micro-batches: the busiest is within 2 % of the mean, or as good as possible.
 
-    No rank can have less than the dearest row and the seven cheapest.
+    The lower bound is the most expensive row with the seven cheapest ones.
     """
     topology = Topology(rows_per_step=512, ranks=64)
-    costs = packed_costs(60_000, seq_len, AttentionCost())
+    costs = packed_costs(30_000, seq_len, AttentionCost())
     for first in range(0, len(costs) - 511, 512):
         step = costs[first : first + 512]
-        dealt = busy(step, balanced(step, topology), topology)
-        natural = busy(step, np.arange(512), topology)
+        dealt = micro_batch_costs(step, balanced(step, topology), topology)
+        natural = micro_batch_costs(step, np.arange(512), topology)
         least = step.max() + np.sort(step)[:7].sum()
         assert dealt.sum(0).max() <= max(1.02 * step.sum() / 64, least * (1 + 1e-12))
         assert dealt.sum(0).max() <= natural.sum(0).max()
-        waits, waited = ((own.max(1) / own.mean(1)).mean() - 1 for own in (dealt, natural))
-        assert waits < waited / 2
+        dealt_wait, natural_wait = ((c.max(1) / c.mean(1)).mean() - 1 for c in (dealt, natural))
+        assert dealt_wait < natural_wait / 2
 
 
 # Costs --------------------------------------------------------------------------------------------
 
 
-def test_a_token_looks_at_all_before_it_in_its_document_and_itself():
+def test_a_token_attends_to_itself_and_all_before_it_in_its_document():
     lengths = np.array([1, 2, 5])
     by_hand = [sum(3 + 2 * (t + 1) for t in range(n)) for n in lengths]
     assert AttentionCost(3, 2)(lengths).tolist() == by_hand
@@ -131,7 +131,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_linear_part_is_two_operations_a_weight_of_the_real_model(name):
+def test_linear_cost_is_two_operations_per_weight_of_the_real_model(name):
     from tests.megatron import small_gpt
 
     config = TransformerConfig(
@@ -151,7 +151,7 @@ def test_the_linear_part_is_two_operations_a_weight_of_the_real_model(name):
         weights = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
     cost = AttentionCost.of_model(config, vocab_size=64)
     assert cost.linear == 2 * (weights + 32 * 64)
-    # Of each layer, two products of queries and keys, and of scores and values, for each channel.
+    # Per layer and channel: the products of queries and keys, and of scores and values.
     assert cost.quadratic == 3 * 2 * 2 * 32
 
 
@@ -161,9 +161,7 @@ class NoProducts(torch.nn.Module):
 
 
 @pytest.mark.parametrize("q_lora_rank", [None, 12])
-def test_the_linear_part_of_latent_attention_is_two_operations_a_weight_too(
-    q_lora_rank, monkeypatch
-):
+def test_linear_cost_of_latent_attention_is_two_operations_per_weight(q_lora_rank, monkeypatch):
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.transformer_config import MLATransformerConfig
@@ -181,10 +179,10 @@ def test_the_linear_part_of_latent_attention_is_two_operations_a_weight_too(
         use_cpu_initialization=True,
         rope_type="rope",
     )
-    # It believes in Transformer Engine wherever its module can be imported.
+    # Megatron-core assumes Transformer Engine if its module can be imported.
     monkeypatch.setattr(multi_latent_attention, "HAVE_TE", False)
     spec = get_gpt_layer_local_spec(multi_latent_attention=True)
-    # Has no weights; the one without Transformer Engine takes no channels of keys.
+    # Core attention has no weights; the version without Transformer Engine takes no key channels.
     spec.submodules.self_attention.submodules.core_attention = NoProducts
     with small_gpt.megatron():
         layers = small_gpt.GPTModel(
@@ -196,11 +194,11 @@ def test_the_linear_part_of_latent_attention_is_two_operations_a_weight_too(
         weights = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
     cost = AttentionCost.of_model(config)
     assert cost.linear == 2 * weights
-    # Of each layer and head, products of keys of 8 + 4 channels and of values of 6.
+    # Per layer and head: products of 8 + 4 key channels and 6 value channels.
     assert cost.quadratic == 2 * 3 * 4 * (8 + 4 + 6)
 
 
-def test_a_token_of_a_mixture_of_experts_costs_the_experts_it_goes_to():
+def test_a_moe_token_costs_only_the_experts_it_is_routed_to():
     config = TransformerConfig(
         **DENSE, num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=16, moe_layer_freq=[0, 1]
     )
@@ -210,7 +208,7 @@ def test_a_token_of_a_mixture_of_experts_costs_the_experts_it_goes_to():
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_patch_costs_two_operations_a_weight_and_looks_at_all_of_its_image(gated):
+def test_a_patch_costs_two_operations_per_weight_and_attends_to_its_whole_image(gated):
     from megatron.core.models.vision.clip_vit_model import CLIPViTModel
     from megatron.core.models.vision.multimodal_projector import MultimodalProjector
     from megatron.core.models.vision.vit_layer_specs import get_vit_layer_with_local_spec
@@ -230,21 +228,22 @@ def test_a_patch_costs_two_operations_a_weight_and_looks_at_all_of_its_image(gat
     with small_gpt.megatron():
         encoder = CLIPViTModel(vision, get_vit_layer_with_local_spec(), **norms)
         projector = MultimodalProjector(projection, mlp, "mlp", 32)
-        weights, behind = (
+        weights, projection_weights = (
             sum(p.numel() for p in module.parameters() if p.dim() == 2)
             for module in (encoder.decoder, projector)
         )
     assert VisionCost.of_model(vision).linear == 2 * weights
     cost = VisionCost.of_model(vision, projection)
-    # Of each layer, two products of queries and keys, and of scores and values, for each channel.
-    assert (cost.linear, cost.quadratic) == (2 * (weights + behind), 3 * 2 * 2 * 32)
+    # Per layer and channel: the products of queries and keys, and of scores and values.
+    assert cost.linear == 2 * (weights + projection_weights)
+    assert cost.quadratic == 3 * 2 * 2 * 32
     assert cost(np.array([5])).tolist() == [cost.linear * 5 + cost.quadratic * 25]
     frozen = VisionCost.of_model(vision, projection, frozen=True)
     assert frozen(np.array([5, 7])) * 3 == pytest.approx(cost(np.array([5, 7])))
 
 
-def test_what_megatron_core_would_fill_in_may_be_missing():
-    """As in a configuration that is not yet final."""
+def test_fields_that_megatron_core_fills_in_may_be_missing():
+    """A configuration that was not finalised lacks them."""
     filled = TransformerConfig(
         **DENSE, num_moe_experts=4, moe_router_topk=2, moe_shared_expert_intermediate_size=24
     )
@@ -272,7 +271,7 @@ def test_what_megatron_core_would_fill_in_may_be_missing():
 
 def test_balancing_changes_no_step_and_no_state_on_any_topology(data):
     path = blend(data)
-    check_equal_everywhere(path, encoder(), [(2, 0, 4), (4, 0, 1), (8, 0, 2), (2, 2, 2)])
+    check_equal_everywhere(path, encoder(), [(2, 0, 4), (8, 0, 1), (1, 2, 2)])
     natural, dealt = Run(path, rows=ROWS), Run(path, encoder=encoder(), ranks=4, rows=ROWS)
     for _ in range(6):
         assert dealt.step() == natural.step()
@@ -280,7 +279,7 @@ def test_balancing_changes_no_step_and_no_state_on_any_topology(data):
 
 
 def squares(batch):
-    """Sum of the squared lengths of what attends to itself in a batch, worked out anew."""
+    """Return the sum of squared lengths of the attention segments of a batch."""
     positions = batch.position_ids.tolist()
     starts = [n for n, p in enumerate(positions) if p == 0 or n % SEQ_LEN == 0]
     lengths = np.diff([*starts, len(positions)])
@@ -288,16 +287,16 @@ def squares(batch):
 
 
 def spread(run):
-    """Heaviest rank over the mean, in each of some steps."""
+    """Return the cost of the heaviest rank over the mean, for each of six steps."""
     iterators = [iter(loader) for loader in run.loaders]
-    found = []
+    ratios = []
     for _ in range(6):
         ranks = [sum(squares(next(i)) for _ in range(run.rounds)) for i in iterators]
-        found.append(max(ranks) / np.mean(ranks))
-    return np.array(found)
+        ratios.append(max(ranks) / np.mean(ranks))
+    return np.array(ratios)
 
 
-def test_ranks_of_a_run_are_busy_more_equally(data):
+def test_balanced_steps_spread_the_load_more_evenly_over_ranks(data):
     path = blend(data)
     natural = spread(Run(path, ranks=4, rows=ROWS))
     dealt = spread(Run(path, ranks=4, rows=ROWS, encoder=encoder()))
@@ -306,15 +305,16 @@ def test_ranks_of_a_run_are_busy_more_equally(data):
 
 
 @pytest.mark.parametrize("pack_contents", [False, True])
-def test_spliced_rows_are_dealt_too(data, pack_contents):
+def test_spliced_rows_are_balanced_too(data, pack_contents):
     splice = MultiSpliceConfig(num_docs=8, content_length=11, pack_contents=pack_contents)
-    mix = yaml(data, "splice", {"blend": [entry("a"), entry("b", subflavors={"splice": True})]})
+    node = {"blend": [entry("a"), entry("b", subflavors={"splice": True})]}
+    mix = write_split(data / "splice.yaml", node)
     spliced = MultiSpliceTaskEncoder(
         LargeTokenizer(), SEQ_LEN, splice, spliced_subflavors={"splice": True}, balance="attention"
     )
     check_equal_everywhere(mix, spliced, [(4, 0, 2)])
 
 
-def test_an_unknown_way_to_balance_is_refused():
+def test_an_unknown_balance_is_refused():
     with pytest.raises(ConfigError, match="balance: 'tokens' found, 'attention' or None"):
         encoder(balance="tokens")

@@ -1,14 +1,14 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""An epoch is every document once: in every pass, from every save, whatever a resume changes."""
+"""An epoch is every document once: in every pass and from every save."""
 
-import json
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
+from tests.plan.runs import write_split
 from tests.support import (
     LargeTokenizer,
     batch_hash,
@@ -21,21 +21,31 @@ from tests.support import (
 
 SEQ_LEN = 16
 every_packing = pytest.mark.parametrize("packing", ["bin", "sequential"])
+#: Both packings, and both numbers of workers; the other pairs run at night.
+some_workers = pytest.mark.parametrize(
+    ("packing", "workers"),
+    [
+        ("bin", 2),
+        ("sequential", 0),
+        pytest.param("bin", 0, marks=pytest.mark.nightly),
+        pytest.param("sequential", 2, marks=pytest.mark.nightly),
+    ],
+)
 
 
 def documents(first, lengths):
-    """Each token has an id of its own, so that a transition tells where it comes from."""
+    """Return documents of unique token ids, so that a transition identifies its document."""
     starts = np.cumsum([first, *(length + 1 for length in lengths)]).tolist()
     return [list(range(start, start + length)) for start, length in zip(starts, lengths)]
 
 
 def transitions(tokens, times=1):
-    """What `trained_transitions` finds where every document was read so many times."""
+    """Return what `trained_transitions` counts if every document was read ``times`` times."""
     pairs = (pair for document in tokens for pair in zip(document, document[1:]))
     return Counter(dict.fromkeys(pairs, times))
 
 
-A = documents(1000, np.random.default_rng(0).integers(1, 40, 100).tolist())
+A = documents(1000, np.random.default_rng(0).integers(1, 40, 50).tolist())
 B = documents(40_000, np.random.default_rng(1).integers(1, 40, 40).tolist())
 C = documents(60_000, np.random.default_rng(2).integers(1, 40, 25).tolist())
 
@@ -43,16 +53,9 @@ C = documents(60_000, np.random.default_rng(2).integers(1, 40, 25).tolist())
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("epochs")
-    write_tokens(folder / "a", A, dtype=np.int32)
-    write_tokens(folder / "b", B, dtype=np.int32)
-    write_tokens(folder / "c", C, dtype=np.int32)
+    for name, tokens in {"a": A, "b": B, "c": C}.items():
+        write_tokens(folder / name, tokens, dtype=np.int32)
     return folder
-
-
-def write(path, node, split="train"):
-    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
-    path.write_text(json.dumps({**head, "splits": {split: node}}))
-    return path
 
 
 def entry(path, max_epochs=None, **fields):
@@ -82,7 +85,7 @@ def load(path, packing="bin", *, workers=0, rank=0, ranks=1, batch_size=2, buffe
 
 
 def ended(batches):
-    """Documents that ended, by source."""
+    """Count the documents that ended, by source."""
     return sum((Counter(batch.documents_per_source()) for batch in batches), Counter())
 
 
@@ -97,46 +100,45 @@ def check_passes(passes, tokens, counts):
         assert ended(batches) == counts
 
 
-@every_packing
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
-def test_further_passes_without_repeat_are_the_first_pass(data, packing, workers):
-    path = write(data / "once.yaml", {"blend": [entry("a"), entry("b")]})
+@some_workers
+def test_later_passes_without_repeat_equal_the_first(data, packing, workers):
+    path = write_split(data / "once.yaml", {"blend": [entry("a"), entry("b")]})
     loader = load(path, packing, repeat=False, workers=workers)
-    check_passes([list(loader) for _ in range(3)], A + B, {"a": 100, "b": 40})
+    check_passes([list(loader) for _ in range(3)], A + B, {"a": 50, "b": 40})
 
 
 @every_packing
-def test_further_passes_of_an_epochized_blend_are_the_first_pass(data, packing):
+def test_later_passes_of_an_epochized_blend_equal_the_first(data, packing):
     entries = [{"path": "a", "repetitions": 1}, {"path": "b", "repetitions": 2}]
-    path = write(data / "epochized.yaml", {"blend_epochized": entries})
+    path = write_split(data / "epochized.yaml", {"blend_epochized": entries})
     once = list(load(path, packing, repeat=False))
-    assert ended(once) == {"a": 100, "b": 80}
+    assert ended(once) == {"a": 50, "b": 80}
     assert trained_transitions(once) == transitions(A) + transitions(B, 2)
-    loader, found = load(path, packing), []
-    for _ in range(3):  # also where a pass ends, a state knows that another follows
+    state, found = None, []
+    for workers in (0, 2, 1):  # a state saved at the end of a pass continues with the next one
+        loader = load(path, packing, workers=workers)
+        if state is not None:
+            loader.load_state_dict(state)
         found += take(loader, len(once))
         state = loader.state_dict()
-        loader = load(path, packing, workers=2)
-        loader.load_state_dict(state)
     assert [batch_hash(batch) for batch in found] == 3 * [batch_hash(batch) for batch in once]
 
 
-@every_packing
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_validation_is_the_first_one(data, packing, workers):
+@some_workers
+def test_every_validation_pass_is_the_same(data, packing, workers):
     entries = [entry(path) for path in ("a", "b")]
-    path = write(data / "val.yaml", {"blend": entries}, "val")
+    path = write_split(data / "val.yaml", {"blend": entries}, split="val")
     datasets = get_val_datasets(
         path, worker_config=config(workers), batch_size=2, task_encoder=encoder(packing)
     )
     a, b = (loader_for(dataset) for dataset, _ in datasets)
-    check_passes([list(a) for _ in range(3)], A, {"a": 100})
+    check_passes([list(a) for _ in range(3)], A, {"a": 50})
     check_passes([list(b) for _ in range(2)], B, {"b": 40})
 
 
 @every_packing
-def test_a_state_of_the_second_pass_continues_there(data, packing):
-    path = write(data / "once.yaml", {"blend": [entry("a"), entry("b")]})
+def test_a_state_saved_in_the_second_pass_continues_there(data, packing):
+    path = write_split(data / "once.yaml", {"blend": [entry("a"), entry("b")]})
     loader = load(path, packing, repeat=False)
     first = [batch_hash(batch) for batch in loader]
     take(loader, 30)
@@ -155,7 +157,7 @@ def test_a_raised_limit_adds_its_epochs_at_every_save_point(data, packing, worke
     """Limits of 1 on both become 2 and 3; also from a state that was saved after the end."""
 
     def run(of_b, of_c):
-        path = write(data / "raised.yaml", {"blend": [entry("b", of_b), entry("c", of_c)]})
+        path = write_split(data / "raised.yaml", {"blend": [entry("b", of_b), entry("c", of_c)]})
         return load(path, packing, workers=workers, buffer_docs=8)
 
     loader = run(1, 1)

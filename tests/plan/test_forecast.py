@@ -1,12 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a forecast says against what a run reads."""
+"""Forecasts are compared with what a run reads."""
 
 import json
 
 import numpy as np
 import pytest
-import yaml
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
@@ -20,7 +19,7 @@ from energon_ext.splice import MultiSpliceConfig, SpliceIndex
 from energon_ext.splice.source import SpliceSource
 from energon_ext.weights import ConstantWeight, ScheduleAxis, ScheduledWeight
 from tests.cli.command import energon_ext, error_line
-from tests.plan.runs import SEQ_LEN, Run, write_numbered
+from tests.plan.runs import SEQ_LEN, Run, write_numbered, write_split
 from tests.support import (
     LargeTokenizer,
     config,
@@ -28,24 +27,22 @@ from tests.support import (
 )
 
 FIRST_IDS = {"a": 100, "b": 10_000, "c": 20_000}
+DOCUMENTS = {"a": 150, "b": 110, "c": 90}
 ROWS = 8
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("forecast")
-    for seed, (name, count) in enumerate({"a": 150, "b": 110, "c": 90}.items()):
+    for seed, (name, count) in enumerate(DOCUMENTS.items()):
         write_numbered(folder / name, count, FIRST_IDS[name], seed)
     return folder
 
 
 def mix(folder, entries, rule="blend"):
-    """A metadataset of (path, weight, further fields of the entry)."""
+    """Write a metadataset of (path, weight, further fields of the entry)."""
     members = [{"path": path, "weight": weight, **dict(*more)} for path, weight, *more in entries]
-    content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
-    path = folder / "mix.yaml"
-    path.write_text(yaml.safe_dump({**content, "splits": {"train": {rule: members}}}))
-    return path
+    return write_split(folder / "mix.yaml", {rule: members})
 
 
 MOVING = [("a", 2), ("b", {"linear": {0: 1, 30: 5}}), ("c", {"step": {0: 3, 10: 0}})]
@@ -65,7 +62,7 @@ def planned_blend(path, rows=ROWS, ranks=1, batch=ROWS):
 
 
 def tokens_read(path, steps):
-    """Tokens of each source in every step of a real run, counted by their ids."""
+    """Return the tokens of each source in every step of a real run, counted by their ids."""
     run, found = Run(path, batch=ROWS, rows=ROWS), []
     while len(found) < steps and (rows := run.step()) is not None:
         ids = np.array([tokens for tokens, *_ in rows])
@@ -82,28 +79,28 @@ def test_a_planned_forecast_counts_what_the_run_reads(folder, entries):
     assert found.is_exact
     assert found.steps == len(read)
     assert found.positions == len(read) * ROWS * SEQ_LEN
-    assert (found.ends == np.arange(1, len(read) + 1)).all()  # here a window is one step
+    assert (found.ends == np.arange(1, len(read) + 1)).all()  # each window is one step
     assert (found.tokens == read).all()
 
 
-def test_a_source_is_said_to_end_at_the_first_step_without_it(folder):
+def test_a_forecast_ends_a_source_at_the_first_step_without_it(folder):
     path = mix(folder, ENDING)
     read = tokens_read(path, 100)
     found = planned(planned_blend(path), 100)
     for number, key in enumerate(found.keys):
         assert found.exhausted[key] == np.flatnonzero(read[:, number])[-1] + 1
     assert found.documents.sum(0).tolist() == [300, 110, 90]
-    assert found.epochs[-1] == pytest.approx([2, 1, 1], rel=0.02)  # labels alone take no position
+    assert found.epochs[-1] == pytest.approx([2, 1, 1], rel=0.02)  # last labels take no position
 
 
-def test_a_planned_forecast_is_that_of_every_topology(folder):
+def test_a_planned_forecast_is_the_same_on_every_topology(folder):
     path = mix(folder, MOVING)
     one, many = planned(planned_blend(path), 30), planned(planned_blend(path, ranks=2, batch=2), 30)
     assert (one.tokens == many.tokens).all()
     assert (one.documents == many.documents).all()
 
 
-def test_windows_of_a_long_run_hold_many_steps(folder):
+def test_windows_of_a_long_run_contain_several_steps(folder):
     path = mix(folder, MOVING)
     found = planned(planned_blend(path, rows=1, batch=1), 480)
     assert found.ends.tolist() == list(range(2, 481, 2))
@@ -112,14 +109,14 @@ def test_windows_of_a_long_run_hold_many_steps(folder):
     assert (found.tokens[:120].sum(0) == fine.tokens.sum(0)).all()
 
 
-def test_windows_end_with_whole_steps_where_they_are_not_equally_long(folder):
+def test_windows_of_unequal_length_end_with_whole_steps(folder):
     found = planned(planned_blend(mix(folder, MOVING), rows=1, batch=1), 250)
     assert found.ends.tolist() == [number * 250 // 240 for number in range(1, 241)]
     assert found.ends.dtype.kind == "i" and found.tokens.shape == (240, 3)
 
 
-def test_an_estimate_knows_how_full_the_rows_of_each_source_are(tmp_path):
-    """Rows of 64: documents of 64 fill them, and of 40 there is one in each."""
+def test_an_estimate_uses_the_fill_of_each_sources_rows(tmp_path):
+    """Rows of 64 tokens contain one document of 64 or one of 40."""
     write_tokens(tmp_path / "full", [[100] * 64] * 300, np.int32)
     write_tokens(tmp_path / "part", [[100] * 40] * 300, np.int32)
     guess = estimated(
@@ -130,25 +127,23 @@ def test_an_estimate_knows_how_full_the_rows_of_each_source_are(tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
-def test_an_estimate_lies_as_near_to_the_plan_as_it_says(folder, rule):
+def test_an_estimate_is_within_its_spread_of_the_plan(folder, rule):
     path = mix(folder, MOVING, rule)
-    exact = planned(planned_blend(path), 2000)
-    guess = estimated(planned_blend(path), 2000)
+    exact, guess = planned(planned_blend(path), 1500), estimated(planned_blend(path), 1500)
     assert not guess.is_exact
-    of_all = [found.tokens.sum(0) / found.tokens.sum() for found in (exact, guess)]
-    # The spread is two standard deviations; the fill of a row adds less than a thousandth.
-    assert (np.abs(of_all[0] - of_all[1]) <= 1.5 * guess.spread + 1e-3).all()
+    shares = [found.tokens.sum(0) / found.tokens.sum() for found in (exact, guess)]
+    # The spread is two standard deviations; the fill of rows adds less than a thousandth.
+    assert (np.abs(shares[0] - shares[1]) <= 1.5 * guess.spread + 1e-3).all()
     assert guess.tokens.sum() == pytest.approx(exact.tokens.sum(), rel=0.01)
-    # Of `c` there are but forty rows, whose number of documents is chance.
+    # `c` has only forty rows, so its number of documents varies too much.
     assert guess.documents.sum(0)[:2] == pytest.approx(exact.documents.sum(0)[:2], rel=0.05)
     assert (guess.spread.max() < 0.001) == (rule == "interleave")
 
 
-def test_an_estimate_knows_when_a_source_ends_and_who_takes_its_place(folder):
+def test_an_estimate_shows_when_a_source_ends_and_what_replaces_it(folder):
     path = mix(folder, ENDING, "interleave")
     exact, guess = (
-        planned(planned_blend(path, rows=1, batch=1), 4000),
-        estimated(planned_blend(path, rows=1, batch=1), 4000),
+        make(planned_blend(path, rows=1, batch=1), 4000) for make in (planned, estimated)
     )
     assert guess.exhausted.keys() == exact.exhausted.keys()
     for key, step in exact.exhausted.items():
@@ -157,8 +152,8 @@ def test_an_estimate_knows_when_a_source_ends_and_who_takes_its_place(folder):
     assert guess.documents.sum(0) == pytest.approx([300, 110, 90])
 
 
-def test_an_estimate_says_at_which_step_inside_a_window_a_source_ends(tmp_path):
-    # A document is a row; one row a step, every other one of `a`, which has 200.
+def test_an_estimate_gives_the_exact_step_at_which_a_source_ends(tmp_path):
+    # Each document is a row. Every other step reads one of the 200 rows of `a`.
     for name in ("a", "b"):
         write_tokens(tmp_path / name, [[100] * SEQ_LEN] * 200, np.int32)
     path = mix(tmp_path, [("a", 1, {"max_epochs": 1}), ("b", 1)], "interleave")
@@ -167,36 +162,36 @@ def test_an_estimate_says_at_which_step_inside_a_window_a_source_ends(tmp_path):
     assert guess.documents.sum(0) == pytest.approx([200, 3800])
 
 
-def test_an_estimate_changes_at_the_very_step_of_a_breakpoint(folder):
-    # Ten steps of nothing but `a`, then nothing but `b`: 8 rows each, of a million steps.
+def test_an_estimate_changes_exactly_at_a_breakpoint(folder):
+    # Ten steps of 8 rows of `a` alone, then a million steps of `b` alone.
     path = mix(folder, [("a", {"step": {0: 1, 10: 0}}), ("b", {"step": {0: 0, 10: 1}})])
     guess = estimated(planned_blend(path), 1_000_000)
-    rows = guess.tokens.sum(0) / guess.tokens.sum()
-    assert rows[0] == pytest.approx(1e-5, rel=0.01)  # rows of both are not quite as full
+    shares = guess.tokens.sum(0) / guess.tokens.sum()
+    assert shares[0] == pytest.approx(1e-5, rel=0.01)  # rows of the two differ slightly in fill
     assert guess.ends[0] == 10
 
 
 class Streamed:
-    """What a forecast asks of a source that is streamed: nothing."""
+    """A streamed source, which a forecast does not access."""
 
 
 def blend_in_python(sources, rule=BLEND, axis=None, rows=1, row_tokens=16):
-    """Sources without a YAML file, by their weights."""
+    """Return a blend of sources without a YAML file."""
     tree = blend_of({source.key: source.weight for source in sources}, rule)
     return Blend(sources, tree, Clock(axis or ScheduleAxis(), Topology(rows), row_tokens))
 
 
-def test_streamed_sources_need_the_length_of_their_documents():
+def test_an_estimate_of_streamed_sources_needs_their_document_length():
     blend = blend_in_python([Source("web", Streamed(), documents=20)], rows=8, row_tokens=64)
     with pytest.raises(ConfigError, match="web.*streamed.*--tokens-per-doc"):
         estimated(blend, 10)
     guess = estimated(blend, 10, tokens_per_document=16)
-    # 80 rows of 64 positions, four documents in each; 20 documents are an epoch.
+    # 80 rows of 64 positions and four documents each; an epoch is 20 documents.
     assert guess.tokens.sum() == 80 * 64
     assert guess.epochs[-1].tolist() == [16]
 
 
-def test_the_json_of_a_forecast_holds_all_of_it():
+def test_the_json_of_a_forecast_is_complete():
     found = Forecast(
         keys=("a", "b"),
         titles=("A", "b"),
@@ -245,7 +240,7 @@ def test_the_json_of_a_forecast_holds_all_of_it():
 
 
 def spliced_blend(rule, weights, **options):
-    """Contents of 8 tokens, one a row, from documents of at least as many; one row a step."""
+    """Return a blend with one content of 8 tokens per row and one row per step."""
     splice, sources = MultiSpliceConfig(content_length=8), []
     for number, weight in enumerate(weights):
         rows = SpliceSource(
@@ -263,7 +258,7 @@ def spliced_blend(rule, weights, **options):
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
-def test_an_estimate_asks_spliced_sources_for_their_rows_however_many_there_are(count):
+def test_an_estimate_counts_the_rows_of_any_number_of_spliced_sources(count):
     blend = spliced_blend(INTERLEAVE, [ConstantWeight(1)] * count)
     guess = estimated(blend, 40 * count)
     assert guess.tokens.sum(0) == pytest.approx([40 * 8] * count)
@@ -273,15 +268,15 @@ def test_an_estimate_asks_spliced_sources_for_their_rows_however_many_there_are(
 
 def test_the_spread_of_an_estimate_is_two_standard_deviations_or_a_row():
     weights = [ConstantWeight(1), ConstantWeight(3)]
-    # 400 rows, of which one is of the first source with a probability of 1 / 4.
+    # Each of 400 rows comes from the first source with probability 1 / 4.
     guess = estimated(spliced_blend(BLEND, weights), 400)
     assert guess.spread == pytest.approx([2 * (400 / 4 * 3 / 4) ** 0.5 / 400] * 2)
     guess = estimated(spliced_blend(INTERLEAVE, weights), 400)
     assert guess.spread == pytest.approx([2 * 1.3 / 400] * 2)
 
 
-def test_an_estimate_changes_at_a_breakpoint_of_whatever_the_axis_counts():
-    """At 1600 tokens, which are 100 rows of 16, or at 1600 rows."""
+def test_an_estimate_changes_at_breakpoints_in_tokens_and_samples():
+    """The breakpoint is at 1600 tokens, which are 100 rows of 16, or at 1600 rows."""
     weights = [ScheduledWeight("step", points) for points in ({0: 1, 1600: 0}, {0: 0, 1600: 1})]
     for unit, step in (("tokens", 100), ("samples", 1600)):
         axis = ScheduleAxis(unit)
@@ -290,22 +285,22 @@ def test_an_estimate_changes_at_a_breakpoint_of_whatever_the_axis_counts():
         assert step in guess.ends
 
 
-def test_breakpoints_behind_the_end_are_named(folder):
+def test_breakpoints_after_the_end_are_listed(folder):
     blend = planned_blend(mix(folder, MOVING))
     assert late_breakpoints(blend, 20) == [30]
     assert late_breakpoints(blend, 30) == [30]
     assert late_breakpoints(blend, 31) == []
 
 
-def test_imbalance_of_rows_whose_costs_are_known():
-    # Natural rounds (4, 2), (1, 1): ranks 5 and 3, mean 4; rounds 4/3 and 1. Dealt: 4 beside
-    # 2 and then 1 beside 1 again, as no swap makes 5 and 3 more even.
+def test_imbalance_of_known_costs():
+    # Natural rounds are (4, 2) and (1, 1): ranks cost 5 and 3, mean 4; rounds 4/3 and 1. Dealing
+    # pairs the same rows, since no swap makes 5 and 3 more even.
     found = imbalance([np.array([4.0, 2.0, 1.0, 1.0])], Topology(4, 1, 2))
     assert found["natural"] == pytest.approx((5 / 4, (4 / 3 + 1) / 2))
     assert found["dealt"] == pytest.approx((5 / 4, (4 / 3 + 1) / 2))
 
 
-def test_a_forecast_names_its_breakpoints_and_plans_nothing_of_what_has_ended(folder):
+def test_a_forecast_lists_breakpoints_and_gives_ended_sources_no_share(folder):
     found = planned(planned_blend(mix(folder, MOVING)), 40)
     assert found.breakpoints == (10, 30)
     assert planned(planned_blend(mix(folder, MOVING)), 30).breakpoints == (10,)
@@ -313,11 +308,10 @@ def test_a_forecast_names_its_breakpoints_and_plans_nothing_of_what_has_ended(fo
     for number, key in enumerate(found.keys):
         begins = np.append(0, found.ends[:-1])
         assert ((found.shares[:, number] > 0) == (begins < found.exhausted[key])).all()
-    left = found.shares.sum(1)
-    assert left == pytest.approx(np.ones(len(left)))
+    assert found.shares.sum(1) == pytest.approx(np.ones(len(found.shares)))
 
 
-def test_the_picture_of_a_forecast_marks_breakpoints_and_the_ends_of_sources(folder):
+def test_the_forecast_chart_marks_breakpoints_and_ends_of_sources(folder):
     pytest.importorskip("matplotlib")
     from energon_ext.cli.figures import forecast_picture
 
@@ -329,16 +323,16 @@ def test_the_picture_of_a_forecast_marks_breakpoints_and_the_ends_of_sources(fol
     texts = [text.get_text() for text in upper.texts]
     assert "breakpoints at steps 10, 30" in texts
     end = found.exhausted["a"]
-    assert {f"c to step {10}", f"a to step {end}"} < set(texts)
+    assert {"c to step 10", f"a to step {end}"} < set(texts)
     crosses = [line for line in lower.lines if line.get_marker() == "x"]
     assert [line.get_xdata()[0] for line in crosses] == [end]
     steps = [line for line in upper.lines if line.get_drawstyle() == "steps-post"]
-    of_a, of_b, of_c = (line.get_data() for line in steps)
-    begins = [edges[~np.isnan(shares)] for edges, shares in (of_a, of_b, of_c)]
+    lines = [line.get_data() for line in steps]  # of a, b and c
+    begins = [edges[~np.isnan(shares)] for edges, shares in lines]
     assert begins[0].max() < end
     assert begins[1].max() == 60
     assert begins[2].tolist() == list(range(10))
-    assert of_b[1][0] == pytest.approx(100 / 8)  # 1 of b, 3 of c, 4 of a
+    assert lines[1][1][0] == pytest.approx(100 / 8)  # weights 4, 1 and 3
 
 
 # The command -------------------------------------------------------------------------------------
@@ -357,41 +351,29 @@ def forecast(mix, *options):
     return energon_ext("plan", mix, "--seq-length", 40, "--global-batch-size", 4, *options)
 
 
-def test_the_table_says_when_which_source_ends(bytes_mix, tmp_path):
+def test_the_table_shows_when_each_source_ends(bytes_mix, tmp_path):
     result = forecast(
         bytes_mix,
         "--steps", 20, "--png", tmp_path / "f.png", "--html", tmp_path / "f.html",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    # 60 documents of 20 tokens in rows of 40: 30 rows, every other row of the run.
-    lines = [line.split() for line in result.stdout.splitlines()]
-    assert lines[0][:7] == ["20", "steps", "of", "4", "rows", "of", "40"]
-    assert [
-        "GitHub",
-        "50.00%",
-        "0.00%",
-        "1,200",
-        "37.50%",
-        "60",
-        "2.00",
-        "ends",
-        "at",
-        "step",
-        "15",
-    ] in lines
-    assert ["web", "50.00%", "100.00%", "2,000", "62.50%", "50", "1.00"] in lines
+    # 60 documents of 20 tokens fill 30 rows of 40, which are every other row of the run.
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0].startswith("20 steps of 4 rows of 40")
+    assert "GitHub 50.00% 0.00% 1,200 37.50% 60 2.00 ends at step 15" in lines
+    assert "web 50.00% 100.00% 2,000 62.50% 50 1.00" in lines
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     assert "<td>ends at step 15</td>" in (tmp_path / "f.html").read_text()
 
 
-def test_the_json_has_every_window(bytes_mix):
+def test_the_json_contains_every_window(bytes_mix):
     found = json.loads(forecast(bytes_mix, "--steps", 20, "--json").stdout)
     assert found["exact"] and found["steps"] == 20
     assert found["sources"]["code"]["ends_at_step"] == 15
     assert sum(found["sources"]["web"]["tokens"]) == 2000
 
 
-def test_balance_compares_both_orders(bytes_mix):
+def test_balance_compares_the_natural_and_the_dealt_order(bytes_mix):
     result = forecast(bytes_mix, "--ranks", 2, "--micro-batch-size", 1, "--balance")
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[-3][-2:] == ["natural", "dealt"]
@@ -399,7 +381,7 @@ def test_balance_compares_both_orders(bytes_mix):
     assert all(1 <= float(cell) < 2 for cell in lines[-2][1:])
 
 
-def test_the_json_holds_the_imbalance_too(bytes_mix):
+def test_the_json_contains_the_imbalance(bytes_mix):
     result = forecast(bytes_mix, "--steps", 5, "--ranks", 2, "--balance", "--json")
     assert json.loads(result.stdout)["imbalance"].keys() == {"natural", "dealt"}
 
@@ -413,5 +395,5 @@ def test_the_json_holds_the_imbalance_too(bytes_mix):
         (["--steps", 5, "--ranks", 3], "multiple of batch_size x data-parallel ranks"),
     ],
 )
-def test_what_does_not_fit_together_is_one_line(bytes_mix, options, words):
+def test_conflicting_options_are_a_one_line_error(bytes_mix, options, words):
     assert words in error_line(forecast(bytes_mix, *options))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a forecast from a checkpoint says against what the run reads after it."""
+"""Forecasts from a checkpoint are compared with what the run reads after it."""
 
 import json
 
@@ -12,20 +12,11 @@ from energon_ext.plan.estimate import estimated
 from energon_ext.plan.forecast import late_breakpoints, planned
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext, error_line
-from tests.plan.runs import numbered_documents, write_numbered
-from tests.plan.test_forecast import ENDING, FIRST_IDS, MOVING, mix
+from tests.plan.runs import edit_yaml, numbered_documents
+from tests.plan.test_forecast import DOCUMENTS, ENDING, FIRST_IDS, MOVING, ROWS, mix
+from tests.plan.test_forecast import folder as folder
 from tests.saves import save_cursor
-from tests.support import LargeTokenizer, config, loader_for, write_tokens
-
-ROWS = 8
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("forecast")
-    for seed, (name, count) in enumerate({"a": 150, "b": 110, "c": 90}.items()):
-        write_numbered(folder / name, count, FIRST_IDS[name], seed)
-    return folder
+from tests.support import LargeTokenizer, config, loader_for, take, write_tokens
 
 
 def dataset(path, seq_len=64, rows=ROWS):
@@ -38,7 +29,7 @@ def dataset(path, seq_len=64, rows=ROWS):
 
 
 def read(path, steps, state=None, **options):
-    """Tokens of each source in every step of a real run, counted by their ids, and its state."""
+    """Return the tokens of each source in every step of a real run, and its state."""
     loader, found = loader_for(dataset(path, **options)), []
     if state is not None:
         loader.load_state_dict(state)
@@ -57,9 +48,7 @@ def from_state(path, steps, state, **options):
 
 @pytest.mark.parametrize("entries", [MOVING, ENDING], ids=["moving", "ending"])
 @pytest.mark.parametrize("options", [{}, {"seq_len": 192}, {"seq_len": 16, "rows": 24}])
-def test_it_counts_what_the_run_reads_after_the_state_across_a_change_of_length(
-    folder, entries, options
-):
+def test_a_forecast_from_a_state_is_exact_across_a_change_of_length(folder, entries, options):
     path = mix(folder, entries)
     before, state = read(path, 7)
     after, _ = read(path, 20, state, **options)
@@ -70,21 +59,16 @@ def test_it_counts_what_the_run_reads_after_the_state_across_a_change_of_length(
     assert (found.before[0] == before.sum(0)).all()
     rows, seq_len = options.get("rows", ROWS), options.get("seq_len", 64)
     assert found.positions == len(after) * rows * seq_len
-    of_epoch = [sum(map(len, documents)) for documents in documents_of()]
-    assert found.epochs[-1] == pytest.approx((before.sum(0) + after.sum(0)) / of_epoch)
-    assert found.epochs_before == pytest.approx(before.sum(0) / of_epoch)
+    epoch_tokens = [
+        sum(map(len, numbered_documents(count, FIRST_IDS[name], seed)))
+        for seed, (name, count) in enumerate(DOCUMENTS.items())
+    ]
+    assert found.epochs[-1] == pytest.approx((before.sum(0) + after.sum(0)) / epoch_tokens)
+    assert found.epochs_before == pytest.approx(before.sum(0) / epoch_tokens)
     json.dumps(found.to_json())
 
 
-def documents_of():
-    counts = {"a": 150, "b": 110, "c": 90}
-    return [
-        numbered_documents(count, FIRST_IDS[name], seed)
-        for seed, (name, count) in enumerate(counts.items())
-    ]
-
-
-def test_without_a_change_it_is_the_rest_of_the_whole_forecast(folder):
+def test_without_a_change_a_forecast_is_the_rest_of_the_full_one(folder):
     path = mix(folder, MOVING)
     _, state = read(path, 11)
     whole = planned(find_blend(dataset(path)), 40)
@@ -95,7 +79,7 @@ def test_without_a_change_it_is_the_rest_of_the_whole_forecast(folder):
     assert found.epochs.tolist() == whole.epochs[11:].tolist()
 
 
-def test_steps_at_which_sources_end_are_those_of_the_run(folder):
+def test_sources_end_at_the_same_steps_as_in_the_run(folder):
     path = mix(folder, ENDING)
     whole = planned(find_blend(dataset(path)), 400)
     first_end = min(whole.exhausted.values())
@@ -113,7 +97,7 @@ def test_steps_at_which_sources_end_are_those_of_the_run(folder):
         assert guess.exhausted[key] == pytest.approx(step, rel=0.1)
 
 
-def test_nothing_is_forecast_behind_the_end(folder):
+def test_there_is_no_forecast_after_the_end(folder):
     path = mix(folder, ENDING)
     _, state = read(path, 400)
     with pytest.raises(ConfigError, match="No row is left: all sources have ended"):
@@ -124,7 +108,7 @@ def test_nothing_is_forecast_behind_the_end(folder):
         estimated(blend, 10)
 
 
-def test_an_estimate_from_a_state_is_near_what_is_planned(folder):
+def test_an_estimate_from_a_state_is_close_to_the_plan(folder):
     path = mix(folder, MOVING, "interleave")
     _, state = read(path, 11)
     exact = from_state(path, 500, state, seq_len=128)
@@ -137,13 +121,13 @@ def test_an_estimate_from_a_state_is_near_what_is_planned(folder):
     assert guess.tokens.sum(0)[2] == 0  # its weight is 0 from step 10 on
 
 
-def test_tokens_of_an_axis_are_counted_by_the_lengths_that_rows_had(tmp_path):
-    """Four steps of 8 rows of 64 are 2,048; then 4 rows of 256 a step: 6,144 before step 8."""
+def test_an_axis_of_tokens_uses_the_row_lengths_of_the_past(tmp_path):
+    """Four steps of 8 rows of 64 are 2,048; with 4 rows of 256 then, 6,144 come before step 8."""
     for name, token in (("a", 100), ("b", 10_000)):
         write_tokens(tmp_path / name, [[token] * 2048] * 40, np.int32)
     weights = [("a", {"step": {0: 1, 6144: 0}}), ("b", {"step": {0: 0, 6144: 1}})]
     path = mix(tmp_path, weights)
-    path.write_text(path.read_text() + "schedule_axis: tokens\n")
+    edit_yaml(path, schedule_axis="tokens")
     _, state = read(path, 4)
     found = from_state(path, 6, state, seq_len=256, rows=4)
     assert found.shares.tolist() == [[1, 0]] * 4 + [[0, 1]] * 2
@@ -160,7 +144,7 @@ def test_tokens_of_an_axis_are_counted_by_the_lengths_that_rows_had(tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """50 documents of 40 tokens and 30 of 20, two of which fill a row: a step has four rows."""
+    """Save after 5 steps of 4 rows; a row has one document of `web` or two of `code`."""
     folder = tmp_path_factory.mktemp("command")
     write_tokens(folder / "web", [[65] * 40] * 50, np.uint16)
     write_tokens(folder / "code", [[66] * 20] * 30, np.uint16)
@@ -174,41 +158,40 @@ def forecast(saved, *options):
     return energon_ext("checkpoint", "forecast", *saved, *options)
 
 
-def test_the_command_forecasts_the_steps_behind_a_checkpoint(saved, tmp_path):
+def test_the_command_forecasts_the_steps_after_a_checkpoint(saved, tmp_path):
     result = forecast(saved, "--steps", 20, "--png", tmp_path / "f.png", "--html", tmp_path / "f")
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0][:8] == ["after", "step", "5,", "20", "steps", "of", "4", "rows"]
-    # 10 of the 30 rows of `code` are read by then, so 20 are left, two a step: up to step 15.
+    # 10 of the 30 rows of `code` are read, so 20 are left: two per step up to step 15.
     code = next(line for line in lines if line[0] == "code")
     assert code[3:] == ["800", "25.00%", "40", "2.00", "ends", "at", "step", "15"]
-    # 10 rows of `web` before, 10 x 2 beside those of `code`, and 10 x 4 alone: 70 of 50.
+    # 10 rows of `web` before, 10 x 2 alongside `code` and 10 x 4 alone: 70 of 50.
     web = next(line for line in lines if line[0] == "web")
     assert web[3:] == ["2,400", "75.00%", "60", "1.40"]
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_crosses_a_change_of_length_and_of_the_rows_of_a_step(saved):
+def test_the_command_crosses_a_change_of_length_and_rows_per_step(saved):
     result = forecast(saved, "--steps", 10, "--seq-length", 160, "--global-batch-size", 1, "--json")
     found = json.loads(result.stdout)
     assert found["first_step"] == 5 and found["positions"] == 10 * 160
-    # 20 rows of `code` that 40 tokens filled are five of 160, every other one from the first on.
+    # The 20 remaining rows of 40 are five of 160, which are every other row from the first on.
     assert found["sources"]["code"]["tokens"] == [160, 0] * 5
     assert found["sources"]["code"]["ends_at_step"] == 14
     assert found["sources"]["code"]["epochs"] == 2
 
 
-def test_the_command_refuses_what_a_resume_would(saved, tmp_path):
-    """Inside a step rows keep their length; the step that is open is counted whole."""
+def test_the_command_refuses_what_a_resume_refuses(saved, tmp_path):
+    """Row length may not change inside a step; an open step is counted in full."""
     path = saved[1]
     encoder = PackedTaskEncoder(LargeTokenizer(), 40)
     options = {"worker_config": config(), "batch_size": 2, "rows_per_step": 4}
     loader = loader_for(get_train_dataset(path, task_encoder=encoder, **options))
-    for _ in zip(range(5), loader):
-        pass
+    take(loader, 5)
     save_cursor(tmp_path / "run", 5, loader.state_dict())
     inside = tmp_path / "run", path
-    said = error_line(forecast(inside, "--steps", 3, "--seq-length", 80))
-    assert "seq_len: saved 40, now 80" in said
+    message = error_line(forecast(inside, "--steps", 3, "--seq-length", 80))
+    assert "seq_len: saved 40, now 80" in message
     found = json.loads(forecast(inside, "--steps", 3, "--json").stdout)
     assert (found["first_step"], found["positions"]) == (2, 3 * 4 * 40)

@@ -1,8 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A state from inside a step goes on as that step was begun, or is refused with the field."""
+"""A state from inside a step continues that step unchanged, or is refused with the field."""
 
-import json
 from functools import partial
 
 import numpy as np
@@ -11,25 +10,20 @@ import pytest
 from energon_ext import PackedTaskEncoder, StateMismatchError
 from energon_ext.encoders import sources
 from energon_ext.plan.cost import AttentionCost
-from tests.plan.runs import SEQ_LEN, Run, write_numbered
+from tests.plan.runs import SEQ_LEN, Run, write_numbered, write_split
 from tests.support import LargeTokenizer
 
 ROWS = 16
+SQUARES = AttentionCost(linear=0, quadratic=1)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    # Else a buffer of few documents is raised to one of many.
+    # Otherwise small buffers are raised to the default.
     monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)
     for number, name in enumerate("abc"):
         write_numbered(tmp_path / name, 150, 100 + 10_000 * number, seed=number)
     return tmp_path
-
-
-def write(folder, name, node, **fields):
-    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
-    (folder / name).write_text(json.dumps({**head, "splits": {"train": node}, **fields}))
-    return folder / name
 
 
 def new_run(
@@ -46,12 +40,11 @@ def new_run(
     cost=None,
     **topology,
 ):
-    write(folder, inner, {"blend": [{"path": "b"}, {"path": "c"}]})
+    write_split(folder / inner, {"blend": [{"path": "b"}, {"path": "c"}]})
     entries = [{"path": "a", "weight": weight, "max_epochs": limit}, {"path": inner}]
     (folder / "excluded.txt").write_text("".join(f"{line}\n" for line in exclude))
-    mix = write(
-        folder,
-        "mix.yaml",
+    mix = write_split(
+        folder / "mix.yaml",
         {"interleave": entries, "new_source": new_source},
         exclude="excluded.txt",
         schedule_axis=axis,
@@ -67,14 +60,15 @@ def new_run(
 
 
 def inside(run, batches=6):
-    """The state of a run that has drawn a step and a half, and the tokens of its next batches."""
+    """Return the state of a run after a step and a half, and its next batches."""
+    draw(run, batches)
+    return run.state(), draw(run)
+
+
+def draw(run, batches=6):
+    """Return the tokens of the next batches of every rank."""
     iterators = [iter(loader) for loader in run.loaders]
-
-    def draw(count):
-        return [next(i).tokens.tolist() for _ in range(count) for i in iterators]
-
-    draw(batches)
-    return run.state(), draw(6)
+    return [next(i).tokens.tolist() for _ in range(batches) for i in iterators]
 
 
 CHANGES = {
@@ -101,20 +95,26 @@ def test_inside_a_step_the_settings_it_was_drawn_with_may_not_change(folder, nam
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_between_two_steps_it_may(folder, name):
+def test_between_two_steps_any_option_may_change(folder, name):
     state, _ = inside(new_run(folder), batches=8)
     assert new_run(folder, **CHANGES[name][0]).resume(state).step() is not None
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("cost", [None, AttentionCost(linear=0, quadratic=1)])
-def test_inside_a_step_its_rest_comes_on_any_workers(folder, cost, workers):
+@pytest.mark.parametrize(
+    ("cost", "workers"),
+    [
+        (None, 2),
+        (SQUARES, 0),
+        pytest.param(None, 0, marks=pytest.mark.nightly),
+        pytest.param(SQUARES, 2, marks=pytest.mark.nightly),
+    ],
+)
+def test_any_number_of_workers_finishes_an_open_step(folder, cost, workers):
     options = {"balance": None if cost is None else "attention", "cost": cost}
     state, expected = inside(new_run(folder, **options))
     again = new_run(folder, **options, workers=workers).resume(state)
     assert again.state() == state
-    iterators = [iter(loader) for loader in again.loaders]
-    assert [next(i).tokens.tolist() for _ in range(6) for i in iterators] == expected
+    assert draw(again) == expected
     if cost is not None:
         with pytest.raises(StateMismatchError, match="cost: .*saved inside a step"):
             new_run(folder, balance="attention", cost=AttentionCost(1, 1)).resume(state)
@@ -133,10 +133,9 @@ class Instance:
 
 
 @pytest.mark.parametrize("cost", [closure, Instance, lambda sign: partial(np.multiply, sign)])
-def test_a_cost_of_the_user_is_known_by_its_values(folder, cost):
+def test_a_custom_cost_is_identified_by_its_values(folder, cost):
     state, expected = inside(new_run(folder, balance="attention", cost=cost(1)))
     again = new_run(folder, balance="attention", cost=cost(1)).resume(state)
-    iterators = [iter(loader) for loader in again.loaders]
-    assert [next(i).tokens.tolist() for _ in range(6) for i in iterators] == expected
+    assert draw(again) == expected
     with pytest.raises(StateMismatchError, match="cost: .*saved inside a step"):
         new_run(folder, balance="attention", cost=cost(-1)).resume(state)

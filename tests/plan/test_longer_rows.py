@@ -1,7 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows that become longer or shorter in a run, and are packed otherwise: all is read once."""
+"""Row length and packing may change during a run, and everything is still read once."""
 
+import itertools
 import json
 import random
 from collections import Counter
@@ -22,6 +23,7 @@ from tests.plan.memory_documents import (
     take,
     trained,
 )
+from tests.plan.runs import edit_yaml, write_split
 from tests.saves import save_cursor
 from tests.support import (
     LargeTokenizer,
@@ -33,13 +35,14 @@ from tests.support import (
     write_tokens,
     write_weights,
 )
+from tests.support import take as take_batches
 
 ROWS = 8
 TOPOLOGIES = [(1, 8), (1, 2), (2, 4), (4, 1), (8, 1)]
 
 
 def documents(count, first_id, seed):
-    """Every token has an id of its own; some documents have one token, some fill many rows."""
+    """Return documents of unique token ids, from one token to many rows."""
     rng = np.random.default_rng(seed)
     lengths = np.where(rng.random(count) < 0.2, rng.integers(200, 900, count), 0)
     lengths = np.where(lengths, lengths, rng.integers(1, 60, count))
@@ -47,31 +50,31 @@ def documents(count, first_id, seed):
     return [list(range(end - length, end)) for end, length in zip(ends, lengths)]
 
 
+CORPORA = {name: documents(60, 100 + 20_000 * n, n) for n, name in enumerate("abc")}
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("longer")
-    for number, name in enumerate("abc"):
-        write_tokens(folder / name, documents(60, 100 + 20_000 * number, number), np.int32)
+    for name, tokens in CORPORA.items():
+        write_tokens(folder / name, tokens, np.int32)
     return folder
 
 
 def transitions_of(names):
-    """How often each pair of tokens that follow each other in a document has to be trained."""
-    found = Counter()
-    for name in names:
-        number = "abc".index(name)
-        for each in documents(60, 100 + 20_000 * number, number):
-            found.update(zip(each, each[1:]))
-    return found
+    """Return how often each pair of adjacent tokens must be trained per epoch."""
+    return Counter(
+        pair for name in names for tokens in CORPORA[name] for pair in zip(tokens, tokens[1:])
+    )
 
 
 class Run:
-    """A run of some steps at a time, each time under other options."""
+    """A run that is resumed several times, each time with other options."""
 
     def __init__(self):
         self.state, self.batches, self.ended = None, [], False
 
-    def go_on(self, mix, steps, *, ranks=1, batch=ROWS, workers=0, seq_len=64, **options):
+    def read(self, mix, steps, *, ranks=1, batch=ROWS, workers=0, seq_len=64, **options):
         encoder = PackedTaskEncoder(LargeTokenizer(), seq_len, packing_buffer_docs=20, **options)
         loaders = [
             loader_for(
@@ -106,30 +109,31 @@ class Run:
 
 
 def write(folder, weights, epochs=1, **fields):
-    """An interleave, in a file of its own, of which each source ends."""
-    path = write_mix(folder / "mix.yaml", list(weights.items()))
-    content = json.loads(path.read_text())
-    entries = content["splits"]["train"].pop("blend")
-    content["splits"]["train"]["interleave"] = [
-        {**entry, "max_epochs": epochs} for entry in entries
-    ]
-    path.write_text(json.dumps({**content, **fields}))
-    return path
+    """Write an interleave in which every source ends."""
+    entries = [{"path": path, "weight": w, "max_epochs": epochs} for path, w in weights.items()]
+    return write_split(folder / "mix.yaml", {"interleave": entries}, **fields)
 
 
-@pytest.mark.parametrize("first", ["bin", "sequential"])
-@pytest.mark.parametrize("second", ["bin", "sequential"])
-@pytest.mark.parametrize(
-    "lengths", [(64, 256, 32), pytest.param((256, 64, 128), marks=pytest.mark.nightly)]
-)
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_every_transition_is_trained_once_an_epoch_over_changes_of_length_and_packing(
+#: Every pair of values is in the suite, all combinations run at night.
+CHANGES = [
+    pytest.param(
+        *(first, second, lengths, epochs),
+        marks=() if lengths[0] == 64 and epochs == 1 + (first != second) else pytest.mark.nightly,
+    )
+    for first, second, lengths, epochs in itertools.product(
+        PACKERS, PACKERS, [(64, 256, 32), (256, 64, 128)], [1, 2, 3]
+    )
+]
+
+
+@pytest.mark.parametrize(("first", "second", "lengths", "epochs"), CHANGES)
+def test_each_transition_is_trained_once_when_length_and_packing_change(
     data, first, second, lengths, epochs
 ):
     run, mix = Run(), write(data, {"a": 1, "b": 2}, epochs)
-    run.go_on(mix, 5, seq_len=lengths[0], packing=first)
-    run.go_on(mix, 3, ranks=2, batch=2, workers=1, seq_len=lengths[1], packing=second)
-    run.go_on(mix, 999, ranks=4, batch=2, seq_len=lengths[2], packing=first)
+    run.read(mix, 5, seq_len=lengths[0], packing=first)
+    run.read(mix, 3, ranks=2, batch=2, workers=1, seq_len=lengths[1], packing=second)
+    run.read(mix, 999, ranks=4, batch=2, seq_len=lengths[2], packing=first)
     assert run.ended
     expected = transitions_of("ab")
     assert trained_transitions(run.batches) == {k: epochs * n for k, n in expected.items()}
@@ -138,7 +142,7 @@ def test_every_transition_is_trained_once_an_epoch_over_changes_of_length_and_pa
 
 
 def chain(data, seed):
-    """Ten hops; a source is away for some of them, and comes back at rows of another length."""
+    """Return a run of eleven hops; sources that were absent return with other row lengths."""
     rng, run = random.Random(seed), Run()
     for hop in range(11):
         names = "abc" if hop == 10 else rng.choice(("abc", "abc", "ab", "bc"))
@@ -150,7 +154,7 @@ def chain(data, seed):
             options["alignment"] = rng.choice((1, 1, 4))
             options["packing_max_docs_per_bin"] = rng.choice((None, None, 3))
         steps = 9999 if hop == 10 else rng.randint(0, 4)
-        run.go_on(mix, steps, ranks=ranks, batch=batch, **options)
+        run.read(mix, steps, ranks=ranks, batch=batch, **options)
     return run
 
 
@@ -166,8 +170,8 @@ def test_ten_hops_over_lengths_packings_topologies_and_mixes_read_everything_onc
 
 @pytest.mark.parametrize("second", ["bin", "sequential"])
 @pytest.mark.parametrize("first", ["bin", "sequential"])
-def test_documents_of_one_token_are_counted_once_an_epoch_wherever_the_change_is(first, second):
-    """Windows share one token, which may be all of a document; two epochs may be at hand."""
+def test_documents_of_one_token_count_once_wherever_rows_change(first, second):
+    """Windows share one token, which may be a whole document; pieces of two epochs may be left."""
     lengths = [1] * 12 + [5, 1, 9, 1]
     options = {"epochs": 3, "buffer_docs": 24}
     count = len(take(planned(lengths, packing=first, seq_len=4, **options)))
@@ -182,24 +186,22 @@ def test_documents_of_one_token_are_counted_once_an_epoch_wherever_the_change_is
         assert documents_in(found) == 3 * len(lengths), number
 
 
-def test_a_run_that_changes_nothing_reads_what_one_without_a_stop_reads(data):
+def test_resumes_without_a_change_read_what_one_run_reads(data):
     mix = write(data, {"a": 1, "b": 2}, epochs=2)
     whole, parts = Run(), Run()
-    whole.go_on(mix, 12)
+    whole.read(mix, 12)
     for steps in (3, 0, 4, 5):
-        parts.go_on(mix, steps)
+        parts.read(mix, steps)
     assert [b.tokens.tolist() for b in parts.batches] == [b.tokens.tolist() for b in whole.batches]
 
 
-def test_an_axis_of_tokens_counts_rows_as_long_as_they_were(data):
-    """8 rows of 64, then 8 of 256 a step: 2 steps, 1 024 tokens; 2 more, 5 120; 1 more of 64."""
+def test_an_axis_of_tokens_counts_rows_with_the_length_they_had(data):
+    """Two steps of 8 rows of 64 are 1,024 tokens; with two of 8 rows of 256 they are 5,120."""
     weights = {"a": {"step": {0: 1, 5000: 0}}, "b": {"step": {0: 0, 5000: 1}}}
     mix = write(data, weights, epochs=9, schedule_axis="tokens")
-    run, shares = Run(), []
+    run = Run()
     for seq_len, steps in ((64, 2), (256, 2), (64, 1), (64, 1)):
-        begin = len(run.batches)
-        loader = run.go_on(mix, steps, seq_len=seq_len)
-        shares += [set(batch.documents_per_source()) for batch in run.batches[begin:]]
+        loader = run.read(mix, steps, seq_len=seq_len)
     assert [{"a"} if n < 4 else {"b"} for n in range(6)] == [
         {key for key, count in batch.tokens_per_source().items() if count} for batch in run.batches
     ]
@@ -207,19 +209,17 @@ def test_an_axis_of_tokens_counts_rows_as_long_as_they_were(data):
     assert find_blend(loader.dataset).position(6, 48) == 16 * 64 + 16 * 256 + 16 * 64
 
 
-def test_inside_a_step_rows_stay_as_they_are(data):
+def test_row_length_may_not_change_inside_a_step(data):
     mix, run = write(data, {"a": 1, "b": 2}), Run()
-    encoder = PackedTaskEncoder(LargeTokenizer(), 64)
-    options = {"worker_config": config(), "batch_size": 2, "rows_per_step": ROWS}
-    loader = loader_for(get_train_dataset(mix, task_encoder=encoder, **options))
+    loader = open_loader(mix, 64, batch_size=2)
     next(iter(loader))
     run.state = json.dumps(loader.state_dict())
     with pytest.raises(StateMismatchError, match="seq_len: saved 64, now 128"):
-        run.go_on(mix, 1, seq_len=128)
+        run.read(mix, 1, seq_len=128)
 
 
-def test_conversations_stay_as_long_as_they_are(tmp_path):
-    """A conversation is cut to a row, so its tokens would change under the run."""
+def test_row_length_of_conversations_may_not_change(tmp_path):
+    """Conversations are truncated to a row, so their tokens would change during the run."""
     write_tokens(tmp_path / "a", [[5, 6, 7, 8]] * 40)
     write_weights(tmp_path / "a", [[0, 0, 1, 1]] * 40, tokenizer=LargeTokenizer())
     mix = write_mix(tmp_path / "mix.yaml", [("a", 1)])
@@ -235,12 +235,11 @@ def test_conversations_stay_as_long_as_they_are(tmp_path):
         loader(32).load_state_dict(first.state_dict())
 
 
-def test_a_trace_crosses_the_change(data, tmp_path):
+def test_a_trace_crosses_a_change_of_length(data, tmp_path):
     run, mix = Run(), write(data, {"a": 1, "b": 2})
     for seq_len, steps in ((64, 3), (256, 2), (256, 1)):
-        run.go_on(mix, steps, seq_len=seq_len)
+        run.read(mix, steps, seq_len=seq_len)
         save_cursor(tmp_path / "run", len(run.batches), json.loads(run.state))
-    tokens = {name: documents(60, 100 + 20_000 * n, n) for n, name in enumerate("abc")}
     for step, batch in enumerate(run.batches):
         result = energon_ext("trace", tmp_path / "run", mix, "--step", step, "--json")
         rows = [json.loads(line) for line in result.stdout.splitlines()]
@@ -249,10 +248,10 @@ def test_a_trace_crosses_the_change(data, tmp_path):
             token
             for row in rows
             for number, start, stop in row["contents"]
-            for token in tokens[row["source"]][number][start:stop]
+            for token in CORPORA[row["source"]][number][start:stop]
         }
         read = set(batch.tokens[~batch.padding_mask()].tolist())
-        # A row ends before the last token that it has a label of.
+        # The last label of a row is not one of its inputs.
         assert read <= shown and len(shown - read) <= ROWS, step
         number = next(row["contents"][0][0] for row in rows if row["source"] == "b")
         for last in ((), ("--step", step)):
@@ -260,7 +259,7 @@ def test_a_trace_crosses_the_change(data, tmp_path):
             assert f"step {step}, row" in result.stdout
 
 
-# A plan that begins again -------------------------------------------------------------------------
+# Later passes -------------------------------------------------------------------------------------
 
 
 def open_loader(mix, seq_len, **options):
@@ -272,17 +271,16 @@ def open_loader(mix, seq_len, **options):
     )
 
 
-def test_a_further_pass_without_repeat_counts_its_rows_by_their_own_length(data):
+def test_a_second_pass_without_repeat_counts_rows_by_its_own_length(data):
     weights = {"a": {"step": {0: 1, 9000: 0.1}}, "b": {"step": {0: 0.1, 9000: 1}}}
     mix = write_mix(data / "once.yaml", list(weights.items()))
-    mix.write_text(json.dumps({**json.loads(mix.read_text()), "schedule_axis": "tokens"}))
+    edit_yaml(mix, schedule_axis="tokens")
     short = open_loader(mix, 64, repeat=False)
-    for _ in zip(range(4), short):
-        pass
+    take_batches(short, 4)
     long = open_loader(mix, 256, repeat=False)
     long.load_state_dict(short.state_dict())
     assert long.state_dict()["row_lengths"] == [[32, 64]]
-    assert list(long), "what the first pass has left"
+    assert list(long), "the rest of the first pass"
     expected = list(open_loader(mix, 256, repeat=False))
     second = list(long)
     assert [b.tokens.tolist() for b in second] == [b.tokens.tolist() for b in expected]
@@ -290,15 +288,12 @@ def test_a_further_pass_without_repeat_counts_its_rows_by_their_own_length(data)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_further_pass_of_an_epochized_blend_counts_its_rows_by_their_own_length(data, workers):
-    """32 rows of 64 are read of the first pass; then rows of 256 to its end, and beyond."""
-    mix = write_mix(data / "epochized.yaml", [])
-    entries = [{"path": name, "repetitions": 1} for name in "ab"]
-    content = {**json.loads(mix.read_text()), "schedule_axis": "tokens"}
-    mix.write_text(json.dumps({**content, "splits": {"train": {"blend_epochized": entries}}}))
+def test_a_second_pass_of_an_epochized_blend_counts_rows_by_its_own_length(data, workers):
+    """The first pass reads 32 rows of 64, then rows of 256 to its end and beyond."""
+    node = {"blend_epochized": [{"path": name, "repetitions": 1} for name in "ab"]}
+    mix = write_split(data / "epochized.yaml", node, schedule_axis="tokens")
     short = open_loader(mix, 64)
-    for _ in zip(range(4), short):
-        pass
+    take_batches(short, 4)
     long = open_loader(mix, 256, workers=workers)
     long.load_state_dict(short.state_dict())
     iterator, before, blend = iter(long), None, find_blend(long.dataset)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Steps that are skipped and documents that are excluded, over topologies and resumes."""
+"""Skipped steps and excluded documents, on many topologies and over resumes."""
 
 import json
 
@@ -15,7 +15,7 @@ from energon_ext.config.run_fields import run_fields
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext
-from tests.plan.runs import SEQ_LEN, Run, numbered_documents, tokens_of
+from tests.plan.runs import SEQ_LEN, Run, edit_yaml, numbered_documents, tokens_of, write_numbered
 from tests.saves import save_cursor
 from tests.support import write_dataset, write_mix, write_tokens
 
@@ -27,14 +27,14 @@ ENTRIES = [("a", {"linear": {0: 3, 20: 1}}), ("b", 1)]
 @pytest.fixture
 def folder(tmp_path):
     for name, size in SIZES.items():
-        write_tokens(tmp_path / name, numbered_documents(*size), np.int32)
+        write_numbered(tmp_path / name, *size)
     return tmp_path
 
 
 def mix(folder, name="mix", **fields):
-    """A metadataset with further fields beside its splits."""
+    """Write a metadataset with further top-level fields."""
     path = write_mix(folder / f"{name}.yaml", ENTRIES)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    edit_yaml(path, **fields)
     return path
 
 
@@ -47,7 +47,7 @@ def exclude(folder, *lines):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "workers", "batch"), [(1, 0, 8), (1, 0, 2), (2, 2, 2), (4, 3, 1)]
+    ("ranks", "workers", "batch"), [(1, 0, 2), (4, 0, 1), (2, 2, 2), (1, 3, 1)]
 )
 def test_skipping_steps_leaves_all_other_steps_unchanged(folder, ranks, workers, batch):
     all_steps = Run(mix(folder, "all"), rows=ROWS).steps(20)
@@ -58,11 +58,11 @@ def test_skipping_steps_leaves_all_other_steps_unchanged(folder, ranks, workers,
     assert run.steps(12) == [all_steps[n] for n in (0, 1, 2, 5, 6, 7, 8, 12, 13, 14, 15, 16)]
 
 
-def test_a_skip_that_is_added_by_a_resume_leaves_the_rest_alone(folder):
+def test_a_skip_added_by_a_resume_changes_no_other_step(folder):
     all_steps = Run(mix(folder, "all"), rows=ROWS).steps(20)
     run = Run(mix(folder, "all"), rows=ROWS)
     run.steps(4)
-    # It lies before the resume in part: what was read stays read.
+    # Part of the range is before the resume: steps already read stay read.
     resumed = Run(mix(folder, skip=[[2, 6], [8, 9]]), ranks=2, batch=2, rows=ROWS)
     resumed.resume(run.state())
     assert resumed.steps(3) == [all_steps[n] for n in (6, 7, 9)]
@@ -73,10 +73,10 @@ def test_a_skip_that_is_added_by_a_resume_leaves_the_rest_alone(folder):
     assert json.loads(again.state())["skipped"] == [[4, 6], [8, 9]]
 
 
-def test_a_step_that_is_half_read_cannot_be_skipped(folder):
+def test_a_partly_read_step_cannot_be_skipped(folder):
     run = Run(mix(folder, "all"), batch=2, rows=ROWS)
     iterator = iter(run.loaders[0])
-    for _ in range(5):  # the first step and a quarter of the second
+    for _ in range(5):  # one step and a quarter
         next(iterator)
     state = run.state()
     with pytest.raises(ConfigError, match="step 1 was partly read.*skip steps from 2 on"):
@@ -84,22 +84,19 @@ def test_a_step_that_is_half_read_cannot_be_skipped(folder):
     assert Run(mix(folder, skip=[[2, 3]]), batch=2, rows=ROWS).resume(state)
 
 
-def test_schedules_of_optimizer_steps_know_what_was_skipped(folder):
+def test_schedule_positions_include_skipped_steps(folder):
     blend = find_blend(Run(mix(folder, skip=[[6, 8], [3, 5]]), rows=ROWS).loaders[0])
     assert [blend.position(step) for step in range(6)] == [0, 1, 2, 5, 8, 9]
 
 
-def test_ranges_that_touch_or_overlap_are_one():
+def test_adjacent_and_overlapping_ranges_are_merged():
     found = run_fields(None, [[10, 12], [9, 10], [1, 6], [2, 3]], None, EPath("mix.yaml"))
     assert found.skip.ranges == ((1, 6), (9, 12))
 
 
 def test_a_run_that_skips_its_last_steps_ends(folder):
     path = mix(folder, skip=[[2, 10**5]])
-    content = json.loads(path.read_text())
-    for entry in content["splits"]["train"]["blend"]:
-        entry["max_epochs"] = 1
-    path.write_text(json.dumps(content))
+    edit_yaml(path, lambda split: [entry.update(max_epochs=1) for entry in split["blend"]])
     run = Run(path, rows=ROWS)
     assert [step is None for step in run.steps(3)] == [False, False, True]
 
@@ -110,11 +107,11 @@ EXCLUDED = {"a": [0, 7, 33, 120], "b": [5]}
 LINES = [f"{source}:{number}" for source, numbers in EXCLUDED.items() for number in numbers]
 
 
-@pytest.mark.parametrize(("ranks", "workers", "batch"), [(1, 0, 8), (2, 2, 2)])
-def test_an_excluded_document_is_read_like_an_empty_one(
+@pytest.mark.parametrize(("ranks", "workers", "batch"), [(1, 0, 8), (2, 1, 2)])
+def test_an_excluded_document_reads_like_an_empty_one(
     folder, tmp_path_factory, ranks, workers, batch
 ):
-    """Files in which these documents have no token give the same rows."""
+    """Token files in which these documents are empty give the same rows."""
     emptied = tmp_path_factory.mktemp("emptied")
     for name, size in SIZES.items():
         documents = numbered_documents(*size)
@@ -134,10 +131,9 @@ def test_a_document_excluded_on_resume_is_in_no_later_pack_plan(folder):
     run = Run(plain, rows=ROWS)
     run.steps(2)
     resumed = Run(mix(folder, **fields), rows=ROWS).resume(run.state())
-    # The plan of lengths that was begun holds one epoch at most; two later it is long gone.
+    # The open plan contains at most one epoch, so it is finished after forty steps.
     resumed.steps(40)
-    # An epoch takes up to 25 steps; a document may be in the first row of one plan, and be carried
-    # over from the next one.
+    # An epoch takes up to 25 steps, and a document may wait for a second one if it is carried over.
     read = tokens_of(resumed.steps(60))
     for name, size in SIZES.items():
         for number, document in enumerate(numbered_documents(*size)):
@@ -146,16 +142,10 @@ def test_a_document_excluded_on_resume_is_in_no_later_pack_plan(folder):
 
 
 @pytest.mark.parametrize(
-    "steps",
-    [
-        pytest.param(1, marks=pytest.mark.nightly),
-        5,
-        pytest.param(13, marks=pytest.mark.nightly),
-        27,
-    ],
+    "steps", [5, 27, *(pytest.param(steps, marks=pytest.mark.nightly) for steps in (1, 13))]
 )
-def test_a_resume_is_exact_where_the_list_grew_inside_a_plan(folder, steps):
-    """The rows of the plan that is open stay; saved again inside it they stay once more."""
+def test_a_resume_is_exact_if_exclusions_grow_inside_a_plan(folder, steps):
+    """The rows of the open plan stay, also after a second save inside it."""
     run = Run(mix(folder, "all"), rows=ROWS)
     run.steps(3)
     some = mix(folder, "some", **exclude(folder, *LINES[:2]))
@@ -170,22 +160,22 @@ def test_a_resume_is_exact_where_the_list_grew_inside_a_plan(folder, steps):
     assert third.steps(8) == expected[4:]
 
 
-def test_the_plan_that_is_open_is_finished_as_it_was(folder):
+def test_exclusions_do_not_change_the_open_plan(folder):
     run = Run(mix(folder, "all"), rows=ROWS)
     run.steps(1)
     state = run.state()
-    rest = run.steps(3)  # of some 70 rows that a hundred documents make
+    rest = run.steps(3)  # from a plan of about 70 rows
     fields = exclude(folder, *(f"a:{number}" for number in range(100)))
     assert Run(mix(folder, **fields), rows=ROWS).resume(state).steps(3) == rest
 
 
-# What is refused ---------------------------------------------------------------------------------
+# Refusals ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "skip", [5, [5], [[5]], [[5, 5]], [[-1, 2]], [[1.5, 2.0]], [[0, True]], "x"]
 )
-def test_what_is_no_range_of_steps_is_refused(folder, skip):
+def test_an_invalid_range_of_steps_is_refused(folder, skip):
     with pytest.raises(ConfigError, match=r"mix.yaml: skip: .* ranges of steps are needed"):
         Run(mix(folder, skip=skip), rows=ROWS)
 
@@ -202,51 +192,51 @@ def test_what_is_no_range_of_steps_is_refused(folder, skip):
         ("a:150", "cannot exclude document 150; there are only 150"),
     ],
 )
-def test_a_line_that_names_no_document_is_refused(folder, line, words):
+def test_an_invalid_exclusion_is_refused(folder, line, words):
     with pytest.raises(ConfigError, match=words):
         Run(mix(folder, **exclude(folder, line)), rows=ROWS)
 
 
-def test_a_file_that_is_no_text_is_refused(folder):
+def test_a_binary_file_of_exclusions_is_refused(folder):
     (folder / "excluded.txt").write_bytes(bytes(range(128, 250)))
     with pytest.raises(ConfigError, match="line 1: .* SOURCE:NUMBER is needed"):
         Run(mix(folder, exclude="excluded.txt"), rows=ROWS)
 
 
-def test_a_missing_file_is_refused(folder):
+def test_a_missing_file_of_exclusions_is_refused(folder):
     with pytest.raises(ConfigError, match="gone.txt: no such file"):
         Run(mix(folder, exclude="gone.txt"), rows=ROWS)
 
 
-def test_a_source_of_which_nothing_is_left_is_refused(folder):
+def test_excluding_all_documents_of_a_source_is_refused(folder):
     lines = [f"b:{number}" for number in range(SIZES["b"][0])]
     with pytest.raises(ConfigError, match="b: all documents are empty or excluded"):
         Run(mix(folder, **exclude(folder, *lines)), rows=ROWS)
 
 
 class Plain(DynamicBlendMixin, DefaultTaskEncoder):
-    """Samples as they are, streamed."""
+    """Streams its samples."""
 
     plan_samples = False
 
 
 @pytest.mark.parametrize("fields", [{"skip": [[1, 2]]}, {"exclude": "excluded.txt"}])
-def test_streamed_sources_leave_nothing_out(folder, fields):
+def test_streamed_sources_support_neither_skip_nor_exclude(folder, fields):
     write_dataset(folder / "web", ["x" * 30] * 20)
     path = write_mix(folder / "mix.yaml", [("web", 1)])
     exclude(folder, "web:train:3")
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    edit_yaml(path, **fields)
     with pytest.raises(ConfigError, match="streamed"):
         Run(path, rows=ROWS, encoder=Plain())
 
 
-def test_one_metadataset_says_what_is_left_out(folder):
+def test_only_one_metadataset_may_set_skip(folder):
     inner = mix(folder, "inner")
     outer = write_mix(folder / "outer.yaml", [(inner, 1)])
     all_steps = Run(outer, rows=ROWS).steps(3)
     mix(folder, "inner", skip=[[1, 2]])
     assert Run(outer, rows=ROWS).steps(2) == [all_steps[0], all_steps[2]]
-    outer.write_text(json.dumps({**json.loads(outer.read_text()), "skip": [[5, 6]]}))
+    edit_yaml(outer, skip=[[5, 6]])
     with pytest.raises(ConfigError, match="inner.yaml and .*outer.yaml: `skip` in both; remove it"):
         Run(outer, rows=ROWS)
 
@@ -254,8 +244,8 @@ def test_one_metadataset_says_what_is_left_out(folder):
 # Commands ----------------------------------------------------------------------------------------
 
 
-def test_diff_and_trace_name_what_is_left_out(folder):
-    for name in SIZES:  # the command makes the encoder again, with bytes as tokens
+def test_commands_show_skipped_steps_and_excluded_documents(folder):
+    for name in SIZES:  # the command uses the tokenizer of bytes
         write_tokens(folder / name, [[65 + n % 26] * (3 + n % 40) for n in range(150)])
     path = mix(folder, skip=[[1, 3], [7, 8]], **exclude(folder, *LINES))
     run = Run(path, rows=ROWS, encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN))
@@ -266,7 +256,7 @@ def test_diff_and_trace_name_what_is_left_out(folder):
     assert "steps to be skipped: 7 to 7" in lines
     assert "a: 4 documents are excluded" in lines
     blend = find_blend(run.loaders[0])
-    said = forecast.text(forecast.make(blend, 9, None, False), blend, 9).splitlines()
-    assert said[-1] == "Steps 1 to 2, 7 to 7 are planned but skipped; they are counted here."
+    last = forecast.text(forecast.make(blend, 9, None, False), blend, 9).splitlines()[-1]
+    assert last == "Steps 1 to 2, 7 to 7 are planned but skipped; they are counted here."
     traced = energon_ext("trace", folder / "run", path, "--step", 7, "--global-batch-size", ROWS)
     assert "Step 7 is skipped" in traced.stderr

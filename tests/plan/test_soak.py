@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A long run costs at its end what it cost at its beginning, and counts as arithmetic does."""
+"""A long run counts correctly, and its memory and states do not grow."""
 
 import gc
 import json
@@ -13,14 +13,15 @@ import pytest
 
 from energon_ext import get_train_dataset
 from energon_ext.loader.data_loader import ExactDataLoader
-from tests.plan.test_epochs import documents, encoder, entry, write
+from tests.plan.runs import write_split
+from tests.plan.test_epochs import documents, encoder, entry
 from tests.support import batch_hash, config, take, write_tokens
 
 A = documents(1000, np.random.default_rng(0).integers(1, 40, 200).tolist())
 B = documents(40_000, np.random.default_rng(1).integers(1, 40, 60).tolist())
 C = documents(60_000, [5, 30, 1, 16, 17, 39, 2, 8, 11])
 SOURCES = {"a": A, "b": B, "c": C}
-#: Three sources, at most eight carried-over documents each; counts have more digits later.
+#: Three sources with at most eight carried-over documents each; counts grow by digits.
 MOST_STATE_BYTES = 4096
 MOST_GROWTH_BYTES = 8 * 2**20
 
@@ -47,7 +48,7 @@ def resident_bytes():
 
 
 def tokens_trained(batches):
-    """How often each token was the input of a position that is trained, int64 [80_000]."""
+    """Count how often each token was the input of a trained position, int64 [80_000]."""
     inputs = [batch.tokens[batch.token_weights > 0].numpy() for batch in batches]
     return np.bincount(np.concatenate([np.zeros(0, np.int64), *inputs]), minlength=80_000)
 
@@ -61,15 +62,15 @@ def next_of_a_resume(path, packing, state):
 
 
 def check_long_run(folder, packing, scale, every):
-    """Reads to the end of all epochs; every so many batches it is measured and resumed.
+    """Read to the end of all epochs; save, measure and resume every ``every`` batches.
 
     Returns:
-        Batches; bytes of the states; resident bytes.
+        Number of batches, sizes of the states in bytes, and resident bytes.
     """
     epochs = {"a": 2 * scale, "b": 6 * scale, "c": 40 * scale}
     weights = {"a": {"linear": {0: 3, 400 * scale: 1}}, "b": 1, "c": {"step": {0: 0, 500: 2}}}
     entries = [entry(name, epochs[name], weight=weights[name]) for name in SOURCES]
-    path = write(folder / "mix.yaml", {"blend": entries})
+    path = write_split(folder / "mix.yaml", {"blend": entries})
 
     loader = load(path, packing)
     drawn, trained = Counter(), np.zeros(80_000, np.int64)
@@ -100,14 +101,14 @@ def check_long_run(folder, packing, scale, every):
 
 
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
-def test_a_long_run_ends_with_every_document_read_as_often_as_it_may(folder, packing):
+def test_a_long_run_reads_every_document_up_to_its_limit(folder, packing):
     count, sizes, _ = check_long_run(folder, packing, scale=1, every=300)
     assert count > 1000 and max(sizes) <= MOST_STATE_BYTES
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
-def test_a_million_batches_take_no_more_memory_and_no_larger_states(folder, packing):
+def test_a_million_batches_keep_memory_and_states_bounded(folder, packing):
     count, sizes, resident = check_long_run(folder, packing, scale=900, every=100_000)
     print(f"{packing}: {count} batches, states of {sizes} bytes, {resident} bytes resident")
     assert count > 1_000_000 and max(sizes) <= MOST_STATE_BYTES

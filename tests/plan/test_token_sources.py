@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Token files as sources: every document once an epoch, exact resume, errors that name the file."""
+"""Token files as sources: one read per epoch, exact resume, errors that name the file."""
 
 import json
 
@@ -18,6 +18,7 @@ from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders import sources
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
+from tests.plan.runs import write_split
 from tests.support import (
     LargeTokenizer,
     batch_hash,
@@ -32,14 +33,14 @@ from tests.support import (
 )
 
 SEQ_LEN = 16
-FIRST = 1000  # tokens of document d: FIRST + d * 100 + position, so that each is unique
+FIRST = 1000  # token of document d: FIRST + 100 * d + position
 
 
 def documents(lengths):
     return [[FIRST + 100 * d + p for p in range(length)] for d, length in enumerate(lengths)]
 
 
-LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 40, 60)]
+LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 40, 40)]
 
 
 def encoder(**options):
@@ -66,7 +67,7 @@ def mix(tmp_path, pair):
 
 
 def one_epoch(mix, ranks, num_workers, packing):
-    """Batches of all ranks of a blend that is read once."""
+    """Return the batches of all ranks of a blend that is read once."""
     batches = []
     for rank in range(ranks):
         dataset = get_train_dataset(
@@ -80,17 +81,19 @@ def one_epoch(mix, ranks, num_workers, packing):
     return batches
 
 
-@pytest.mark.parametrize("packing", ["bin", "sequential"])
 @pytest.mark.parametrize(
-    ("ranks", "num_workers"),
+    ("packing", "ranks", "num_workers"),
     [
-        (1, 0),
-        (2, 2),
-        pytest.param(1, 3, marks=pytest.mark.nightly),
-        pytest.param(3, 0, marks=pytest.mark.nightly),
+        ("bin", 2, 2),
+        ("sequential", 3, 0),
+        *(
+            pytest.param(packing, *topology, marks=pytest.mark.nightly)
+            for packing in ("bin", "sequential")
+            for topology in ((1, 0), (1, 3), (3, 0), (2, 2))
+        ),
     ],
 )
-def test_an_epoch_trains_every_transition_of_every_document_once(mix, ranks, num_workers, packing):
+def test_an_epoch_trains_every_transition_once(mix, ranks, num_workers, packing):
     batches = one_epoch(mix, ranks, num_workers, packing)
     counts = trained_transitions(batches)
     expected = {(a, b) for tokens in documents(LENGTHS) for a, b in zip(tokens, tokens[1:])}
@@ -99,12 +102,12 @@ def test_an_epoch_trains_every_transition_of_every_document_once(mix, ranks, num
     assert sum(sum(b.documents_per_source().values()) for b in batches) == len(LENGTHS)
 
 
-def test_two_epochs_have_two_orders_and_the_seed_decides_them(tmp_path):
+def test_each_epoch_has_its_own_order_determined_by_the_seed(tmp_path):
     write_tokens(tmp_path / "web", documents([SEQ_LEN + 1] * 50))
     mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
 
     def order(seed):
-        """Documents as they come; each is a row."""
+        """Return the order of the documents, each of which is a row."""
         task_encoder = encoder(packing_carry=0)
         dataset = dataset_of(mix, batch_size=1, seed=seed, task_encoder=task_encoder)
         return [int(batch.tokens[0]) for batch in take(loader_for(dataset), 100)]
@@ -125,7 +128,7 @@ def test_two_epochs_have_two_orders_and_the_seed_decides_them(tmp_path):
         pytest.param("sequential", 2, marks=pytest.mark.nightly),
     ],
 )
-def test_a_resume_is_exact_at_every_batch_and_over_hops(mix, num_workers, packing):
+def test_a_resume_is_exact_at_every_batch_and_over_two_resumes(mix, num_workers, packing):
     def fresh():
         return loader_for(
             dataset_of(mix, task_encoder=encoder(packing=packing), num_workers=num_workers)
@@ -134,41 +137,39 @@ def test_a_resume_is_exact_at_every_batch_and_over_hops(mix, num_workers, packin
     loader = fresh()
     iterator = iter(loader)
     hashes, states = [], []
-    for _ in range(40):  # more than an epoch
+    for _ in range(30):  # more than an epoch
         hashes.append(batch_hash(next(iterator)))
         states.append(loader.save_state_rank())
-    for position in range(39) if num_workers == 0 else (6, 25):
+    for position in range(29) if num_workers == 0 else (6, 22):
         resumed = fresh()
         resumed.restore_state_rank(states[position])
         again = iter(resumed)
         assert batch_hash(next(again)) == hashes[position + 1]
         hop = fresh()
         hop.restore_state_rank(resumed.save_state_rank())
-        expected = hashes[position + 2 : position + 8]
+        expected = hashes[position + 2 : position + 6]
         assert [batch_hash(batch) for batch in take(hop, len(expected))] == expected
         close_loaders()
 
 
-def test_a_subset_reads_its_documents_only_and_validation_reads_in_order(tmp_path, pair):
+def test_a_subset_reads_only_its_documents_and_validation_in_order(tmp_path, pair):
     reference = {"path": "web_text_document", "subset": {"range": ["50%", "100%"]}}
-    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
-    content = {**head, "splits": {"train": {"blend": [reference]}, "val": reference}}
-    (tmp_path / "part.yaml").write_text(str(content))
-    batches = take(loader_for(dataset_of(tmp_path / "part.yaml")), 40)
+    train = write_split(tmp_path / "train.yaml", {"blend": [reference]})
+    batches = take(loader_for(dataset_of(train)), 40)
     seen = {t for b in batches for t in b.tokens.tolist() + b.labels.tolist()}
     read = {(t - FIRST) // 100 for t in seen if t >= FIRST}
-    assert read == set(range(30, 60))
+    assert read == set(range(20, 40))
     [(validation, _)] = get_val_datasets(
-        tmp_path / "part.yaml",
+        write_split(tmp_path / "val.yaml", reference, split="val"),
         worker_config=config(),
         batch_size=1,
         task_encoder=encoder(packing="sequential"),
     )
     stream = [t for batch in loader_for(validation) for t in batch.tokens.tolist() if t >= FIRST]
-    assert stream == [t for tokens in documents(LENGTHS)[30:] for t in tokens][: len(stream)]
+    assert stream == [t for tokens in documents(LENGTHS)[20:] for t in tokens][: len(stream)]
 
 
-def test_documents_of_several_sequences_and_empty_ones_are_read_whole(tmp_path):
+def test_multi_sequence_and_empty_documents_are_read_whole(tmp_path):
     import torch
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
@@ -186,7 +187,7 @@ def test_documents_of_several_sequences_and_empty_ones_are_read_whole(tmp_path):
     assert batch.validate().tokens.max() == 70001
 
 
-def test_documents_of_many_rows_are_mixed_with_each_other(tmp_path, monkeypatch):
+def test_documents_longer_than_a_row_are_mixed(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 8)
     write_tokens(tmp_path / "long", [[FIRST + d] * (10 * SEQ_LEN + 1) for d in range(40)])
     mix = write_mix(tmp_path / "mix.yaml", [("long", 1)])
@@ -195,7 +196,7 @@ def test_documents_of_many_rows_are_mixed_with_each_other(tmp_path, monkeypatch)
     assert sum(len(set(batch.tokens.tolist())) for batch in batches) / 30 > 4.5
 
 
-def test_a_file_that_grew_is_another_file(tmp_path, pair, mix):
+def test_a_file_that_grew_is_refused_by_a_resume(tmp_path, pair, mix):
     loader = loader_for(dataset_of(mix))
     take(loader, 3)
     state = loader.save_state_rank()
@@ -207,12 +208,12 @@ def test_a_file_that_grew_is_another_file(tmp_path, pair, mix):
     assert differences.pop("web_text_document: index")
     assert differences.pop("web_text_document: sample")
     assert differences == {
-        "web_text_document: documents": (60, 61),
+        "web_text_document: documents": (40, 41),
         "web_text_document: tokens": (sum(LENGTHS), sum(LENGTHS) + 5),
     }
 
 
-def test_a_file_of_other_documents_as_long_is_another_file(pair, mix):
+def test_a_file_with_equal_lengths_but_other_tokens_is_refused_by_a_resume(pair, mix):
     loader = loader_for(dataset_of(mix))
     take(loader, 3)
     cursor = loader.state_dict()
@@ -231,40 +232,40 @@ def test_a_file_of_other_documents_as_long_is_another_file(pair, mix):
         (lambda pair: pair.with_suffix(".idx").write_bytes(b"no index"), "not a Megatron index"),
     ],
 )
-def test_a_damaged_pair_is_refused_while_building(pair, mix, damage, message):
+def test_a_damaged_pair_is_refused_when_the_dataset_is_built(pair, mix, damage, message):
     damage(pair)
     with pytest.raises(ConfigError, match=message):
         dataset_of(mix)
 
 
-def test_a_suffix_in_the_path_changes_nothing_of_what_is_read(tmp_path, mix, pair):
+def test_a_suffix_in_the_path_does_not_change_the_rows(tmp_path, mix, pair):
     other = write_mix(tmp_path / "other.yaml", [("web_text_document.bin", 1)])
     first, second = (take(loader_for(dataset_of(path)), 5) for path in (mix, other))
     assert [batch_hash(batch) for batch in first] == [batch_hash(batch) for batch in second]
 
 
-def test_a_cache_of_megatron_in_a_folder_of_the_same_name_is_no_dataset(tmp_path, pair, mix):
+def test_a_megatron_cache_folder_of_the_same_name_is_not_a_dataset(tmp_path, pair, mix):
     (tmp_path / "web_text_document" / "cache").mkdir(parents=True)
     assert take(loader_for(dataset_of(mix)), 1)[0].validate().sources == ("web_text_document",)
     write_dataset(tmp_path / "web_text_document", ["a prepared folder wins"] * 3)
     assert find_blend(dataset_of(mix)).keys == ("web_text_document:train",)
 
 
-def test_a_worker_without_documents_is_no_end(tmp_path):
+def test_a_source_with_fewer_documents_than_workers_does_not_end_the_run(tmp_path):
     write_tokens(tmp_path / "one", documents([30]))
     write_tokens(tmp_path / "many", documents(LENGTHS))
     mix = write_mix(tmp_path / "mix.yaml", [("one", 1), ("many", 1)])
-    assert len(take(loader_for(dataset_of(mix, num_workers=3)), 9)) == 9
+    assert len(take(loader_for(dataset_of(mix, num_workers=2)), 9)) == 9
 
 
-def test_tokens_that_the_tokenizer_does_not_have_are_refused(mix):
+def test_token_ids_outside_the_vocabulary_are_refused(mix):
     with pytest.raises(
-        ConfigError, match="contains token id 6[0-9]+, but the tokenizer bytes has 260"
+        ConfigError, match="contains token id 4[0-9]+, but the tokenizer bytes has 260"
     ):
         dataset_of(mix, task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN))
 
 
-def test_a_token_file_that_another_tokenizer_wrote_is_refused(mix, pair):
+def test_a_token_file_from_another_tokenizer_is_refused(mix, pair):
     meta = pair.with_name(pair.name + ".meta.json")
     meta.write_text(json.dumps({"tokenizer": LargeTokenizer().fingerprint()}))
     dataset_of(mix)
@@ -279,24 +280,21 @@ def test_a_token_file_that_another_tokenizer_wrote_is_refused(mix, pair):
         dataset_of(mix)
 
 
-def test_a_token_file_leaves_at_its_cap_and_comes_back_when_the_cap_is_raised(tmp_path, pair):
+def test_a_source_ends_at_its_limit_and_returns_when_it_is_raised(tmp_path, pair):
     write_tokens(tmp_path / "other", documents(LENGTHS))
 
-    def fresh(cap):
-        entries = [{"path": "web_text_document", "max_epochs": cap}, {"path": "other"}]
-        write_mix(tmp_path / "capped.yaml", [])
-        content = json.loads((tmp_path / "capped.yaml").read_text())
-        content["splits"]["train"] = {"interleave": entries}
-        (tmp_path / "capped.yaml").write_text(json.dumps(content))
-        return loader_for(dataset_of(tmp_path / "capped.yaml"))
+    def fresh(limit):
+        entries = [{"path": "web_text_document", "max_epochs": limit}, {"path": "other"}]
+        path = write_split(tmp_path / "limited.yaml", {"interleave": entries})
+        return loader_for(dataset_of(path))
 
     def documents_of_web(batches):
         return sum(b.documents_per_source().get("web_text_document", 0) for b in batches)
 
-    loader = fresh(cap=2)
-    assert documents_of_web(take(loader, 150)) == 2 * len(LENGTHS)
+    loader = fresh(limit=2)
+    assert documents_of_web(take(loader, 110)) == 2 * len(LENGTHS)
     state = loader.save_state_rank()
-    for cap, more in ((2, 0), (3, len(LENGTHS))):
-        resumed = fresh(cap)
+    for limit, more in ((2, 0), (3, len(LENGTHS))):
+        resumed = fresh(limit)
         resumed.restore_state_rank(state)
-        assert documents_of_web(take(resumed, 100)) == more
+        assert documents_of_web(take(resumed, 70)) == more

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Who reads which row of a step, worked out by hand."""
+"""Traces give the rank that reads each row of a step; results worked out by hand."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ KEYS = ("a", "b")
 
 
 def step_without_two_rows():
-    """Documents of 8 tokens, one a row; of two sources, and none at the places 3 and 6."""
+    """Return a step of 8-token documents, one per row, with no row at places 3 and 6."""
     step = Step()
     for source, places in enumerate(([0, 4, 5], [1, 2, 7])):
         rows = planned([8] * 5, packing="sequential", seq_len=8, epochs=1)
@@ -24,7 +24,7 @@ def step_without_two_rows():
     return step
 
 
-def test_every_row_has_its_rank_its_micro_batch_and_its_contents_or_none():
+def test_a_trace_gives_rank_micro_batch_and_contents_of_every_row():
     step = step_without_two_rows()
     found = [each.to_json() for each in rows_of(step, TOPOLOGY, KEYS)]
     assert [each["row"] for each in found] == list(range(8))
@@ -32,19 +32,18 @@ def test_every_row_has_its_rank_its_micro_batch_and_its_contents_or_none():
     assert [each["micro_batch"] for each in found] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [each["source"] for each in found] == ["a", "b", "b", None, "a", "a", None, "b"]
     assert found[3] == {"row": 3, "rank": 1, "micro_batch": 0, "source": None, "contents": []}
-    for own, each in zip((0, None, None, None, 1, 2), found):
-        if own is not None:
-            taken, number, _ = step.taken(each["row"])
-            assert number == own and each["contents"] == taken.contents(own) != []
+    for place, expected in ((0, 0), (4, 1), (5, 2)):
+        taken, number, _ = step.taken(place)
+        assert number == expected and found[place]["contents"] == taken.contents(number) != []
     assert [step.taken(number) is None for number in range(8)] == [
         each["source"] is None for each in found
     ]
 
 
-def test_rows_that_are_dealt_by_cost_are_traced_to_whom_they_are_dealt():
+def test_a_trace_follows_rows_balanced_by_cost():
     step = step_without_two_rows()
     costs = step.costs(AttentionCost(linear=1, quadratic=0), 8)
-    assert costs.tolist() == [9, 9, 9, 0, 9, 9, 0, 9]  # and the label of the last
+    assert costs.tolist() == [9, 9, 9, 0, 9, 9, 0, 9]  # including the last label
     step.balance(AttentionCost(linear=1, quadratic=0), TOPOLOGY)
-    lacking = [each.rank for each in rows_of(step, TOPOLOGY, KEYS) if each.source is None]
-    assert sorted(lacking) == [0, 1]  # where 3 and 6 were both of rank 1
+    empty = [each.rank for each in rows_of(step, TOPOLOGY, KEYS) if each.source is None]
+    assert sorted(empty) == [0, 1]  # rows 3 and 6 were both on rank 1 before

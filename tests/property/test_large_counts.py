@@ -1,8 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Ten thousand documents, rows and weights, and a million every night: nothing is lost or twice."""
+"""Ten thousand documents, rows and weights; a million at night: nothing is lost or repeated."""
 
-import math
 import random
 
 import numpy as np
@@ -13,6 +12,7 @@ from energon_ext.weights import Weights, weight_from_config
 from energon_ext.weights.schedule import KINDS
 from tests.mixture.slow import interleave
 from tests.packing.buffers import plans_of
+from tests.weights.slow import slow_weight
 
 every_count = pytest.mark.parametrize(
     "count", [10_000, pytest.param(1_000_000, marks=pytest.mark.nightly)]
@@ -21,8 +21,8 @@ every_count = pytest.mark.parametrize(
 
 @every_count
 @pytest.mark.parametrize("make", [SequentialPacker, BestFitPacker])
-def test_packed_documents_are_whole_and_once_and_no_row_overflows(make, count):
-    """Sorted, the pieces of a document share one token each and reach from its first to its end."""
+def test_packed_documents_are_complete_and_no_row_overflows(make, count):
+    """Adjacent pieces of a document share one token and cover it from start to end."""
     seq_len = 64
     lengths = np.random.default_rng(count).lognormal(3, 1.2, count).astype(int)  # some are 0
     plans = list(plans_of(make(seq_len), lengths.tolist(), buffer_docs=512))
@@ -42,24 +42,8 @@ def test_packed_documents_are_whole_and_once_and_no_row_overflows(make, count):
     assert (pieces.stops == lengths[pieces.documents])[is_last].all()
 
 
-def slow_weight(kind, points, position):
-    """The table of the schedules, read in plain Python."""
-    before = [point for point in points if point <= position]
-    after = [point for point in points if point > position]
-    if not before or not after:
-        return points[min(points) if not before else max(points)]
-    left, right = max(before), min(after)
-    low, high, t = points[left], points[right], (position - left) / (right - left)
-    return {
-        "step": low,
-        "linear": low + t * (high - low),
-        "cosine": low + (high - low) * (1 - math.cos(math.pi * t)) / 2,
-        "exponential": low * (high / low) ** t,
-    }[kind]
-
-
 @every_count
-def test_weights_of_random_schedules_are_those_of_the_formulas(count):
+def test_random_schedules_follow_the_formulas(count):
     rng, found, expected = random.Random(count), [], []
     for _ in range(count // 100):
         parts = [
@@ -75,8 +59,8 @@ def test_weights_of_random_schedules_are_those_of_the_formulas(count):
 
 
 @every_count
-def test_members_of_an_interleave_have_their_share_of_all_rows_after_every_step(count):
-    """Never off by a row: 1 - 1 / (2 n - 2) where shares stay."""
+def test_an_interleave_is_never_a_row_off_after_any_step(count):
+    """With constant shares, no member is off by more than 1 - 1 / (2 n - 2) rows."""
     weights, rows = [7, 1, 0.25, 3, 3], 20
     mixture, _ = interleave(weights)
     shares = np.array(weights) / sum(weights)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws, saves, restores, damage and ends in any order, against a list and a place in it."""
+"""Draws, saves, restores and damage in any order are compared with a list."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
-from tests.plan.runs import Run, write_numbered
+from tests.plan.runs import Run, write_numbered, write_split
 from tests.support import close_loaders
 
 ROWS = 8
@@ -26,7 +26,7 @@ TOPOLOGIES = [(1, 0, 1), (1, 0, 8), (2, 0, 2), (4, 0, 1), (8, 0, 1)]
 
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
-    """Half of it ends: ``a`` is read twice, and then ``b`` alone, three times in all."""
+    """A mix that ends: ``a`` is read twice and ``b`` three times, alone at the end."""
     folder = tmp_path_factory.mktemp("machine")
     write_numbered(folder / "a", 60, 100, seed=1)
     write_numbered(folder / "b", 50, 10_000, seed=2)
@@ -34,25 +34,20 @@ def mix(tmp_path_factory):
         {"path": "a", "weight": {"linear": {0: 3, 6: 1}}, "max_epochs": 2},
         {"path": "b", "weight": 1, "max_epochs": 3},
     ]
-    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
-    path = folder / "mix.yaml"
-    path.write_text(json.dumps({**head, "splits": {"train": {"interleave": entries}}}))
-    return path
+    return write_split(folder / "mix.yaml", {"interleave": entries})
 
 
 @pytest.fixture(scope="module")
 def steps(mix):
-    """All steps of a run that nobody disturbs, and None after them."""
-    run, found = Run(mix, rows=ROWS), []
-    while (step := run.step()) is not None:
-        found.append(step)
+    """All steps of an undisturbed run, then None."""
+    found = list(iter(Run(mix, rows=ROWS).step, None))
     assert len(found) > 12
     return [*found, None]
 
 
 def machine(mix, steps):
     class Machine(RuleBasedStateMachine):
-        """The model is a place in a list of steps, and what was saved at which place."""
+        """The model is an index into a list of steps, and the states saved at each index."""
 
         @initialize(topology=st.sampled_from(TOPOLOGIES))
         def begin(self, topology):
@@ -87,7 +82,7 @@ def machine(mix, steps):
         @precondition(lambda self: self.saved and self.has_begun)
         @rule(data=st.data())
         def restore_again(self, data):
-            """Another state comes too late, and changes nothing."""
+            """Restoring after the first batch is refused and changes nothing."""
             state, _ = data.draw(st.sampled_from(self.saved))
             for loader in self.run.loaders:
                 with pytest.raises(ConfigError, match="in a new loader"):
@@ -96,7 +91,7 @@ def machine(mix, steps):
         @precondition(lambda self: self.saved and not self.has_begun)
         @rule(data=st.data(), seed=st.integers(0, 2**32))
         def damage(self, data, seed):
-            """A state that was damaged is refused by every rank, and changes nothing."""
+            """Every rank refuses a damaged state, which changes nothing."""
             text, _ = data.draw(st.sampled_from(self.saved))
             for loader in self.run.loaders:
                 with pytest.raises((StateFormatError, StateMismatchError)):
@@ -106,7 +101,7 @@ def machine(mix, steps):
 
 
 def damaged(text, rng):
-    """A state with one number, truth or text in it changed, one key lost, or a list cut."""
+    """Return a state with one value changed, or one item removed."""
     state = json.loads(text)
     place, spots = state, []
     while True:

@@ -1,21 +1,20 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Any mix, packing and axis: a run goes on from every save on every topology, state and all.
+"""With any mix, packing and axis, a run continues from every save on every topology.
 
-A resume that is checked for the step after it, and for the state after that, is checked for any
-number of hops: the next one begins with a state that the undisturbed run has too.
+It is enough to check the step after a resume and the state after that step: the next resume would
+start from a state of the undisturbed run.
 """
 
-import json
 import random
 
 import pytest
 
 from energon_ext import PackedTaskEncoder
-from tests.plan.runs import SEQ_LEN, Run, write_numbered
+from tests.plan.runs import SEQ_LEN, Run, write_numbered, write_split
 from tests.support import LargeTokenizer, close_loaders
 
-#: Weights that look wrong, and limits that end a run early, are meant here.
+# Odd weights and limits that end a run early are intended here.
 pytestmark = pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
 
 ROWS = 16
@@ -25,23 +24,21 @@ TOPOLOGIES = [*((ranks, 0, batch) for ranks, batch in IN_PROCESS), (1, 3, 4), (2
 
 
 class Configuration:
-    """Everything that a seed decides: sources, tree of the mix, encoder, axis."""
+    """A random configuration: sources, tree of the mix, encoder and axis."""
 
     def __init__(self, folder, seed):
         self.folder, self.rng = folder, random.Random(seed)
-        self.splices = self.rng.random() < 0.4  # needs masked boundaries and no alignment
+        self.splices = self.rng.random() < 0.4  # splices need masked boundaries and no alignment
         self.names = [f"source{n}" for n in range(self.rng.randint(1, 5))]
         for n, name in enumerate(self.names):
             count, longest = self.rng.randint(2, 120), self.rng.choice([4, 30, 60, 200])
             write_numbered(folder / name, count, 100 + 15_000 * n, seed=seed, longest=longest)
-        content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
-        content["splits"] = {"train": self.node(self.names, depth=0)}
+        node, fields = self.node(self.names, depth=0), {}
         if self.rng.random() < 0.3:
             first = self.rng.randint(0, 8)
-            content["skip"] = [[first, first + self.rng.randint(1, 4)]]
-        content["schedule_axis"] = self.rng.choice(["steps", "tokens", "samples"])
-        self.mix = folder / "mix.yaml"
-        self.mix.write_text(json.dumps(content))
+            fields["skip"] = [[first, first + self.rng.randint(1, 4)]]
+        fields["schedule_axis"] = self.rng.choice(["steps", "tokens", "samples"])
+        self.mix = write_split(folder / "mix.yaml", node, **fields)
         packing = self.rng.choice(["bin", "sequential"])
         self.options = {
             "packing": packing,
@@ -52,7 +49,7 @@ class Configuration:
         }
 
     def node(self, names, depth):
-        """A tree over some sources, with a file for each node below the first."""
+        """Return a tree over sources; every node below the root has its own file."""
         groups = [[name] for name in names]
         if depth < 2 and len(names) > 2 and self.rng.random() < 0.6:
             cut = self.rng.randint(1, len(names) - 1)
@@ -65,9 +62,7 @@ class Configuration:
         weight = self.rng.choice([1, 0.01, 7]) if is_first else self.weight()
         if len(names) > 1:
             path = self.folder / f"inner{depth}.yaml"
-            head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
-            inner = {**head, "splits": {"train": self.node(names, depth + 1)}}
-            path.write_text(json.dumps(inner))
+            write_split(path, self.node(names, depth + 1))
             return {"path": path.name, "weight": weight}
         entry = {"path": names[0], "weight": weight}
         if not is_first and self.rng.random() < 0.4:
@@ -80,7 +75,7 @@ class Configuration:
 
     def weight(self):
         kind = self.rng.choice(["constant", "step", "linear", "cosine", "exponential"])
-        scale = self.rng.choice([1, SEQ_LEN * ROWS])  # of steps, of tokens
+        scale = self.rng.choice([1, SEQ_LEN * ROWS])  # in steps, in tokens
         places = sorted(self.rng.sample(range(STEPS + 4), 3))
         lowest = 0.01 if kind == "exponential" else 0
         values = [self.rng.choice([lowest, 0.5, 1, 20]) for _ in places]

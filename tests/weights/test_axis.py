@@ -15,11 +15,11 @@ def positions(axis, *, batch_rows=2, ranks=1):
     return [clock.at(step, 8 * step) for step in range(4)]
 
 
-def test_breakpoints_count_steps_unless_told_otherwise():
+def test_breakpoints_count_steps_by_default():
     assert positions(ScheduleAxis()) == positions(ScheduleAxis("steps")) == [0, 1, 2, 3]
 
 
-def test_breakpoints_may_count_tokens_or_rows_of_all_ranks_or_batches_of_one():
+def test_breakpoints_may_count_tokens_samples_or_batches():
     assert positions(ScheduleAxis("tokens")) == [0, 800, 1600, 2400]
     assert positions(ScheduleAxis("samples"), ranks=2) == [0, 8, 16, 24]
     # Eight rows are four batches of two on one rank, two on each of two ranks.
@@ -27,18 +27,18 @@ def test_breakpoints_may_count_tokens_or_rows_of_all_ranks_or_batches_of_one():
     assert positions(ScheduleAxis("batches"), ranks=2) == [0, 2, 4, 6]
 
 
-def test_two_workers_third_batch_of_the_second_is_position_five():
+def test_the_third_batch_of_the_second_of_two_workers_is_position_five():
     """Conformance: with two workers, worker 1 makes batches 1, 3, 5 of its rank."""
     third_of_worker_one = [batch for batch in range(6) if batch % 2 == 1][2]
     clock = Clock(ScheduleAxis("batches"), Topology(rows_per_step=4, batch_rows=4, workers=2))
     assert clock.at(step=99, row=4 * third_of_worker_one) == 5
 
 
-def test_a_run_may_end_where_it_begins():
+def test_a_run_may_end_at_its_first_step():
     assert ScheduleAxis(end=0).end == 0
 
 
-def test_tokens_cannot_be_counted_where_rows_have_no_fixed_length():
+def test_tokens_cannot_be_counted_without_a_fixed_row_length():
     message = (
         "schedule_axis: rows have no fixed length, so tokens cannot be counted; count steps or "
         "samples, or set `tokens_per_sample` on the TaskEncoder."
@@ -56,7 +56,7 @@ def test_tokens_cannot_be_counted_where_rows_have_no_fixed_length():
         ({"end": True}, "ScheduleAxis.end: True"),
     ],
 )
-def test_an_axis_that_cannot_be_is_refused(options, message):
+def test_an_invalid_axis_is_refused(options, message):
     with pytest.raises(ConfigError) as error:
         ScheduleAxis(**options)
     assert str(error.value).startswith(message)

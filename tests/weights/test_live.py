@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The file of live weights: what a controller may append, and what a planner reads of it."""
+"""The file of live weights: what a controller may append, and what a planner reads."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def read(path, names=None):
     return live
 
 
-def test_lines_follow_each_other_and_are_on_disk_at_once(path):
+def test_set_appends_lines_to_the_file_at_once(path):
     live = LiveWeights(path)
     assert live.next_step == 0
     live.set(10, {"web": 1, "code": 0.5}, through=19)
@@ -58,9 +58,7 @@ def test_lines_follow_each_other_and_are_on_disk_at_once(path):
         (20, 30, {"web": "2"}, "web: '2' is not a finite number"),
     ],
 )
-def test_a_line_that_overlaps_leaves_a_gap_or_is_no_weight_is_not_written(
-    path, first, through, weights, words
-):
+def test_an_invalid_line_is_not_written(path, first, through, weights, words):
     live = LiveWeights(path)
     live.set(10, {"web": 1}, through=19)
     with pytest.raises(ConfigError) as error:
@@ -69,12 +67,12 @@ def test_a_line_that_overlaps_leaves_a_gap_or_is_no_weight_is_not_written(
     assert path.read_text() == line(10, 19, web=1.0)
 
 
-def test_numbers_of_numpy_are_numbers(path):
+def test_numpy_numbers_are_accepted(path):
     LiveWeights(path).set(np.int64(0), {"web": np.float32(0.5)}, through=np.int64(3))
     assert path.read_text() == line(0, 3, web=0.5)
 
 
-def test_nothing_follows_a_line_without_an_end(path):
+def test_no_line_may_follow_one_without_an_end(path):
     live = LiveWeights(path)
     live.set(5, {"web": 1})
     with pytest.raises(ConfigError, match="no further line is needed; .* steps 5 to the end"):
@@ -99,14 +97,14 @@ def test_nothing_follows_a_line_without_an_end(path):
         ('{"from_step": 1, "weights": {"code": 1}}', "from_step: 1 found, 2 is needed"),
     ],
 )
-def test_a_malformed_line_is_one_line_with_its_number(path, text, words):
+def test_a_malformed_line_is_reported_with_its_number(path, text, words):
     path.write_bytes(line(0, 1, code=1).encode() + text.encode("latin-1") + b"\n")
     with pytest.raises(ConfigError, match=words) as error:
         read(path, ["code"])
     assert str(error.value).startswith(f"{path}: line 2: ") and "\n" not in str(error.value)
 
 
-def test_a_pipe_or_a_folder_is_no_file_of_weights(path):
+def test_a_pipe_or_folder_is_refused(path):
     os.mkfifo(path)
     with pytest.raises(ConfigError, match="not a regular file"):
         read(path)
@@ -114,7 +112,7 @@ def test_a_pipe_or_a_folder_is_no_file_of_weights(path):
         read(path.parent)
 
 
-def test_a_half_written_line_waits_for_its_end(path):
+def test_a_partly_written_line_is_read_once_complete(path):
     whole = line(0, 4, web=1) + line(5, 9, web=2)
     path.write_text(whole[:-1])
     live = read(path)
@@ -124,20 +122,20 @@ def test_a_half_written_line_waits_for_its_end(path):
     assert live.covers(9)
 
 
-def test_a_controller_that_was_killed_in_a_line_writes_it_anew(path):
+def test_a_controller_killed_mid_line_rewrites_it(path):
     path.write_text(line(0, 4, web=1) + '{"from_step": 5, "thr')
     LiveWeights(path).set(5, {"web": 3.0}, through=9)
     assert path.read_text() == line(0, 4, web=1) + line(5, 9, web=3.0)
 
 
-def test_weights_are_those_of_the_line_then_of_the_entry(path):
+def test_a_line_overrides_the_weights_of_the_entries(path):
     path.write_text(line(2, 3, web=7) + line(4, 5, code=1) + line(6, 7, web=0))
     live = read(path, ["web", "code"])
     own = weight_from_config({"linear": {0: 0, 10: 10}})
     web, code = LiveWeight(live, ["web"], own), LiveWeight(live, ["code"], ConstantWeight(4))
     weights = Weights([web, code])
     found = [weights.at(step).tolist() for step in range(10)]
-    #          before the first line | line 1       | line 2, web its own | line 3, and behind it
+    #          before the first line | line 1       | line 2, web as in entry | line 3 and after
     assert found == [[0, 4], [1, 4], [7, 4], [7, 4], [4, 1], [5, 1], [0, 4], [0, 4], [0, 4], [0, 4]]
 
 
@@ -149,8 +147,8 @@ def test_weights_are_those_of_the_line_then_of_the_entry(path):
     ),
     batches=st.integers(1, 3),
 )
-def test_every_step_has_what_a_plain_list_of_steps_has(tmp_path_factory, first, blocks, batches):
-    """Read in several goes, one line or more at a time."""
+def test_every_step_has_the_weights_of_a_plain_list(tmp_path_factory, first, blocks, batches):
+    """The file is read several times, after one or more new lines."""
     path = tmp_path_factory.mktemp("live") / "live.jsonl"
     expected, live, read_to = [{}] * first, LiveWeights(path), 0
     specs = {name: LiveWeight(live, [name], ConstantWeight(own)) for name, own in OWN.items()}
@@ -170,27 +168,27 @@ def test_every_step_has_what_a_plain_list_of_steps_has(tmp_path_factory, first, 
 OWN = {"a": 3, "b": 5}
 
 
-def test_a_line_that_is_read_later_holds_where_the_last_one_stood_in_for_it(path):
+def test_a_line_read_later_replaces_the_last_one(path):
     path.write_text(line(0, 1, web=1))
     live = read(path, ["web"])
     weights = Weights([LiveWeight(live, ["web"], ConstantWeight(9))])
-    assert weights.at(2).tolist() == [1]  # of the last line
+    assert weights.at(2).tolist() == [1]  # from the last line
     LiveWeights(path).set(2, {"web": 5}, through=3)
     live.read()
     assert [weights.at(step).tolist() for step in (2, 3)] == [[5], [5]]
 
 
-def test_a_planner_waits_for_the_line_that_covers_its_step(path):
+def test_a_planner_waits_for_a_line_that_covers_its_step(path):
     live = LiveWeights(path)
     controller = threading.Timer(0.05, lambda: LiveWeights(path).set(3, {"web": 1}, through=8))
     controller.start()
-    live.wait(2)  # before the first line: it says that the entries' own weights hold
+    live.wait(2)  # before the first line, so the entries' weights apply
     controller.join()
     live.wait(8)
     assert live.at(8)[0] == {"web": 1}
 
 
-def test_the_deadline_names_the_file_the_step_and_the_last_line(path):
+def test_the_deadline_error_gives_file_step_and_last_line(path):
     live = LiveWeights(path)
     live.deadline = 0
     with pytest.raises(WorkerError, match="no line covers step 0 after 0 s; the file has no line"):
@@ -204,7 +202,7 @@ def test_the_deadline_names_the_file_the_step_and_the_last_line(path):
     )
 
 
-def test_lines_that_vanish_under_a_run_are_an_error(path):
+def test_lines_that_disappear_are_an_error(path):
     path.write_text(line(0, 6, web=1))
     live = read(path)
     path.write_text("")
@@ -221,18 +219,18 @@ LINES = [line(2, 3, web=7), line(4, 5, web=1), line(6, 7, web=0)]
 @pytest.mark.parametrize(
     ("steps", "text"),
     [
-        (2, line(1, 3, web=7)),  # a line for a step that was planned without
+        (2, line(1, 3, web=7)),  # covers a step that was planned without a line
         (4, ""),
         (4, line(2, 3, web=8)),
         (4, line(2, 3, web=7, code=1)),
-        (4, line(2, 2, web=7)),  # step 3 is covered no more
+        (4, line(2, 2, web=7)),  # step 3 is no longer covered
         (4, line(2, 2, web=7) + line(3, 3, web=7)),
         (6, LINES[0]),
         (6, LINES[0] + line(4, 5, web=2)),
         (6, LINES[1] + LINES[2]),
     ],
 )
-def test_a_state_refuses_a_file_whose_used_lines_are_not_as_they_were(path, steps, text):
+def test_a_state_refuses_changed_lines_that_were_used(path, steps, text):
     path.write_text("".join(LINES))
     saved = read(path).used(steps)
     path.write_text(text)
@@ -252,23 +250,23 @@ def test_a_state_refuses_a_file_whose_used_lines_are_not_as_they_were(path, step
         (6, " ".join(LINES[:2]).replace(": ", ":")),  # spaces do not matter
     ],
 )
-def test_lines_behind_those_that_were_used_may_be_others(path, steps, text):
+def test_lines_not_yet_used_may_change(path, steps, text):
     path.write_text("".join(LINES))
     saved = read(path).used(steps)
     path.write_text(text)
     LiveWeights(path).check_used(saved, steps)
 
 
-def test_the_lines_before_a_step_end_there(path):
+def test_lines_before_a_step_are_cut_at_it(path):
     path.write_text("".join(LINES))
     live = read(path)
     assert [(each.from_step, each.through) for each in live.before(5)] == [(2, 3), (4, 4)]
     assert [(each.from_step, each.through) for each in live.before(6)] == [(2, 3), (4, 5)]
-    # Without a line the entries' own weights held, and a line may say so.
+    # Without a line the entries' weights applied, which an empty line states explicitly.
     assert live.before(2) == [(0, 1, {})] and live.before(0) == []
 
 
-def test_a_first_line_of_the_entries_own_weights_is_as_none(path):
+def test_an_empty_first_line_equals_no_line(path):
     path.write_text(line(0, 1) + "".join(LINES))
     saved = read(path).used(2), read(path).used(4)
     path.write_text("".join(LINES))
