@@ -186,6 +186,18 @@ def test_documents_of_one_token_count_once_wherever_rows_change(first, second):
         assert documents_in(found) == 3 * len(lengths), number
 
 
+def test_the_undrawn_pieces_of_a_document_become_one_piece_of_a_longer_row():
+    short = planned([9, 9], seq_len=4, epochs=1)  # two pieces of 5 tokens each, a row per piece
+    ((first,), *_), *_ = take(short, 1)
+    long = planned([9, 9], seq_len=20, epochs=1)
+    long.restore_state(state_of(short), PACKERS["bin"](4))
+    rest = [tokens for slices, *_ in take(long) for tokens in slices]
+    drawn, other = first[0] // 1000, 1 - first[0] // 1000
+    assert sorted(map(len, rest)) == [5, 9]
+    assert list(range(1000 * other, 1000 * other + 9)) in rest
+    assert {first[0] % 1000, *(tokens[0] - 1000 * drawn for tokens in rest)} >= {0, 4}
+
+
 def test_resumes_without_a_change_read_what_one_run_reads(data):
     mix = write(data, {"a": 1, "b": 2}, epochs=2)
     whole, parts = Run(), Run()
