@@ -237,7 +237,7 @@ def test_a_tokenizer_without_a_template_says_what_to_pass(hf_folder, tmp_path):
     bare = AutoTokenizer.from_pretrained(hf_folder)
     bare.chat_template = None
     bare.save_pretrained(tmp_path / "bare")
-    with pytest.raises(ConfigError, match="has no chat template; use a tokenizer that has one"):
+    with pytest.raises(ConfigError, match="has no chat template; use one that has"):
         HFChatTemplate(tmp_path / "bare")
     with pytest.raises(ConfigError, match="transformers cannot load it"):
         HFChatTemplate(tmp_path)
@@ -489,5 +489,5 @@ def test_a_resume_of_a_token_file_with_weights_continues_exactly(conversations, 
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(ConfigError, match="over_long: 'drop' found, cut or error allowed"):
+    with pytest.raises(ConfigError, match="over_long: 'drop' found, cut or error is allowed"):
         SFTTaskEncoder(ByteTokenizer(), 8, over_long="drop")

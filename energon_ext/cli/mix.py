@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Options by which a command opens a metadataset as a run would, and the dataset they describe."""
+"""Options with which a command opens a metadataset as a run would, and the resulting dataset."""
 
 import json
 import os
@@ -81,10 +81,10 @@ def open_mix(
 
     Args:
         encoder: ``MODULE:FUNCTION`` that returns the task encoder.
-        **options: of the tokenizer and :func:`make_encoder`, if there is no ``encoder``.
+        **options: arguments for the tokenizer and :func:`make_encoder`; unused with ``encoder``.
     """
     if encoder is not None:
-        _refuse_with_encoder(options)
+        _reject_with_encoder(options)
         task_encoder = named_encoder(encoder, DynamicBlendMixin)
     else:
         name = options.pop("tokenizer")
@@ -114,11 +114,11 @@ def warn_of_undecided_weights(blend: Blend, step: int) -> None:
             click.echo(printable(f"{live.path}: {reason}."), err=True)
 
 
-def _refuse_with_encoder(options: Iterable[str]) -> None:
+def _reject_with_encoder(options: Iterable[str]) -> None:
     source_of = click.get_current_context().get_parameter_source
     for name in options:
         if source_of(name) is ParameterSource.COMMANDLINE:
-            raise ConfigError(f"--{name.replace('_', '-')}: is set by --encoder; leave it out.")
+            raise ConfigError(f"--{name.replace('_', '-')}: is set by --encoder; remove it.")
 
 
 def named_encoder(name: str, needed: type) -> Any:

@@ -91,7 +91,7 @@ def _job(
     paths: Sequence[Any],
     options: Mapping[str, Any],
 ) -> Job:
-    """Return how to process documents, and the options that must not change on continuing."""
+    """Return how to process documents, with the options that a continued command must repeat."""
     named = [str(path) for path in paths]
     if len(named) > MOST_NAMED:
         digest = hashlib.sha256("\n".join(named).encode("utf-8", "replace")).hexdigest()

@@ -77,7 +77,7 @@ def keys_and_names(leaves: Sequence[Leaf]) -> list[tuple[str, SourceNames]]:
     for leaf in leaves:
         paths = [str(path) for path in leaf.dataset.paths]
         read = (_split_name(leaf.dataset), _subset_text(leaf.dataset), leaf.subflavors)
-        path = "+".join(portable_path(each, leaf.root) for each in paths)
+        path = "+".join(portable_path(path, leaf.root) for path in paths)
         portable.append(source_key(path, *read))
         absolute.append(source_key("+".join(paths), *read))
         ends.append(("+".join(map(_last_name, paths)), len(path)))

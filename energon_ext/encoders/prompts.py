@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prompts for reinforcement learning, with the same YAML and schedules as text."""
+"""Prompts for reinforcement learning, from the same YAML and schedules as text."""
 
 import functools
 from typing import Any, Sequence
@@ -110,7 +110,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         limit = self.max_prompt_tokens or len(tokens)
         if not 1 <= len(tokens) <= limit:
             raise SampleError(
-                f"Sample {sample.__key__}: prompt has {len(tokens)} tokens; 1 to {limit} allowed."
+                f"Sample {sample.__key__}: prompt has {len(tokens)} tokens, 1 to {limit} allowed."
             )
         return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=sample.metadata)
 

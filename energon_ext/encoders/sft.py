@@ -16,7 +16,7 @@ from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.chat import ChatTemplate, check_messages, default_template, split_answers
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sources import refuse_splices
+from energon_ext.encoders.sources import reject_splices
 from energon_ext.encoders.text import Document
 from energon_ext.encoders.tokenizer_protocol import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
@@ -58,12 +58,12 @@ class SFTTaskEncoder(PackedTaskEncoder):
     """Fine-tuning on answers; yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
 
     A sample has ``prompt`` and ``response``, or ``messages`` with roles system, user, assistant and
-    tool. The loss is on the responses, or on every assistant message; a special token that ends the
+    tool. The loss is on the response, or on every assistant message; a special token that ends the
     sample belongs to the last answer. Prompts and answers are tokenized separately, as they are at
     inference, and samples are packed whole.
 
     Samples without a trained label never reach a batch. They are counted when the text is
-    tokenized, where 100 in a row are an error; samples that lose their last trained label by
+    tokenized, which fails after 100 in a row; samples that lose their last trained label by
     cutting are counted when the dataset is built.
 
     Args:
@@ -101,7 +101,9 @@ class SFTTaskEncoder(PackedTaskEncoder):
         **options: Any,
     ):
         if over_long not in OVER_LONG:
-            raise ConfigError(f"over_long: {over_long!r} found, {' or '.join(OVER_LONG)} allowed.")
+            raise ConfigError(
+                f"over_long: {over_long!r} found, {' or '.join(OVER_LONG)} is allowed."
+            )
         # A conversation that continued in the next row would be separated from its questions.
         super().__init__(tokenizer, seq_len, packing="bin", mask_boundary_loss=True, **options)
         self.chat_template = chat_template or default_template(tokenizer)
@@ -144,7 +146,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
 
     def splice_of(self, entry: Entry) -> None:
         """Return None, and reject a splice: frames have no label weights."""
-        refuse_splices(self, [entry])
+        reject_splices(self, [entry])
 
     def token_file_meta(self) -> dict[str, Any]:
         return {**super().token_file_meta(), "chat_template": self.chat_template.fingerprint()}

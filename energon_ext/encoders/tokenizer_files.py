@@ -69,7 +69,7 @@ def load_sentencepiece(path: str) -> tuple[Any, str]:
     return loaded, hashlib.sha256(content).hexdigest()
 
 
-def refuse_tiktoken(name: str) -> None:
+def reject_tiktoken(name: str) -> None:
     """Raise ConfigError for a tiktoken tokenizer, with the command that converts it."""
     path = Path(name)
     if path.is_file() and path.suffix in (".tiktoken", ".model") and _is_tiktoken(path):

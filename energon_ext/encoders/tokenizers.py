@@ -15,7 +15,7 @@ from energon_ext.encoders.tokenizer_files import (
     load_sentencepiece,
     load_tokenizer_file,
     load_with_transformers,
-    refuse_tiktoken,
+    reject_tiktoken,
     special_tokens_beside,
 )
 from energon_ext.encoders.tokenizer_protocol import Tokenizer
@@ -226,7 +226,7 @@ def load_tokenizer(
         return ByteTokenizer(**options)
     if bos_token is not None:
         options.setdefault("add_bos", True)
-    refuse_tiktoken(str(name_or_path))
+    reject_tiktoken(str(name_or_path))
     is_sentencepiece = str(name_or_path).endswith(".model")
     tokenizer_class = SentencePieceTokenizer if is_sentencepiece else HFTokenizer
     return tokenizer_class(name_or_path, eos_token=eos_token, bos_token=bos_token, **options)

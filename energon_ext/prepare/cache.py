@@ -18,7 +18,7 @@ from typing import Any
 
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.prepare.accounts import is_prepared, left_out
+from energon_ext.prepare.accounts import is_prepared, skipped_documents
 from energon_ext.prepare.claim import ClaimedError, Part
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job, Record
@@ -35,7 +35,7 @@ SPLIT = "tokens"
 BYTES_PER_SECOND = 2_500_000
 MOST_SECONDS = 60.0
 
-#: How long a process waits for another to finish; NCCL collectives time out after 600 s.
+#: How long a process waits for another one to finish; NCCL collectives time out after 600 s.
 WAIT_SECONDS = 480.0
 _POLL_SECONDS = 0.2
 
@@ -56,7 +56,7 @@ class Cached:
     grows: bool = False  # True: units added to the source later are added to the entry
 
     @property
-    def is_there(self) -> bool:
+    def is_complete(self) -> bool:
         """True if the entry is complete."""
         try:  # a network file system may cache that a file is missing, but not a listing
             exists = self.folder.name in os.listdir(self.folder.parent)
@@ -90,13 +90,13 @@ def cache_folder(beside: Path, name: str, digest: str) -> Path:
     return root / f"{words}-{digest[:24]}"
 
 
-def ensure_made(wanted: Sequence[Cached]) -> None:
+def ensure_prepared(wanted: Sequence[Cached]) -> None:
     """Prepare missing entries; if that takes long, raise ConfigError with the command to run."""
-    by_folder = {each.folder: each for each in wanted if not each.is_there}
+    by_folder = {cached.folder: cached for cached in wanted if not cached.is_complete}
     missing = list(by_folder.values())
     if not missing:
         return
-    known = [each.seconds for each in missing if each.seconds is not None]
+    known = [cached.seconds for cached in missing if cached.seconds is not None]
     if sum(known) > MOST_SECONDS or len(known) < len(missing):
         names = missing[0].name + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         work = f"about {sum(known):,.0f} s of work" if known else "not local"
@@ -104,14 +104,14 @@ def ensure_made(wanted: Sequence[Cached]) -> None:
             f"{names}: samples have not been {missing[0].verb} yet ({work}). Run "
             f"`{missing[0].command()}` first; {CACHE_VARIABLE} sets the folder for the result."
         )
-    for each in missing:
-        make(each)
+    for cached in missing:
+        prepare(cached)
 
 
-def make(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
+def prepare(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
     """Prepare an entry, or wait until another process has prepared it."""
     deadline = time.monotonic() + wait_seconds
-    while not cached.is_there:
+    while not cached.is_complete:
         try:
             with _write_errors(cached):
                 prepared, _ = run_units(
@@ -127,9 +127,9 @@ def make(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> N
             time.sleep(_POLL_SECONDS)
 
 
-def make_part(cached: Cached, part: Part, jobs: int) -> None:
+def prepare_part(cached: Cached, part: Part, jobs: int) -> None:
     """Prepare one part of an entry; other processes prepare the other parts."""
-    if not cached.is_there:
+    if not cached.is_complete:
         with _write_errors(cached):
             prepared, _ = run_part(
                 cached.job, cached.units, cached.folder, part, jobs=jobs, title=cached.title
@@ -153,7 +153,7 @@ def _write_errors(cached: Cached) -> Iterator[None]:
 
 def _warn_of_refused(cached: Cached, prepared: Record) -> None:
     """Log a warning if samples were refused."""
-    count, first = left_out(prepared, "refused")
+    count, first = skipped_documents(prepared, "refused")
     if count:
         logger.warning(
             "%s: %d of %d samples cannot be %s, the first: %s",

@@ -33,7 +33,7 @@ class SpliceFields:
         dataset_name: key or folder name of the only source to take documents from; None for every
             source that the encoder splices.
         min_doc_length, max_doc_length: limits on the length of a chosen document, in tokens.
-        doc_select_mode: choice among these: ``longest``, ``shortest``, ``first`` or ``random``.
+        doc_select_mode: which of these to choose: ``longest``, ``shortest``, ``first``, ``random``.
         restrict_to_training_subset: choose only among the documents in the first
             ``max_train_batches * initial_batch_size`` rows of the source, as if read in order.
         initial_batch_size, max_train_batches: size of that subset.
@@ -235,7 +235,7 @@ class MultiSpliceConfig(SpliceFields):
         for index, weight in enumerate(weights):
             check_number(f"doc_weights[{index}]", weight)
         if not any(weights):
-            raise ConfigError(f"doc_weights: {[*weights]} found, at least one must be above 0.")
+            raise ConfigError(f"doc_weights: {[*weights]} found, at least one > 0 is needed.")
 
 
 def splice_from_config(value: Any, where: str) -> SpliceFields:

@@ -110,7 +110,7 @@ class SpliceIndex:
         return contents
 
     def token_shares(self) -> np.ndarray:
-        """Return the share of each document in all tokens, float [docs], whatever ``alpha`` is."""
+        """Return the share of each document in all tokens, float [docs], for any ``alpha``."""
         return self._tokens / self._tokens.sum()
 
     def coverage(self) -> np.ndarray:

@@ -161,7 +161,7 @@ class LossMap:
 
 
 def contents_of(batch: PackedBatch, names: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the document of each content in a batch, and the positions of it that are trained.
+    """Yield the document of each content in a batch, and the content's trained positions.
 
     The first position predicts the second token of the content.
 

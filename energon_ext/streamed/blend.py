@@ -48,7 +48,7 @@ _SHAPE = {
 }
 
 #: The interleave of a worker begins as if it had made up to this many draws; if all workers began
-#: with the first draw, they would all draw the same member at once.
+#: with the first draw, they would all draw the same member at the same time.
 _MOST_DRAWS_BEFORE = 4096
 
 
@@ -95,7 +95,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         Blend.__init__(self, sources, tree, clock)
         datasets = [source.rows for source in self.sources.values()]
         BaseWrapperDataset.__init__(self, datasets, worker_config=worker_config)
-        self._samples = [StreamedSamples(each, size_of) for each in self.sources.values()]
+        self._samples = [StreamedSamples(source, size_of) for source in self.sources.values()]
         self._repeats, self._restarts = repeats, restarts
         self.fingerprint = {
             **(fingerprint or {}),
@@ -115,7 +115,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         self._mixture: Mixture | None = None  # created in the worker, whose number it depends on
         self._moved: dict[str, str] = {}
         self._retained: dict[str, Any] = {}
-        self._drawn = self._batch = 0  # samples; the index of the batch of the last one
+        self._drawn = self._batch = 0  # samples drawn, and the batch index of the last one
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         return sum(dataset.len_worker(worker_idx) for dataset in self.datasets)

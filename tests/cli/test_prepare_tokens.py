@@ -255,7 +255,7 @@ def test_conversations_are_written_whole_and_what_the_encoder_refuses_is_counted
     assert documents(tmp_path / "out" / "train") == [encoded("ab" + "c" * 5000), encoded("ab")]
     assert weights(tmp_path / "out" / "train") == [[0] * 3 + [1] * 5001, [0, 0, 1, 1]]
     assert out.splitlines()[2].split()[:2] == ["train", "2"]
-    assert "left out as invalid: 1" in out
+    assert "skipped as invalid: 1" in out
     assert f"the first: Sample {lines}:2: message 0 is an answer without a question" in out
 
 

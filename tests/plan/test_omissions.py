@@ -214,7 +214,7 @@ def test_a_file_that_is_no_text_is_refused(folder):
 
 
 def test_a_missing_file_is_refused(folder):
-    with pytest.raises(ConfigError, match="gone.txt: no such file"):
+    with pytest.raises(ConfigError, match="gone.txt: does not exist"):
         Run(mix(folder, exclude="gone.txt"), rows=ROWS)
 
 
@@ -266,7 +266,9 @@ def test_diff_and_trace_name_what_is_left_out(folder):
     assert "steps to be skipped: 7 to 7" in lines
     assert "a: 4 documents are excluded" in lines
     blend = find_blend(run.loaders[0])
-    said = forecast.text(forecast.make(blend, 9, None, False), blend, 9).splitlines()
+    said = forecast.forecast_text(
+        forecast.make_forecast(blend, 9, None, False), blend, 9
+    ).splitlines()
     assert said[-1] == "Steps 1 to 2, 7 to 7 are planned but skipped; they are counted here."
     traced = energon_ext("trace", folder / "run", path, "--step", 7, "--global-batch-size", ROWS)
     assert "Step 7 is skipped" in traced.stderr

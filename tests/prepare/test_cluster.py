@@ -143,7 +143,7 @@ def test_a_bad_line_ends_its_part_alone_with_file_and_line(tmp_path, lines):
     for number in range(3):
         skipped = call_of(lines, tmp_path / "skipped", "--on-error", "skip")
         counts.append(energon_ext(*skipped, "--part", f"{number}/3").stdout)
-    assert "left out as unreadable: 1" in counts[-1] and "a.jsonl:151" in counts[-1]
+    assert "skipped as unreadable: 1" in counts[-1] and "a.jsonl:151" in counts[-1]
 
 
 @pytest.mark.parametrize("part", ["3/3", "-1/3", "1", "1/0", "x/y", "1/2/3"])

@@ -223,7 +223,7 @@ def test_a_field_out_of_range_is_refused_by_name(fields, message):
         ({"balance_tau": 1.5}, "balance_tau: 1.5 found, a number >= 0 and <= 1"),
         ({"epoch_length": 0}, "epoch_length: 0 found"),
         ({"doc_weights": [1.0, -1.0]}, r"doc_weights\[1\]: -1.0 found"),
-        ({"doc_weights": [0.0, 0.0]}, "at least one must be above 0"),
+        ({"doc_weights": [0.0, 0.0]}, "at least one > 0"),
         ({"doc_weights": 5}, "doc_weights: 5 found, a list of numbers"),
         ({"shuffle_per_epoch": 2}, "shuffle_per_epoch: 2 found, true or false"),
         ({"jitter_mode": "sobol"}, "one of uniform, low_discrepancy"),
