@@ -13,7 +13,7 @@ from typing import Sequence
 import torch
 import torch.nn.functional as F
 
-from energon_ext.arguments import check_number
+from energon_ext.arguments import check_choice, check_number
 from energon_ext.errors import ConfigError, SampleError
 
 #: Denominators of :func:`unified_loss`.
@@ -142,9 +142,7 @@ def group_advantages(
 
 def check_denominator(denominator: str) -> None:
     """Raise ConfigError unless ``denominator`` is one of :data:`DENOMINATORS`."""
-    if denominator not in DENOMINATORS:
-        allowed = " or ".join(DENOMINATORS)
-        raise ConfigError(f"denominator: {denominator!r} found, {allowed} is allowed.")
+    check_choice("denominator", denominator, DENOMINATORS)
 
 
 def _check_loss_inputs(

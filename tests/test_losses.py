@@ -142,7 +142,7 @@ def test_bad_inputs_are_named(logits, labels, weights, message):
 
 
 def test_an_unknown_denominator_is_refused():
-    with pytest.raises(ConfigError, match="'mean' found, weights or tokens"):
+    with pytest.raises(ConfigError, match="'mean' found, one of weights, tokens"):
         unified_loss(torch.zeros(1, 4), torch.zeros(1).long(), torch.ones(1), "mean")
 
 

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Forecasts as text, as a figure and as an HTML page."""
 
-import functools
 import itertools
 import sys
 from pathlib import Path
@@ -56,9 +55,8 @@ def make_forecast(
         )
     rows = steps * blend.topology.rows_per_step
     if isinstance(blend, PlannedDataset) and (exact or rows <= MOST_EXACT_ROWS):
-        is_quiet = steps <= 1000 or not sys.stderr.isatty()
-        progress = functools.partial(tqdm, desc="planning", total=steps, disable=is_quiet)
-        return planned(blend, steps, progress, state)
+        quiet = steps <= 1000 or not sys.stderr.isatty()
+        return planned(blend, steps, lambda it: tqdm(it, "planning", steps, disable=quiet), state)
     return estimated(blend, steps, tokens_per_document)
 
 

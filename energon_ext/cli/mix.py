@@ -7,7 +7,7 @@ import os
 import pkgutil
 import sys
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -84,7 +84,11 @@ def open_mix(
         **options: arguments for the tokenizer and :func:`make_encoder`; unused with ``encoder``.
     """
     if encoder is not None:
-        _reject_with_encoder(options)
+        source_of = click.get_current_context().get_parameter_source
+        for name in options:
+            if source_of(name) is ParameterSource.COMMANDLINE:
+                option_name = name.replace("_", "-")
+                raise ConfigError(f"--{option_name}: is set by --encoder; remove it.")
         task_encoder = named_encoder(encoder, DynamicBlendMixin)
     else:
         name = options.pop("tokenizer")
@@ -112,13 +116,6 @@ def warn_of_undecided_weights(blend: Blend, step: int) -> None:
         if not live.covers(step):
             reason = f"no line covers steps from {live.next_step} on; the last weights are used"
             click.echo(printable(f"{live.path}: {reason}."), err=True)
-
-
-def _reject_with_encoder(options: Iterable[str]) -> None:
-    source_of = click.get_current_context().get_parameter_source
-    for name in options:
-        if source_of(name) is ParameterSource.COMMANDLINE:
-            raise ConfigError(f"--{name.replace('_', '-')}: is set by --encoder; remove it.")
 
 
 def named_encoder(name: str, needed: type) -> Any:

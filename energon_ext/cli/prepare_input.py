@@ -150,10 +150,8 @@ def _energon_units(
     splits, known = options["split"], splits_of(path)
     for split in splits:
         if split not in known:
-            advice = "Give each with its own --split."
-            raise ConfigError(
-                f"{path}: no split {split!r}; it has {choices(split, known)} {advice}"
-            )
+            has = f"{choices(split, known)} Give each with its own --split."
+            raise ConfigError(f"{path}: no split {split!r}; it has {has}")
     units: list[Unit] = []
     for split in splits:
         for entry in load_split(path, split, encoder, options["trusted_modules"]):

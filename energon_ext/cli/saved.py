@@ -23,9 +23,7 @@ class SavedCursor:
         self.folder, self.state = folder, check_seal(sealed)
         check_format(self.state)
         self.step: int = self.state["plan"]["step"]  # the next step, which may be partly read
-        self.inside: Mapping[str, Any] = (
-            self.state["inside"] or {}
-        )  # not empty if it is partly read
+        self.inside: Mapping[str, Any] = self.state["inside"] or {}  # not empty if partly read
 
     def dataset(
         self,

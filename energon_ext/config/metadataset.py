@@ -30,16 +30,8 @@ from megatron.energon.metadataset.metadataset_v2 import (
 )
 
 from energon_ext.arguments import check_integer, choices
-from energon_ext.config.carried import (
-    Leaf,
-    Part,
-    carry,
-    carry_weighted,
-    map_leaves,
-    parts_of,
-    runs_of,
-    tree_of,
-)
+from energon_ext.config import carried
+from energon_ext.config.carried import Leaf, Part, carry, map_leaves, parts_of, runs_of, tree_of
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.run_fields import RunFields, run_fields
 from energon_ext.errors import ConfigError, EnergonExtError
@@ -169,7 +161,7 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
                 raise ConfigError(f"{entry.where}.name: {found}; name each of them instead.")
             members.append(map_leaves(tree_of(parts_of(inner.datasets)), entry.around))
             datasets += inner.datasets
-        datasets = carry_weighted(Tree(self._node(), members), datasets)
+        datasets = carried.carry_weighted(Tree(self._node(), members), datasets)
         return LoadedDatasetList(blend_mode=DatasetBlendMode.DATASET_WEIGHT, datasets=datasets)
 
     def _node(self) -> Node:

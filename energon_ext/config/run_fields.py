@@ -9,6 +9,7 @@ from typing import Any, Iterable, Mapping, NamedTuple
 import numpy as np
 from megatron.energon.epathlib import EPath
 
+from energon_ext.arguments import check_choice
 from energon_ext.errors import ConfigError
 from energon_ext.weights.axis import STEPS, UNITS, count_from
 
@@ -74,9 +75,8 @@ class RunFields:
 def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
     """Read the run-wide fields of a metadataset; a missing field is None."""
     where = str(path)
-    if axis is not None and axis not in UNITS:
-        units = ", ".join(UNITS)
-        raise ConfigError(f"{where}: schedule_axis: {axis!r:.80} found, one of {units} is needed.")
+    if axis is not None:
+        check_choice(f"{where}: schedule_axis", axis, UNITS)
     skipped, excluded = SkippedSteps(), Exclusions()
     if skip is not None:
         skipped = SkippedSteps(_ranges(skip, f"{where}: skip"), where)

@@ -86,9 +86,8 @@ class HFChatTemplate(ChatTemplate):
         try:
             self._date = None if date is None else datetime.date.fromisoformat(date)
         except ValueError as error:
-            raise ConfigError(
-                f"date: {date!r:.40} found, a date such as 2026-01-31 is needed."
-            ) from error
+            needed = "a date such as 2026-01-31 is needed"
+            raise ConfigError(f"date: {date!r:.40} found, {needed}.") from error
         if isinstance(name_or_path, (str, Path)):
             name = str(name_or_path)
             self._tokenizer = load_with_transformers(name, f"Chat template of {name!r}")

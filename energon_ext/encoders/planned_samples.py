@@ -53,9 +53,7 @@ def reason_to_stream(
     for entry in entries:
         if isinstance(entry.dataset, TokenFileFactory):
             if not packs_samples(encoder) or not hasattr(encoder, "pack_tokens"):
-                return (
-                    f"{entry.key} has token files, but the encoder has no length_of or pack_tokens"
-                )
+                return f"{entry.key} has token files; the encoder lacks length_of or pack_tokens"
             continue
         if not can_be_read_by_number(entry.dataset):
             return f"the files of {entry.key} are neither local nor tars in an object store"

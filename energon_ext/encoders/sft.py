@@ -9,6 +9,7 @@ from megatron.energon import Cooker, Sample, stateless
 from megatron.energon.edataclass import edataclass
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
+from energon_ext.arguments import check_choice
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.base import Documents
@@ -100,10 +101,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         over_long: str = "cut",
         **options: Any,
     ):
-        if over_long not in OVER_LONG:
-            raise ConfigError(
-                f"over_long: {over_long!r} found, {' or '.join(OVER_LONG)} is allowed."
-            )
+        check_choice("over_long", over_long, OVER_LONG)
         # A conversation that continued in the next row would be separated from its questions.
         super().__init__(tokenizer, seq_len, packing="bin", mask_boundary_loss=True, **options)
         self.chat_template = chat_template or default_template(tokenizer)

@@ -7,11 +7,10 @@ it is prepared under another name and then renamed. If several processes, on any
 at once, one prepares it and the others wait. No collective is used.
 """
 
-import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from energon_ext.errors import ConfigError, log_of
 from energon_ext.prepare.accounts import is_prepared, skipped_documents
 from energon_ext.prepare.claim import ClaimedError, Part
 from energon_ext.prepare.documents import Unit
-from energon_ext.prepare.job import Job, Record
+from energon_ext.prepare.job import Job
 from energon_ext.prepare.units import run_part, run_units
 
 logger = log_of(__name__)
@@ -64,11 +63,6 @@ class Cached:
             return False
         return exists and (not self.grows or is_prepared(self.folder, self.units))
 
-    @property
-    def title(self) -> str:
-        """Label of the progress bar."""
-        return f"{self.name} {self.verb}"
-
     def open(self) -> Any:
         """Open the entry, which has one document per sample."""
         try:
@@ -92,8 +86,7 @@ def cache_folder(beside: Path, name: str, digest: str) -> Path:
 
 def ensure_prepared(wanted: Sequence[Cached]) -> None:
     """Prepare missing entries; if that takes long, raise ConfigError with the command to run."""
-    by_folder = {cached.folder: cached for cached in wanted if not cached.is_complete}
-    missing = list(by_folder.values())
+    missing = list({item.folder: item for item in wanted if not item.is_complete}.values())
     if not missing:
         return
     known = [cached.seconds for cached in missing if cached.seconds is not None]
@@ -113,11 +106,7 @@ def prepare(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -
     deadline = time.monotonic() + wait_seconds
     while not cached.is_complete:
         try:
-            with _write_errors(cached):
-                prepared, _ = run_units(
-                    cached.job, cached.units, cached.folder, jobs=jobs, title=cached.title
-                )
-            _warn_of_refused(cached, prepared)
+            _run(run_units, cached, jobs=jobs)
         except ClaimedError as error:
             if time.monotonic() > deadline:
                 raise ConfigError(
@@ -130,30 +119,21 @@ def prepare(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -
 def prepare_part(cached: Cached, part: Part, jobs: int) -> None:
     """Prepare one part of an entry; other processes prepare the other parts."""
     if not cached.is_complete:
-        with _write_errors(cached):
-            prepared, _ = run_part(
-                cached.job, cached.units, cached.folder, part, jobs=jobs, title=cached.title
-            )
-        if prepared is not None:
-            _warn_of_refused(cached, prepared)
+        _run(run_part, cached, part, jobs=jobs)
 
 
-@contextlib.contextmanager
-def _write_errors(cached: Cached) -> Iterator[None]:
-    """Turn an OSError into a ConfigError that names the folder of the cache."""
+def _run(run: Callable[..., Any], cached: Cached, *part: Part, jobs: int) -> None:
+    """Call ``run_units`` or ``run_part``; report write errors and refused samples by source."""
+    title = f"{cached.name} {cached.verb}"
     try:
-        yield
+        prepared, _ = run(cached.job, cached.units, cached.folder, *part, jobs=jobs, title=title)
     except OSError as error:
         raise ConfigError(
             f"{cached.name}: {cached.folder.parent} cannot be written to "
             f"({error.strerror or error}); set {CACHE_VARIABLE} to a writable folder with enough "
             f"free space."
         ) from error
-
-
-def _warn_of_refused(cached: Cached, prepared: Record) -> None:
-    """Log a warning if samples were refused."""
-    count, first = skipped_documents(prepared, "refused")
+    count, first = (0, "") if prepared is None else skipped_documents(prepared, "refused")
     if count:
         logger.warning(
             "%s: %d of %d samples cannot be %s, the first: %s",

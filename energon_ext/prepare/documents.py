@@ -46,9 +46,8 @@ def text_under(key: str) -> RowReader:
             raise ConfigError(f"{origin}: no key {key!r}; it has {sorted(row)}. Choose with --key.")
         text = row[key]
         if not isinstance(text, str):
-            raise ConfigError(
-                f"{origin}: {key!r}: {type(text).__name__} found, a string is needed."
-            )
+            found = f"{key!r}: {type(text).__name__} found"
+            raise ConfigError(f"{origin}: {found}, a string is needed.")
         return InputDocument(text, origin, num_bytes)
 
     return read

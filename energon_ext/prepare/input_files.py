@@ -99,7 +99,7 @@ def _stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
     ]
 
 
-def described(files: Sequence[StoredObject]) -> dict[str, Any]:
+def describe(files: Sequence[StoredObject]) -> dict[str, Any]:
     """Return JSON values that reveal a change in the names, sizes or versions of files."""
     digest = hashlib.sha256()
     for file in files:

@@ -15,7 +15,7 @@ from energon_ext.arguments import optional_module
 from energon_ext.documents.object_store import StoredObject, is_remote
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
-from energon_ext.prepare.input_files import described, input_files, open_input
+from energon_ext.prepare.input_files import describe, input_files, open_input
 
 UNIT_BYTES = 256 * 2**20
 UNIT_ROWS = 65_536  # for Hugging Face datasets
@@ -44,7 +44,7 @@ def text_units(paths: Iterable[Path | str], separator: str | None = None) -> lis
     for begin, stop in _groups(sizes):
         group = files[begin:stop]
         read = partial(_read_texts, group, separator)
-        units.append(Unit(described(group), read, sum(sizes[begin:stop])))
+        units.append(Unit(describe(group), read, sum(sizes[begin:stop])))
     return units
 
 
@@ -96,7 +96,7 @@ def jsonl_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
             end = None if is_compressed else stop
             read = partial(_read_rows, partial(_read_line, read_row), _lines, path, begin, end)
             num_bytes = 0 if is_compressed else stop - begin
-            units.append(Unit({**described([path]), "range": [begin, stop]}, read, num_bytes))
+            units.append(Unit({**describe([path]), "range": [begin, stop]}, read, num_bytes))
     return units
 
 
@@ -179,7 +179,7 @@ def parquet_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit
         first_row = 0
         for begin, stop in _groups([group.total_byte_size for group in groups]):
             read = partial(_read_rows, read_row, _parquet_rows, path, range(begin, stop), first_row)
-            units.append(Unit({**described([path]), "row_groups": [begin, stop]}, read))
+            units.append(Unit({**describe([path]), "row_groups": [begin, stop]}, read))
             first_row += sum(group.num_rows for group in groups[begin:stop])
     return units
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Mapping, Sequence
 
-from energon_ext.arguments import check_integer, check_kind, check_number, choices
+from energon_ext.arguments import check_choice, check_integer, check_kind, check_number, choices
 from energon_ext.errors import ConfigError
 
 #: Allowed values of enumerated fields.
@@ -94,9 +94,8 @@ class SpliceFields:
             if value is None and field.default is None:
                 continue
             kind = str(field.type).removesuffix(" | None")
-            if name in CHOICES and value not in CHOICES[name]:
-                allowed = ", ".join(CHOICES[name])
-                raise ConfigError(f"{name}: {value!r} found, one of {allowed} is allowed.")
+            if name in CHOICES:
+                check_choice(name, value, CHOICES[name])
             if kind == "int":
                 check_integer(name, value, _LEAST.get(name, 1))
             if kind in _KINDS:

@@ -19,6 +19,7 @@ from megatron.energon.flavors.base_dataset import add_sample_restore_key
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
+from energon_ext.arguments import check_choice
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, StateMismatchError, log_of
 from energon_ext.mixture.mixture import Mixture
@@ -86,9 +87,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         restarts: bool = False,
         new_source: str = NEW_SOURCES[0],
     ):
-        if new_source not in NEW_SOURCES:
-            needed = f"{' or '.join(NEW_SOURCES)} is needed"
-            raise ConfigError(f"new_source: {new_source!r} found, {needed}.")
+        check_choice("new_source", new_source, NEW_SOURCES)
         weights = {source.key: source.weight for source in sources}
         tree = tree or blend_of(dict(sorted(weights.items())), self.rule, new_source=new_source)
         clock = clock or Clock(ScheduleAxis(), Topology.of(worker_config, None, None))
