@@ -135,7 +135,8 @@ def run_on_ray(prepare: PreparePart, tasks: int, settings: Mapping[str, str], lo
         raise ConfigError(failures[0].read_text(encoding="utf-8").strip() + more)
     if missing := executor.get_incomplete_ranks(skip_completed=True):
         raise WorkerError(
-            f"{len(missing)} of {tasks} tasks did not finish; see {logs}. Run the command again."
+            f"{len(missing)} of {tasks} tasks did not finish; see {logs}. "
+            f"Run the same command again."
         )
     prepare(Part(0, tasks), 1)  # everything is prepared; prints the summary
 
@@ -152,7 +153,7 @@ def _new_log_folder(logs: Path) -> Path:
 def _integers(settings: Mapping[str, str], names: Sequence[str], option: str) -> dict[str, Any]:
     """Return the settings with these names, as integers."""
     integers = {}
-    for name in filter(settings.__contains__, names):
+    for name in [name for name in names if name in settings]:
         try:
             integers[name] = int(settings[name])
         except ValueError as error:

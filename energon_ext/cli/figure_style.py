@@ -211,8 +211,8 @@ def draw_steps(
         (line,) = axes.plot(steps, heights, color=color, linewidth=1.7, drawstyle="steps-post")
         line.set_solid_capstyle("butt")  # end exactly where the source ends
         lasts.append(percent[last])
-        stays = last in (-1, len(values) - 1)
-        shown = PERCENT.format(x=percent[last]) if stays else f"to step {int(steps[last + 1]):,}"
+        ongoing = last in (-1, len(values) - 1)
+        shown = PERCENT.format(x=percent[last]) if ongoing else f"to step {int(steps[last + 1]):,}"
         names.append(f"{labels[index]} {shown}")
     axes.yaxis.set_major_formatter(PERCENT)
     label_ends(axes, np.array(lasts), names, COLORS)

@@ -87,7 +87,7 @@ def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -
     energon-ext prepare data/tokens --dataset data/webdataset --tokenizer my/tokenizer.json
     energon-ext prepare data/chat --chat --jsonl chat.jsonl --tokenizer NAME
 
-    The token files are OUTPUT/train/part-00000.bin and so on, and likewise for val; a metadataset
+    The token files are OUTPUT/train/part-00000.bin and so on, and the same for val; a metadataset
     refers to them as `path: data/web/train`. With --chat, they include weights, so that only
     answers are trained on. Run the same command again to continue after an interruption.
 

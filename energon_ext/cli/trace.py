@@ -203,7 +203,7 @@ def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
     source = keys.get(name, name)
     if source not in blend.sources or not re.fullmatch("[0-9]{1,18}", number):
         known = choices(name, [*blend.sources, *keys])
-        raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; sources are {known}")
+        raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; the sources are {known}")
     count = blend.sources[source].documents
     if int(number) >= count:
         raise ConfigError(f"--document {text}: {source} has {count:,} documents, counted from 0.")

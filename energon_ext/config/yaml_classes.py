@@ -90,12 +90,12 @@ def _check(node: Any, kind: Any, place: str, owner: str, where: str) -> None:
 
 
 def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str) -> dict[str, Any]:
-    """Return the fields of the class that a mapping is meant for, judged by its required fields."""
-    meant = [cls for cls in classes if _needed(cls) & node.keys()]
-    required = sorted({min(_needed(cls) & node.keys()) for cls in meant})
+    """Return the fields of the class that a mapping describes, judged by its required fields."""
+    matching = [cls for cls in classes if _needed(cls) & node.keys()]
+    required = sorted({min(_needed(cls) & node.keys()) for cls in matching})
     if len(required) > 1:
         raise ConfigError(f"{where}: {' and '.join(required)} found; give only one of them.")
-    best = max(meant or classes, key=lambda cls: len(_fields(cls).keys() & node.keys()))
+    best = max(matching or classes, key=lambda cls: len(_fields(cls).keys() & node.keys()))
     fields = _fields(best)
     if unknown := sorted(node.keys() - fields.keys()):
         has = choices(unknown[0], fields)
@@ -104,7 +104,7 @@ def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str
             has = anywhere if anywhere.endswith("?") else has
         advice = _advice(unknown[0], node, classes)
         raise ConfigError(f"{where}: no field {unknown[0]!r} {owner}; it has {has}{advice}")
-    if not meant:
+    if not matching:
         needed = " or ".join(sorted({min(_needed(cls)) for cls in classes if _needed(cls)}))
         raise ConfigError(f"{where}: {node!r:.80} found, it needs {needed}.")
     if missing := sorted(_needed(best) - node.keys()):

@@ -156,7 +156,7 @@ def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
     for key in exclude.documents:
         if key not in keys:
             raise ConfigError(
-                f"{exclude.where}: exclude: no source {key!r}; there are {choices(key, keys)}"
+                f"{exclude.where}: exclude: no source {key!r}; the sources are {choices(key, keys)}"
             )
     for source in sources:
         if skip.ranges and not isinstance(source.rows, RowSource):

@@ -16,7 +16,7 @@ from energon_ext.encoders.tokenizer_files import (
     load_tokenizer_file,
     load_with_transformers,
     reject_tiktoken,
-    special_tokens_beside,
+    special_tokens_next_to,
 )
 from energon_ext.encoders.tokenizer_protocol import Tokenizer
 from energon_ext.errors import ConfigError, log_of
@@ -236,7 +236,7 @@ def _load_hf(name: str, guess_eos: bool) -> tuple[Any, dict[str, str | None]]:
     """Load a ``tokenizers.Tokenizer`` and the names of its special tokens."""
     if Path(name).is_file():
         tokenizer = load_tokenizer_file(name)
-        special = special_tokens_beside(Path(name))
+        special = special_tokens_next_to(Path(name))
         if guess_eos and not special:
             special = {"eos": _guess_eos(tokenizer, name)}
         return tokenizer, special

@@ -77,9 +77,9 @@ class Cached:
         return content
 
 
-def cache_folder(beside: Path, name: str, digest: str) -> Path:
+def cache_folder(data: Path, name: str, digest: str) -> Path:
     """Return the folder of a source, below the one in CACHE_VARIABLE or next to the data."""
-    root = Path(os.environ.get(CACHE_VARIABLE) or beside / DEFAULT_NAME)
+    root = Path(os.environ.get(CACHE_VARIABLE) or data / DEFAULT_NAME)
     words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
     return root / f"{words}-{digest[:24]}"
 

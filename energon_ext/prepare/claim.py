@@ -36,7 +36,7 @@ class Part:
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
-    def beside(self, output: Path) -> Path:
+    def claimed_path(self, output: Path) -> Path:
         """Return the path that is claimed for this part of an output."""
         return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
 

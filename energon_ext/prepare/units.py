@@ -100,7 +100,7 @@ def run_part(
     names = list(preparation.units)[part.number :: part.count]
     output.parent.mkdir(parents=True, exist_ok=True)
     # A scheduler may restart a part before the claim of its killed process is stale.
-    with claimed(part.beside(output), wait_seconds=2 * STALE_SECONDS) as beat:
+    with claimed(part.claimed_path(output), wait_seconds=2 * STALE_SECONDS) as beat:
         _remove_link(preparation.work)
         reasons = _reasons(preparation, names)
         if any(reason is not None for reason in reasons.values()):

@@ -109,7 +109,7 @@ class SpliceSource(RowSource):
             ends = self._frame_ends(contents.copy_lens, stop == self._end)[:count]
             if len(ends) == count or stop == self._end:
                 break
-            size *= 2  # a packed frame holds several contents
+            size *= 2  # a packed frame contains several contents
         begins = [0, *ends]
         places = [slice(begin, end) for begin, end in zip(begins, ends)]
         self.next_row += begins[-1]

@@ -24,7 +24,7 @@ class GridIndex:
         doc_lengths: tokens of each document.
         seq_len: S, positions per frame.
         starts: maximum number of starts; the first and the last one are included.
-        offsets: likewise, at each start, whether training uses these offsets or not.
+        offsets: maximum number of offsets at each start, whether training uses them or not.
 
     Attributes:
         size: examples.
@@ -91,7 +91,7 @@ class LossMap:
 
     Attributes:
         losses: float [grid.size], NaN for contents that were not shown yet.
-        log_probabilities: likewise, the logarithm of P(z); 0 for a content that is all prompt.
+        log_probabilities: the same for the logarithm of P(z); 0 for a content that is all prompt.
     """
 
     def __init__(self, grid: GridIndex, names: Sequence[str], *, prompt_tokens: int = 1):

@@ -106,7 +106,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
 
     @property
     def interleaves(self) -> dict[str, int]:
-        return {}  # an interleave holds within each worker, not over the run
+        return {}  # shares are kept within each worker, not over the run
 
     def reset_state_own(self) -> None:
         for samples in self._samples:

@@ -198,7 +198,7 @@ def test_what_is_no_range_of_steps_is_refused(folder, skip):
         ("a:²", "SOURCE:NUMBER is needed"),
         (":5", "SOURCE:NUMBER is needed"),
         ("a:" + "9" * 400, "SOURCE:NUMBER is needed"),
-        ("aa:5", "no source 'aa'; there are a, b; did you mean a"),
+        ("aa:5", "no source 'aa'; the sources are a, b; did you mean a"),
         ("a:150", "cannot exclude document 150; there are only 150"),
     ],
 )
