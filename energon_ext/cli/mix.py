@@ -77,11 +77,11 @@ def open_mix(
     rows_per_step: int | None = None,
     **options: Any,
 ) -> tuple[SavableDataset, Tokenizer]:
-    """Open the training dataset of rank 0, with its tokenizer; one row or prompt per step.
+    """Return the training dataset of rank 0, by default with one row per step, and its tokenizer.
 
     Args:
         encoder: ``MODULE:FUNCTION`` that returns the task encoder.
-        **options: arguments for the tokenizer and :func:`make_encoder`; unused with ``encoder``.
+        **options: arguments for the tokenizer and :func:`make_encoder`; not with ``encoder``.
     """
     if encoder is not None:
         source_of = click.get_current_context().get_parameter_source

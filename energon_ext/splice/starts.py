@@ -6,6 +6,9 @@ from typing import Callable
 
 import numpy as np
 
+#: Any first N multiples of the golden ratio, modulo 1, fill [0, 1) evenly.
+GOLDEN = (5**0.5 - 1) / 2
+
 
 def quantile_numbers(
     totals: np.ndarray, quotas: np.ndarray, numbers: np.ndarray, phases: np.ndarray

@@ -11,8 +11,7 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.pairs import Contents, PairTable
-
-_GOLDEN = (np.sqrt(5) - 1) / 2
+from energon_ext.splice.starts import GOLDEN
 
 
 class GridIndex:
@@ -65,9 +64,8 @@ class GridIndex:
         documents, copy_lens = points[:, 0], points[:, 3]
         self.quotas = np.bincount(documents, minlength=len(self.doc_lengths))
         self._tokens = np.bincount(documents, copy_lens, minlength=len(self.doc_lengths))
-        # Any first N multiples of the golden ratio fill [0, 1) evenly.
         numbers = np.arange(self.size) - np.searchsorted(documents, documents)
-        self._points = points[np.argsort(numbers * _GOLDEN % 1.0, kind="stable")]
+        self._points = points[np.argsort(numbers * GOLDEN % 1.0, kind="stable")]
 
     def locate(self, numbers: np.ndarray) -> Contents:
         """Return contents by number, each below ``size``."""
