@@ -110,7 +110,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         limit = self.max_prompt_tokens or len(tokens)
         if not 1 <= len(tokens) <= limit:
             raise SampleError(
-                f"Sample {sample.__key__}: prompt has {len(tokens)} tokens, 1 to {limit} allowed."
+                f"Sample {sample.__key__}: prompt has {len(tokens)} tokens; 1 to {limit} allowed."
             )
         return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=sample.metadata)
 
