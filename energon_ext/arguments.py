@@ -22,6 +22,12 @@ def check_kind(where: str, value: Any, kind: type) -> None:
         raise ConfigError(f"{where}: {value!r} found, {_KINDS[kind]} is needed.")
 
 
+def check_choice(where: str, value: Any, allowed: Iterable[str]) -> None:
+    """Raise ConfigError unless a value is one of those allowed."""
+    if value not in (names := tuple(allowed)):
+        raise ConfigError(f"{where}: {value!r:.80} found, one of {', '.join(names)} is needed.")
+
+
 def check_integer(where: str, value: Any, least: int) -> None:
     """Raise ConfigError unless a value is an integer >= ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:

@@ -68,8 +68,8 @@ class SampleError(EnergonExtError, ValueError):
     """One sample (document, row, prompt) cannot be used."""
 
 
-#: Errors of a sample that is skipped and counted; any other error indicates a bug.
-LEFT_OUT = (SampleError, json.JSONDecodeError, UnicodeDecodeError)
+#: Errors for which a sample is skipped and counted; any other error indicates a bug.
+SKIPPABLE_ERRORS = (SampleError, json.JSONDecodeError, UnicodeDecodeError)
 
 
 class DataExhaustedError(EnergonExtError):
@@ -113,7 +113,7 @@ class StateMismatchError(EnergonExtError, ValueError):
 
     Args:
         differences: ``{field: (saved value, current value)}``, every field that differs.
-        advice: what the user can do about it.
+        advice: what the user can do.
     """
 
     def __init__(self, differences: "Mapping[str, tuple[object, object]] | str", advice: str = ""):

@@ -13,7 +13,7 @@ from typing import Sequence
 import torch
 import torch.nn.functional as F
 
-from energon_ext.arguments import check_number
+from energon_ext.arguments import check_choice, check_number
 from energon_ext.errors import ConfigError, SampleError
 
 #: Denominators of :func:`unified_loss`.
@@ -85,7 +85,7 @@ def truncated_ratios(
     Args:
         nll: float [n], ``-log pi``.
         sampler_log_probs: float [n], ``log mu``.
-        limit: > 0.
+        limit: largest weight, > 0.
 
     Example:
         >>> nll, sampled = -torch.tensor([0.5, 0.2]).log(), torch.tensor([0.1, 0.4]).log()
@@ -101,7 +101,7 @@ def check_ratio_limit(limit: float | None, sampler_log_probs: torch.Tensor | Non
         return
     check_number("ratio_limit", limit, above_zero=True)
     if sampler_log_probs is None:
-        raise ConfigError("ratio_limit needs the log-probabilities of a sampler, got none.")
+        raise ConfigError(f"ratio_limit: {limit} found, but no sampler_log_probs; give both.")
 
 
 def group_advantages(
@@ -125,7 +125,7 @@ def group_advantages(
     """
     for name, clip in (("reward_clip", reward_clip), ("advantage_clip", advantage_clip)):
         if clip is not None and not clip > 0:
-            raise ConfigError(f"{name} must be a positive number or None, got {clip!r}.")
+            raise ConfigError(f"{name}: {clip!r} found, a number > 0 or None is needed.")
     # Double precision: the rounding of equal rewards such as 0.1 must stay far below the 1e-8.
     values = torch.as_tensor(rewards, dtype=torch.float64)
     if values.dim() != 1 or len(values) < 2:
@@ -142,10 +142,7 @@ def group_advantages(
 
 def check_denominator(denominator: str) -> None:
     """Raise ConfigError unless ``denominator`` is one of :data:`DENOMINATORS`."""
-    if denominator not in DENOMINATORS:
-        raise ConfigError(
-            f"denominator must be one of {', '.join(DENOMINATORS)}, got {denominator!r}."
-        )
+    check_choice("denominator", denominator, DENOMINATORS)
 
 
 def _check_loss_inputs(

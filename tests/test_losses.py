@@ -68,7 +68,7 @@ def test_importance_weights_by_hand():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ratio_limit": 2.0}, "^ratio_limit needs the log-probabilities of a sampler"),
+        ({"ratio_limit": 2.0}, "^ratio_limit: 2.0 found, but no sampler_log_probs"),
         ({"ratio_limit": 0.0, "sampler_log_probs": torch.zeros(1)}, "ratio_limit: 0.0 found, a"),
         ({"ratio_limit": math.nan, "sampler_log_probs": torch.zeros(1)}, "ratio_limit: nan found"),
         ({"ratio_limit": "2", "sampler_log_probs": torch.zeros(1)}, "ratio_limit: '2' found"),
@@ -142,7 +142,7 @@ def test_bad_inputs_are_named(logits, labels, weights, message):
 
 
 def test_an_unknown_denominator_is_refused():
-    with pytest.raises(ConfigError, match="weights, tokens, got 'mean'"):
+    with pytest.raises(ConfigError, match="'mean' found, one of weights, tokens"):
         unified_loss(torch.zeros(1, 4), torch.zeros(1).long(), torch.ones(1), "mean")
 
 
@@ -191,7 +191,7 @@ def test_invalid_reward_groups_are_refused(rewards, message):
 
 @pytest.mark.parametrize("clip", [0, -1.0, math.nan])
 def test_a_clip_must_be_positive(clip):
-    with pytest.raises(ConfigError, match="reward_clip must be a positive number"):
+    with pytest.raises(ConfigError, match="reward_clip: .* found, a number > 0"):
         group_advantages([1, 0], reward_clip=clip)
-    with pytest.raises(ConfigError, match="advantage_clip must be a positive number"):
+    with pytest.raises(ConfigError, match="advantage_clip: .* found, a number > 0"):
         group_advantages([1, 0], advantage_clip=clip)

@@ -9,7 +9,7 @@ import click
 
 from energon_ext.errors import ConfigError, printable, without_logins
 
-#: Most sources or documents that a table lists.
+#: Maximum number of sources or documents in a table.
 MOST_LISTED = 60
 
 

@@ -9,8 +9,7 @@ from typing import Any, Iterator, Sequence
 import click
 
 from energon_ext.cli import echo, option, table
-from energon_ext.cli.forecast import draw, make
-from energon_ext.cli.forecast import show as show_forecast
+from energon_ext.cli.forecast import draw_forecast, make_forecast, show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import EnergonExtError
@@ -45,10 +44,10 @@ def show(saved: Path) -> None:
     Example: energon-ext checkpoint show runs/a
     """
     cursor = saved_cursors(saved)[-1]
-    state, begun = cursor.state, ""
+    state, progress = cursor.state, ""
     if cursor.inside:
-        begun = f", {state['done']:,} rows of the next step, on {cursor.inside['ranks']} rank(s)"
-    echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{begun}")
+        progress = f", {state['done']:,} rows of the next step, on {cursor.inside['ranks']} rank(s)"
+    echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{progress}")
     echo(f"breakpoints count {state['axis']}")
     echo(", ".join(f"{k}={v!r}" for k, v in sorted(state["fingerprint"].items())))
     rows = [("source", "documents read", "tokens read")]
@@ -152,7 +151,7 @@ def forecast(
 
     Shows the tokens, documents and epochs of each source, and when it ends, as `energon-ext plan
     --steps` does for a new run. Epochs include what was read before CHECKPOINT. Settings not given
-    as options default to those of the saved run. A partly read step counts as a whole.
+    as options default to those of the saved run. A partly read step counts as a whole step.
 
     \b
     energon-ext checkpoint forecast runs/a mix.yaml --steps 5k --seq-length 32768
@@ -165,9 +164,9 @@ def forecast(
         **options,
     )
     dataset.continue_from(cursor.state)
-    prediction = make(dataset, steps, None, exact, cursor.state)
+    prediction = make_forecast(dataset, steps, None, exact, cursor.state)
     show_forecast(prediction, dataset, steps, as_json)
-    draw(prediction, metadataset.name, png, html)
+    draw_forecast(prediction, metadataset.name, png, html)
 
 
 @checkpoint.command()
@@ -186,19 +185,19 @@ def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
     cursor = saved_cursors(saved)[-1]
     dataset = cursor.dataset(metadataset, **options)
     dataset.continue_from(cursor.state)
-    begun = cursor.step + (cursor.state["done"] > 0)
+    next_step = cursor.step + (cursor.state["done"] > 0)  # the first that has not begun
     for live in dataset.live_weights:
         for number, line in enumerate(live.lines, 1):
-            if line.from_step >= begun:
+            if line.from_step >= next_step:
                 echo(f"{live.path}: discarded {line.to_bytes().decode().rstrip()}")
-            elif line.stop > begun:
-                echo(f"{live.path}: line {number} now ends after step {begun - 1}")
-        write_file(live.path, b"".join(line.to_bytes() for line in live.before(begun)))
-        echo(f"{live.path}: step {begun} is the first without a line")
+            elif line.stop > next_step:
+                echo(f"{live.path}: line {number} now ends after step {next_step - 1}")
+        write_file(live.path, b"".join(line.to_bytes() for line in live.before(next_step)))
+        echo(f"{live.path}: step {next_step} is the first without a line")
 
 
 def _skipped_steps(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
-    """List the steps that were skipped, and those that will be."""
+    """List the ranges of steps that were skipped, and of those that will be."""
     ahead = [
         (max(begin, cursor.step), stop) for begin, stop in dataset.clock.skip if stop > cursor.step
     ]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run the parts of a preparation as cluster tasks, with datatrove's executors for SLURM and Ray.
 
-Nothing but the executors is used. Each task prepares one part, independently of the others.
+Only its executors are used. Each task prepares one part, independently of the others.
 """
 
 import multiprocessing
@@ -30,14 +30,14 @@ SLURM_INTEGERS = ("cpus_per_task", "mem_per_cpu_gb", "workers", "max_array_size"
 RAY_INTEGERS = ("cpus_per_task", "mem_per_cpu_gb", "workers", "time")
 _RUN = "srun -l -n 1 launch_pickled_pipeline"  # as datatrove runs it
 
-MakePart = Callable[[Part, int], None]
+PreparePart = Callable[[Part, int], None]
 
 
 @dataclass(frozen=True)
 class PartStep:
     """The only step of the datatrove pipeline: prepares the part of a task."""
 
-    make: MakePart  # pickled
+    prepare: PreparePart  # pickled
     processes: int  # per part
     folder: str  # working directory of the command, since paths may be relative
     failures: Path  # folder with one file per failed task
@@ -45,7 +45,7 @@ class PartStep:
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
         os.chdir(self.folder)
         try:
-            self._make(Part(rank, world_size))
+            self._prepare(Part(rank, world_size))
         except (EnergonExtError, OSError) as error:
             line = " ".join(str(error).split())
             self.failures.mkdir(parents=True, exist_ok=True)
@@ -55,12 +55,12 @@ class PartStep:
             click.echo(f"Error: {line}", err=True)  # exit like the command
             raise SystemExit(2) from error
 
-    def _make(self, part: Part) -> None:
-        # In a separate process: if Ray's own is killed, Ray waits forever for its result.
+    def _prepare(self, part: Part) -> None:
+        # In a separate process: if Ray's own process is killed, Ray waits forever for its result.
         fork = multiprocessing.get_context("fork")
         try:
             with ProcessPoolExecutor(1, fork, end_with_parent) as process:
-                process.submit(self.make, part, self.processes).result()
+                process.submit(self.prepare, part, self.processes).result()
         except BrokenProcessPool as error:
             reason = "was killed, perhaps out of memory; finished units are kept"
             raise WorkerError(f"Part {part} {reason}. Run the same command again.") from error
@@ -80,7 +80,7 @@ def settings_of(given: Sequence[str], option: str) -> dict[str, str]:
 
 
 def run_on_slurm(
-    make: MakePart, tasks: int, settings: Mapping[str, str], logs: Path, *, render: bool
+    prepare: PreparePart, tasks: int, settings: Mapping[str, str], logs: Path, *, render: bool
 ) -> None:
     """Submit a job array with one task per part.
 
@@ -97,7 +97,7 @@ def run_on_slurm(
     # Tasks start in a new shell, in which the environment of this command may not be active.
     environment = f"export PATH={Path(sys.executable).parent}:$PATH"
     executor = _executor("slurm")(
-        pipeline=[_step(make, accepted, logs)],
+        pipeline=[_step(prepare, accepted, logs)],
         tasks=tasks,
         logging_dir=str(logs),
         **{"qos": None, "job_name": "energon-ext-prepare", "env_command": environment, **accepted},
@@ -118,7 +118,7 @@ def run_on_slurm(
     echo(f"Submitted {tasks} tasks as SLURM job {executor.job_id}; logs in {logs}.")
 
 
-def run_on_ray(make: MakePart, tasks: int, settings: Mapping[str, str], logs: Path) -> None:
+def run_on_ray(prepare: PreparePart, tasks: int, settings: Mapping[str, str], logs: Path) -> None:
     """Run tasks on the Ray cluster at ``RAY_ADDRESS``, or locally, and wait for them."""
     if unknown := sorted({*settings} - {*RAY_INTEGERS}):
         raise ConfigError(f"--ray {unknown[0]}: unknown; use one of {', '.join(RAY_INTEGERS)}.")
@@ -126,7 +126,7 @@ def run_on_ray(make: MakePart, tasks: int, settings: Mapping[str, str], logs: Pa
     kind, ray, logs = _executor("ray"), _module("ray", "ray"), _new_log_folder(logs)
     if not ray.is_initialized():
         ray.init(log_to_driver=False)  # the logs contain the output of tasks
-    pipeline = [_step(make, accepted, logs)]
+    pipeline = [_step(prepare, accepted, logs)]
     executor = kind(pipeline=pipeline, tasks=tasks, logging_dir=str(logs), **accepted)
     executor.run()
     failures = sorted((logs / "failures").glob("*.txt"))
@@ -135,13 +135,14 @@ def run_on_ray(make: MakePart, tasks: int, settings: Mapping[str, str], logs: Pa
         raise ConfigError(failures[0].read_text(encoding="utf-8").strip() + more)
     if missing := executor.get_incomplete_ranks(skip_completed=True):
         raise WorkerError(
-            f"{len(missing)} of {tasks} tasks did not end; see {logs}. Run the same command again."
+            f"{len(missing)} of {tasks} tasks did not finish; see {logs}. "
+            f"Run the same command again."
         )
-    make(Part(0, tasks), 1)  # everything is prepared; prints the summary
+    prepare(Part(0, tasks), 1)  # everything is prepared; prints the summary
 
 
-def _step(make: MakePart, settings: Mapping[str, Any], logs: Path) -> PartStep:
-    return PartStep(make, settings.get("cpus_per_task", 1), os.getcwd(), logs / "failures")
+def _step(prepare: PreparePart, settings: Mapping[str, Any], logs: Path) -> PartStep:
+    return PartStep(prepare, settings.get("cpus_per_task", 1), os.getcwd(), logs / "failures")
 
 
 def _new_log_folder(logs: Path) -> Path:
@@ -152,7 +153,7 @@ def _new_log_folder(logs: Path) -> Path:
 def _integers(settings: Mapping[str, str], names: Sequence[str], option: str) -> dict[str, Any]:
     """Return the settings with these names, as integers."""
     integers = {}
-    for name in filter(settings.__contains__, names):
+    for name in [name for name in names if name in settings]:
         try:
             integers[name] = int(settings[name])
         except ValueError as error:

@@ -26,7 +26,7 @@ WINDOWS = 30
 MAX_LABEL = 18
 PERCENT = "{x:.0f} %"
 
-#: Most marks drawn over the full height, and most that are named; beyond, marks are short.
+#: Up to this many marks are drawn over the full height, and up to this many are named.
 MOST_LINES, MOST_NAMED = 12, 3
 
 #: Sums over steps, or over sources.
@@ -51,7 +51,7 @@ def new_figure(
     top: float = 0.8,
     left: float = 0.085,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a title and a key as its subtitle, and its empty axes, row by row.
+    """Return a figure with a title and a subtitle, and its empty axes, row by row.
 
     ``height``, and ``top`` above the axes, are in inches; ``left`` is a fraction of the width.
     """
@@ -70,14 +70,14 @@ def new_figure(
     )
     figure.text(0.012, 1 - 0.3 / height, title, fontsize=13, fontweight="bold", color=INK)
     figure.text(0.012, 1 - 0.52 / height, subtitle, fontsize=8.5, color=MUTED)
-    for one in grid.flat:
-        one.spines[["top", "right"]].set_visible(False)
-        one.spines[["left", "bottom"]].set_color(FAINT)
-        one.tick_params(colors=MUTED, labelsize=9, color=FAINT)
-        one.yaxis.label.set(color=MUTED, fontsize=9)
-        one.xaxis.label.set(color=MUTED, fontsize=9)
-        one.grid(axis="y", color=FAINT, linewidth=0.6, alpha=0.7)
-        one.set_axisbelow(True)
+    for axes in grid.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(FAINT)
+        axes.tick_params(colors=MUTED, labelsize=9, color=FAINT)
+        axes.yaxis.label.set(color=MUTED, fontsize=9)
+        axes.xaxis.label.set(color=MUTED, fontsize=9)
+        axes.grid(axis="y", color=FAINT, linewidth=0.6, alpha=0.7)
+        axes.set_axisbelow(True)
     return figure, list(grid.flat)
 
 
@@ -89,7 +89,7 @@ def steps_axis(axes: Axes, run: Run, named: bool = True) -> None:
 
 
 def mark_steps(axes: Axes, places: np.ndarray) -> None:
-    """Draw a dashed line at each place; if there are many, a short one at the top."""
+    """Draw a dashed vertical line at each place; short ones at the top if there are many."""
     low = 0 if len(places) <= MOST_LINES else 0.96
     dashes = [(0, (4, 3))]
     heights = axes.get_xaxis_transform()
@@ -123,7 +123,7 @@ def whole_steps(axes: Axes, stop: int, start: int = 0) -> None:
 
 
 def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Sequence[str]) -> None:
-    """Write names at the right edge, each next to the last value of its line; NaN has no name."""
+    """Write each name at the right edge, next to the last value of its line; none for NaN."""
     named = np.flatnonzero(np.isfinite(values))
     low, high = axes.get_ylim()
     figure = axes.get_figure(root=True)
@@ -163,8 +163,8 @@ def _spread(values: np.ndarray, gap: float, low: float) -> np.ndarray:
     return positions
 
 
-def joining(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sums]:
-    """Return the largest sources, one per colour; the others; and a sum that merges these."""
+def largest_sources(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sums]:
+    """Return the largest sources, one per colour, the others, and a sum that merges the others."""
     order = np.argsort(-tokens, kind="stable")
     most = len(COLORS) - (len(order) > len(COLORS))
     kept, others = np.sort(order[:most]), order[most:]
@@ -211,8 +211,8 @@ def draw_steps(
         (line,) = axes.plot(steps, heights, color=color, linewidth=1.7, drawstyle="steps-post")
         line.set_solid_capstyle("butt")  # end exactly where the source ends
         lasts.append(percent[last])
-        stays = last in (-1, len(values) - 1)
-        shown = PERCENT.format(x=percent[last]) if stays else f"to step {int(steps[last + 1]):,}"
+        ongoing = last in (-1, len(values) - 1)
+        shown = PERCENT.format(x=percent[last]) if ongoing else f"to step {int(steps[last + 1]):,}"
         names.append(f"{labels[index]} {shown}")
     axes.yaxis.set_major_formatter(PERCENT)
     label_ends(axes, np.array(lasts), names, COLORS)

@@ -16,7 +16,7 @@ from energon_ext.cli.metrics import Run, short_labels
 from energon_ext.cli.spikes import Spike
 from energon_ext.plan.forecast import Forecast
 
-#: Tolerance of a dot, and what to expect of it, for a blend and for an interleave.
+#: Tolerance of a dot, and how many dots to expect within it, for a blend and an interleave.
 TOLERANCES = ("two standard deviations (blend)", "two rows (interleave)")
 EXPECTED = ("about 95 % are expected for a blend", "all are expected for an interleave")
 
@@ -95,12 +95,12 @@ def loss_over_tokens_picture(run: Run) -> Picture:
     axes.set_xlim(0, 1.02 * max(int(read.max()), 1))
     axes.xaxis.set_major_formatter(EngFormatter())
     caption = "Different losses at equal numbers of tokens mean that one source is harder, or that "
-    caption += "the other benefits from what it shares with further sources."
+    caption += "the other benefits from what it shares with more sources."
     return Picture("loss_over_tokens", figure, caption)
 
 
 def reward_picture(run: Run) -> Picture:
-    """Draw the mean reward of the answers of each step, and evaluations."""
+    """Draw the mean reward of each step's answers, and the evaluations."""
     figure, (axes,) = style.new_figure(
         "Reward", "line: mean over the answers of a step, before clipping · dots: evaluations"
     )
@@ -142,7 +142,7 @@ def validation_picture(run: Run) -> Picture:
 
 def forecast_picture(forecast: Forecast) -> Picture:
     """Draw the share and the epochs of each source over the steps of a forecast."""
-    kept, others, join = style.joining(forecast.tokens.sum(0))
+    kept, others, join = style.largest_sources(forecast.tokens.sum(0))
     names = {key: title for key, title in zip(forecast.keys, forecast.titles) if key != title}
     labels = style.clipped(np.array(short_labels(forecast.keys, names))[kept].tolist())
     labels += [f"{len(others)} others"] if len(others) else []
@@ -184,7 +184,7 @@ def forecast_picture(forecast: Forecast) -> Picture:
 def _draw_epochs(
     axes: Axes, forecast: Forecast, kept: np.ndarray, ends: np.ndarray, labels: Sequence[str]
 ) -> None:
-    """Draw epochs of sources, from the window of the first token to the step of the last."""
+    """Draw the epochs of each source, from the window of its first token to its last step."""
     read, edges = forecast.tokens[:, kept] > 0, np.append(forecast.first, forecast.ends)
     epochs = np.vstack((forecast.epochs_before, forecast.epochs))[:, kept]
     epochs[:, ~read.any(0)] = np.nan
@@ -199,7 +199,7 @@ def _draw_epochs(
 
 def for_pictures(run: Run) -> Run:
     """Shorten the names of sources, and merge sources until there is a colour for each."""
-    kept, others, join = style.joining(run.tokens.sum(0))
+    kept, others, join = style.largest_sources(run.tokens.sum(0))
     labels = style.clipped(run.labels)
     if not len(others):
         return replace(run, labels=tuple(labels))

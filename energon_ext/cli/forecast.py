@@ -28,37 +28,39 @@ MOST_EXACT_ROWS = 1 << 18
 #: The imbalance is averaged over this many first steps.
 BALANCED_STEPS = 20
 
-#: Most breakpoints that are listed.
+#: Maximum number of breakpoints listed.
 MOST_BREAKPOINTS = 5
 
 #: Up to this many epochs are nearly as good as new data (Muennighoff et al., 2023).
 GOOD_EPOCHS = 4
 
 
-def make(
+def make_forecast(
     blend: Blend,
     steps: int,
     tokens_per_document: float | None,
     exact: bool,
     state: Mapping[str, Any] | None = None,
 ) -> Forecast:
-    """Forecast some steps: exactly if asked for or quick, otherwise by an estimate.
+    """Forecast some steps: exactly if requested or if there are few, otherwise by an estimate.
 
     Args:
         state: the cursor to which a planned dataset was restored; the steps follow it.
     """
     if exact and not blend.is_planned:
-        raise ConfigError("--exact: is impossible; the lengths of streamed sources are unknown.")
+        raise ConfigError("--exact: cannot be used; the lengths of streamed sources are unknown.")
     if tokens_per_document is not None and blend.is_planned:
-        raise ConfigError("--tokens-per-doc: is for streamed sources; there is none.")
+        raise ConfigError(
+            "--tokens-per-doc: is for streamed sources, but there is none; remove it."
+        )
     rows = steps * blend.topology.rows_per_step
     if isinstance(blend, PlannedDataset) and (exact or rows <= MOST_EXACT_ROWS):
-        off = None if steps > 1000 and sys.stderr.isatty() else True
-        return planned(blend, steps, lambda it: tqdm(it, "planning", steps, disable=off), state)
+        quiet = steps <= 1000 or not sys.stderr.isatty()
+        return planned(blend, steps, lambda it: tqdm(it, "planning", steps, disable=quiet), state)
     return estimated(blend, steps, tokens_per_document)
 
 
-def text(forecast: Forecast, blend: Blend, steps: int) -> str:
+def forecast_text(forecast: Forecast, blend: Blend, steps: int) -> str:
     """Return the forecast as lines of text."""
     lines = [_headline(forecast, blend), table([HEAD, *_rows(forecast)], most=MOST_LISTED)]
     if forecast.steps < steps:
@@ -75,7 +77,7 @@ def text(forecast: Forecast, blend: Blend, steps: int) -> str:
 
 
 def imbalance_of(blend: Blend) -> dict[str, tuple[float, float]]:
-    """Return the imbalance of ranks and micro-batches, in natural order and balanced."""
+    """Return the imbalance among ranks and among micro-batches, in natural order and balanced."""
     if not isinstance(blend, PlannedDataset):
         raise ConfigError("--balance: rows of streamed sources are unknown until they are read.")
     steps, cost = itertools.islice(blend.planned_steps(), BALANCED_STEPS), AttentionCost()
@@ -141,16 +143,18 @@ def _remark(forecast: Forecast, number: int) -> str:
     return ""
 
 
-def show(forecast: Forecast, blend: Blend, steps: int, as_json: bool, **extra: Any) -> None:
+def show_forecast(
+    forecast: Forecast, blend: Blend, steps: int, as_json: bool, **extra: Any
+) -> None:
     """Print the forecast of some steps; JSON also contains the non-empty ``extra`` fields."""
     if as_json:
         echo_json(forecast.to_json() | {name: value for name, value in extra.items() if value})
     else:
-        echo(text(forecast, blend, steps))
+        echo(forecast_text(forecast, blend, steps))
     warn_of_undecided_weights(blend, forecast.first + steps - 1)
 
 
-def draw(forecast: Forecast, name: str, png: Path | None, html: Path | None) -> None:
+def draw_forecast(forecast: Forecast, name: str, png: Path | None, html: Path | None) -> None:
     """Write the figure, and the page that contains it."""
     if png is None and html is None:
         return

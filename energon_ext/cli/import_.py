@@ -6,7 +6,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import click
 import yaml
@@ -25,11 +25,15 @@ from energon_ext.weights.axis import checked_breakpoint
 #: Megatron's split -> split of the metadataset.
 SPLITS = {"train": "train", "valid": "val", "test": "test"}
 
-#: Most bytes of a file that lists sources.
+#: Maximum bytes of a file that lists sources.
 LONGEST_LIST = 32 * 2**20
 
-#: Sources in the order of the list, and their weights, if the list has any.
-Blend = tuple[list[str], list[float] | None]
+
+class SourceList(NamedTuple):
+    """The sources of a list in order, and their weights if the list has any."""
+
+    prefixes: list[str]
+    weights: list[float] | None
 
 
 @click.command("import")
@@ -66,18 +70,18 @@ def import_(
     if output.exists() and not overwrite:
         raise ConfigError(f"{output}: already exists; give --overwrite to replace it.")
     per_split = per_split_data_args_path
-    lists = {"SOURCES": sources, "--data-args-path": data_args_path}
-    one_of({**lists, "--per-split-data-args-path": per_split})
+    inputs = {"SOURCES": sources, "--data-args-path": data_args_path}
+    one_of({**inputs, "--per-split-data-args-path": per_split})
     iterations = _iterations(phase_transition_iterations or "")
     if per_split is not None:
         if split or iterations:
-            raise ConfigError(f"{per_split} has its own splits; leave out --split and phases.")
-        blends = _blends_of_splits(per_split)
-        splits = {SPLITS[name]: _node([blend], [], rule, output) for name, blend in blends.items()}
-        remarks = _remarks(list(blends.values()))
+            raise ConfigError(f"{per_split}: has its own splits; remove --split and phases.")
+        lists = _lists_of_splits(per_split)
+        splits = {SPLITS[name]: _node([given], [], rule, output) for name, given in lists.items()}
+        remarks = _remarks(list(lists.values()))
     else:
-        phases = [_blend(_words(path), str(path)) for path in data_args_path]
-        phases = phases or [_blend(sources, "SOURCES")]
+        phases = [_source_list(_words(path), str(path)) for path in data_args_path]
+        phases = phases or [_source_list(sources, "SOURCES")]
         if len(phases) != len(iterations) + 1:
             raise ConfigError(
                 f"--phase-transition-iterations: {len(iterations)} transitions need "
@@ -110,19 +114,19 @@ def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> N
         written.unlink(missing_ok=True)
 
 
-def _blend(words: Sequence[Any], where: str) -> Blend:
+def _source_list(words: Sequence[Any], where: str) -> SourceList:
     """Parse a list as Megatron does: pairs of weight and prefix, or prefixes alone."""
     if not words:
         raise ConfigError(f"{where}: the list is empty; name a source.")
     weights = [_number(word) for word in words[::2]]
     if len(words) % 2 or all(map(math.isnan, weights)):
-        return [str(word) for word in words], None
+        return SourceList([str(word) for word in words], None)
     for word, weight in zip(words[::2], weights):
         if math.isnan(weight):
             raise ConfigError(f"{where}: {word!r} found, a weight is needed as for the others.")
     if min(weights) < 0 or not 0 < sum(weights) < math.inf:
         raise ConfigError(f"{where}: {weights} found, weights >= 0 and not all 0 are needed.")
-    return [str(word) for word in words[1::2]], weights
+    return SourceList([str(word) for word in words[1::2]], weights)
 
 
 def _number(word: object) -> float:
@@ -134,17 +138,17 @@ def _number(word: object) -> float:
 
 
 def _node(
-    phases: Sequence[Blend],
+    phases: Sequence[SourceList],
     iterations: Sequence[int],
     rule: str,
     output: Path,
     part: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the node of a split: all sources, with one weight or one per phase."""
+    """Return the node of a split: all sources, each with one weight or one per phase."""
     weights: dict[str, list[float]] = {}
-    for number, (prefixes, given) in enumerate(phases):
-        sizes = given or [float(read_pair(prefix).tokens) for prefix in prefixes]
-        for prefix, weight in zip(prefixes, sizes):
+    for number, phase in enumerate(phases):
+        sizes = phase.weights or [float(read_pair(prefix).tokens) for prefix in phase.prefixes]
+        for prefix, weight in zip(phase.prefixes, sizes):
             weights.setdefault(prefix, [0.0] * len(phases))[number] += weight
     entries = []
     for prefix, values in weights.items():
@@ -156,22 +160,21 @@ def _node(
         entry["weight"] = plain[0] if len(set(plain)) == 1 else steps
         if part is not None:
             entry["subset"] = {"range": list(part)}  # a shared list would become a YAML alias
-        if any(map(_reads_once, phases)) and all(given is None for _, given in phases):
+        if any(map(_reads_once, phases)) and all(phase.weights is None for phase in phases):
             entry["max_epochs"] = 1
         entries.append(entry)
     return {rule: entries}
 
 
-def _reads_once(blend: Blend) -> bool:
-    """Return True if Megatron reads sources once: several without weights; one alone repeats."""
-    prefixes, weights = blend
-    return weights is None and len(prefixes) > 1
+def _reads_once(given: SourceList) -> bool:
+    """Return True if Megatron reads each source only once: several sources without weights."""
+    return given.weights is None and len(given.prefixes) > 1
 
 
-def _remarks(blends: Sequence[Blend]) -> list[str]:
+def _remarks(lists: Sequence[SourceList]) -> list[str]:
     """Return comments on differences from Megatron."""
     remarks = ["The order of documents within a source differs from Megatron's."]
-    if any(map(_reads_once, blends)):
+    if any(map(_reads_once, lists)):
         remarks.append("Without weights, sources are weighted by tokens and read once.")
     return remarks
 
@@ -188,18 +191,18 @@ def _parts(split: str | None) -> dict[str, list[str] | None]:
     return {name: [begin, end] for name, begin, end in ranges if begin != end}
 
 
-def _blends_of_splits(path: Path) -> dict[str, Blend]:
+def _lists_of_splits(path: Path) -> dict[str, SourceList]:
     content = read_mapping(EPath(str(path)), may_be_json=True)
     if "train" not in content or set(content) - set(SPLITS):
         raise ConfigError(f"{path}: a mapping with {', '.join(SPLITS)} is needed.")
-    blends = {}
+    lists = {}
     for name, value in content.items():
         words = value.split() if isinstance(value, str) else value
         if not isinstance(words, list):
             raise ConfigError(f"{path}: {name}: {words!r:.80} found, a list is needed.")
         if words:
-            blends[name] = _blend(words, f"{path}: {name}")
-    return blends
+            lists[name] = _source_list(words, f"{path}: {name}")
+    return lists
 
 
 def _words(path: Path) -> list[str]:

@@ -10,12 +10,12 @@ import numpy as np
 
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import named_encoder
-from energon_ext.cli.tokenize import make_now, splits_of
+from energon_ext.cli.tokenize import prepare_now, splits_of
 from energon_ext.config.mix import Entry
 from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.encoders.measured import cached_lengths, measure_again
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.text_sources import load_split, of_samples
+from energon_ext.encoders.text_sources import load_split, sample_entries
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.claim import Part
@@ -60,11 +60,11 @@ def measure(
         raise ConfigError(f"--encoder {encoder}: has no length_of, so it packs no samples.")
     sources: dict[Path, tuple[Entry, Cached]] = {}
     for name in split or splits_of(metadataset):
-        for entry in of_samples(load_split(metadataset, name, task_encoder, trusted_modules)):
+        for entry in sample_entries(load_split(metadataset, name, task_encoder, trusted_modules)):
             cached = cached_lengths(task_encoder, entry)
             sources[cached.folder] = entry, cached
     for entry, cached in sources.values():
-        if not make_now(cached, jobs, part):
+        if not prepare_now(cached, jobs, part):
             continue
         table = cached.open()
         echo(f"{cached.name}: {_summary(table)} in {cached.folder}")

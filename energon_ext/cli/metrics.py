@@ -86,7 +86,7 @@ class Run:
     tokens: np.ndarray  # int64 [S, n], positions drawn from each source
     documents: np.ndarray  # int64 [S, n], documents completed
     source_loss: np.ndarray  # float64 [S, n]; NaN if a step has no token of the source
-    batch_hash: tuple[str, ...]  # one per step, over all the step consumed
+    batch_hash: tuple[str, ...]  # one per step, over everything that the step consumed
     measured: dict[str, np.ndarray]  # float64 [S] each; reward and evaluations of a policy
     validation: dict[str, np.ndarray]  # float64 [2, evaluations]; steps, and loss or P(z)
 
@@ -157,7 +157,8 @@ def _history(path: Path) -> tuple[list[Event], list[Event], dict[int, Event]]:
     for where, event in _events(path):
         kind = event["event"]
         if kind == "evaluation":
-            steps[-1:] = [event | step for step in steps[-1:]]
+            if steps:
+                steps[-1] = event | steps[-1]
             evaluated[event["step"]] = event
             continue
         if kind == "start":
@@ -217,7 +218,7 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
 
 def _events(path: Path) -> Iterator[tuple[str, Event]]:
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file. Give the folder of a training run.")
+        raise ConfigError(f"{path}: does not exist; give the folder of a training run.")
     with open_data(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), start=1):
             where = f"{path}:{number}"
@@ -227,7 +228,7 @@ def _events(path: Path) -> Iterator[tuple[str, Event]]:
                 reason = error if len(line) < MOST_LINE_BYTES else f"over {MOST_LINE_BYTES:,} bytes"
                 raise ConfigError(f"{where}: damaged, not JSON ({reason}).") from error
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-                raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
+                raise ConfigError(f"{where}: damaged, a JSON object with 'event' is needed.")
             kind, event = event["event"], {**ADDED, **event}
             if kind not in FIELDS:
                 continue

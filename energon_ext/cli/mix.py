@@ -1,13 +1,13 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Options by which a command opens a metadataset as a run would, and the dataset they describe."""
+"""Options with which a command opens a metadataset as a run would, and the resulting dataset."""
 
 import json
 import os
 import pkgutil
 import sys
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -77,14 +77,18 @@ def open_mix(
     rows_per_step: int | None = None,
     **options: Any,
 ) -> tuple[SavableDataset, Tokenizer]:
-    """Open the training dataset of rank 0, with its tokenizer; one row or prompt per step.
+    """Return the training dataset of rank 0, by default with one row per step, and its tokenizer.
 
     Args:
         encoder: ``MODULE:FUNCTION`` that returns the task encoder.
-        **options: of the tokenizer and :func:`make_encoder`, if there is no ``encoder``.
+        **options: arguments for the tokenizer and :func:`make_encoder`; not with ``encoder``.
     """
     if encoder is not None:
-        _refuse_with_encoder(options)
+        source_of = click.get_current_context().get_parameter_source
+        for name in options:
+            if source_of(name) is ParameterSource.COMMANDLINE:
+                option_name = name.replace("_", "-")
+                raise ConfigError(f"--{option_name}: is set by --encoder; remove it.")
         task_encoder = named_encoder(encoder, DynamicBlendMixin)
     else:
         name = options.pop("tokenizer")
@@ -112,13 +116,6 @@ def warn_of_undecided_weights(blend: Blend, step: int) -> None:
         if not live.covers(step):
             reason = f"no line covers steps from {live.next_step} on; the last weights are used"
             click.echo(printable(f"{live.path}: {reason}."), err=True)
-
-
-def _refuse_with_encoder(options: Iterable[str]) -> None:
-    source_of = click.get_current_context().get_parameter_source
-    for name in options:
-        if source_of(name) is ParameterSource.COMMANDLINE:
-            raise ConfigError(f"--{name.replace('_', '-')}: is set by --encoder; leave it out.")
 
 
 def named_encoder(name: str, needed: type) -> Any:

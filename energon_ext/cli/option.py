@@ -65,7 +65,7 @@ chat_template = click.option(
     "--chat-template",
     metavar="NAME",
     help="Chat template: 'plain', or the name or folder of a Hugging Face tokenizer. "
-    "NAME@2026-01-31 fixes the date that a template inserts.  [default: that of --tokenizer]",
+    "NAME@2026-01-31 fixes the date in a template.  [default: the template of --tokenizer]",
 )
 jobs = click.option(
     "--jobs",

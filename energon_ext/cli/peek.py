@@ -34,7 +34,7 @@ ShownRow = tuple[str, list[Segment], list[StoredSample]]
 #: Characters shown per segment without --text.
 MOST_CHARACTERS = 300
 
-#: Rows searched for those of one source.
+#: Maximum number of rows searched for those of --source.
 MOST_ROWS = 10_000
 
 
@@ -42,7 +42,7 @@ MOST_ROWS = 10_000
 @mix_options
 @click.option("--rows", type=click.IntRange(1), default=4, help="Number of rows to show.")
 @click.option(
-    "--source", default="", show_default=False, help="Show only sources whose name contains this."
+    "--source", default="", show_default=False, help="Show only sources with this in their name."
 )
 @click.option("--text", is_flag=True, help="Show the whole text.")
 @click.option("--png", type=option.FILE, help="Save the images of these rows as one PNG.")
@@ -98,8 +98,9 @@ def _planned(blend: PlannedDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
     """Yield rows with their samples as stored, which works for any encoder."""
     for step in blend.planned_steps():
         for row in range(step.num_rows):
-            taken, place, number = step.taken(row) or (None, 0, 0)
-            assert taken is not None
+            drawn = step.taken(row)
+            assert drawn is not None, "every row of a step is planned"
+            taken, place, number = drawn
             key, description = blend.keys[number], taken.description(place)
             rows: Any = blend.rows[number]
             if isinstance(rows, SampleRows):

@@ -7,7 +7,14 @@ from typing import Any, Sequence
 
 import click
 
-from energon_ext.cli import MOST_LISTED, echo, forecast, one_of, option, table
+from energon_ext.cli import MOST_LISTED, echo, one_of, option, table
+from energon_ext.cli.forecast import (
+    draw_forecast,
+    imbalance_of,
+    imbalance_table,
+    make_forecast,
+    show_forecast,
+)
 from energon_ext.cli.mix import mix_options, open_mix, warn_of_undecided_weights
 from energon_ext.errors import ConfigError
 from energon_ext.plan.lookup import find_blend
@@ -34,7 +41,9 @@ COUNT = option.Count(1)
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
 @click.option("--micro-batch-size", type=COUNT, help="Rows per batch.  [default: all of a rank]")
 @click.option("--balance", is_flag=True, help="Show how unevenly the work is divided among ranks.")
-@click.option("--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Mean for streamed sources.")
+@click.option(
+    "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Estimate for streamed sources."
+)
 @option.forecast
 def plan(
     metadataset: Path,
@@ -55,7 +64,7 @@ def plan(
     """Show the planned shares of METADATASET, or forecast a run.
 
     A share is a fraction of rows, and changes exactly at the step of its breakpoint. For spliced
-    sources, the command also lists how often each document would be read; it reads no others.
+    sources, the command also lists how often each document would be read. It reads no other data.
 
     With --steps or --train-tokens, the command forecasts a run: the tokens, documents and epochs of
     each source, and when it ends. Up to 262,144 rows are planned exactly; beyond that, the forecast
@@ -77,19 +86,19 @@ def plan(
     blend = find_blend(dataset)
     if train_tokens is not None:
         steps = _steps_for(blend, train_tokens)
-    imbalance = forecast.imbalance_of(blend) if balance else {}
+    imbalance = imbalance_of(blend) if balance else {}
     if steps is None:
         positions = [checked_breakpoint(text, "--at") for text in (at or "").split(",") if text]
         echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
         warn_of_undecided_weights(blend, max(positions, default=MOST_BREAKPOINT))
     else:
-        prediction = forecast.make(blend, steps, tokens_per_doc, exact)
-        forecast.show(prediction, blend, steps, as_json, imbalance=imbalance)
-        forecast.draw(prediction, metadataset.name, png, html)
+        prediction = make_forecast(blend, steps, tokens_per_doc, exact)
+        show_forecast(prediction, blend, steps, as_json, imbalance=imbalance)
+        draw_forecast(prediction, metadataset.name, png, html)
     if as_json:
         return
     if imbalance:
-        echo("\n" + forecast.imbalance_table(imbalance, blend))
+        echo("\n" + imbalance_table(imbalance, blend))
     for source in splices_of(dataset):
         echo("\n" + _documents(source, blend))
 

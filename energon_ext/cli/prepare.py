@@ -15,7 +15,7 @@ from energon_ext.cli.option import INPUT, PATH
 from energon_ext.cli.prepare_input import job_and_units
 from energon_ext.documents.token_paths import SPLITS
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.accounts import check_files, left_out
+from energon_ext.prepare.accounts import check_files, skipped_documents
 from energon_ext.prepare.claim import Part
 from energon_ext.prepare.job import Record
 from energon_ext.prepare.units import run_part, run_units
@@ -27,7 +27,7 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 @click.argument("output", type=PATH)
 @click.argument("files", type=INPUT, nargs=-1)
 @click.option("--text", type=INPUT, multiple=True, help="UTF-8 text file with one document.")
-@click.option("--separator", help="Text between documents, if text files have several.")
+@click.option("--separator", help="Text between documents, if a text file has several.")
 @click.option("--folder", type=PATH, help="Folder of text files.")
 @click.option("--glob", default="**/*.txt", help="Pattern of files in --folder.")
 @click.option("--jsonl", type=INPUT, multiple=True, help="JSON Lines (.gz, .zst) file or folder.")
@@ -52,7 +52,7 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
     help="Fraction of documents for the split val, chosen by a hash of the text.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, help="Seed of the val split.")
-@click.option("--min-chars", type=click.IntRange(1), default=1, help="Leave out shorter documents.")
+@click.option("--min-chars", type=click.IntRange(1), default=1, help="Skip shorter documents.")
 @click.option("--tokenizer", metavar="NAME", help="Required: 'bytes', a name or a file.")
 @option.special_tokens
 @click.option("--chat", is_flag=True, help="Conversations: `messages`, or `prompt` and `response`.")
@@ -87,7 +87,7 @@ def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -
     energon-ext prepare data/tokens --dataset data/webdataset --tokenizer my/tokenizer.json
     energon-ext prepare data/chat --chat --jsonl chat.jsonl --tokenizer NAME
 
-    The token files are OUTPUT/train/part-00000.bin and so on, and likewise for val; a metadataset
+    The token files are OUTPUT/train/part-00000.bin and so on, and the same for val; a metadataset
     refers to them as `path: data/web/train`. With --chat, they include weights, so that only
     answers are trained on. Run the same command again to continue after an interruption.
 
@@ -152,9 +152,9 @@ def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
     rows = [[split, *(f"{count:,}" for count in counts[split])] for split in SPLITS]
     lines = [f"{output}:", *table([["", *columns], *rows]).splitlines()]
     if too_short := sum(unit["too_short"] for unit in prepared["units"]):
-        lines.append(f"left out as too short: {too_short:,}")
+        lines.append(f"skipped as too short: {too_short:,}")
     for reason, kind in (("unreadable", "unreadable"), ("invalid", "refused")):
-        count, first = left_out(prepared, kind)
+        count, first = skipped_documents(prepared, kind)
         if count:
-            lines += [f"left out as {reason}: {count:,}", f"  the first: {first}"]
+            lines += [f"skipped as {reason}: {count:,}", f"  the first: {first}"]
     echo("\n".join([*remarks, "\n  ".join(lines)]))

@@ -91,7 +91,7 @@ def _job(
     paths: Sequence[Any],
     options: Mapping[str, Any],
 ) -> Job:
-    """Return how to process documents, and the options that must not change on continuing."""
+    """Return how to process documents, with the options that a continued command must repeat."""
     named = [str(path) for path in paths]
     if len(named) > MOST_NAMED:
         digest = hashlib.sha256("\n".join(named).encode("utf-8", "replace")).hexdigest()
@@ -150,10 +150,8 @@ def _energon_units(
     splits, known = options["split"], splits_of(path)
     for split in splits:
         if split not in known:
-            advice = "Give each with its own --split."
-            raise ConfigError(
-                f"{path}: no split {split!r}; it has {choices(split, known)} {advice}"
-            )
+            has = f"{choices(split, known)} Give each with its own --split."
+            raise ConfigError(f"{path}: no split {split!r}; it has {has}")
     units: list[Unit] = []
     for split in splits:
         for entry in load_split(path, split, encoder, options["trusted_modules"]):

@@ -53,7 +53,7 @@ def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Pa
 
 
 def compare(run: Run, other: Run) -> tuple[str, bool]:
-    """Compare the steps common to two runs; return the verdict, and if they read the same rows."""
+    """Compare the steps common to two runs; return the verdict, and True if rows are equal."""
     steps = min(len(run.step), len(other.step))
     differs = [a != b for a, b in zip(run.batch_hash[:steps], other.batch_hash[:steps])]
     if not all((*run.batch_hash[:steps], *other.batch_hash[:steps])):
@@ -135,7 +135,7 @@ def page(
     Args:
         tiles: (value, caption).
         pictures: (caption, PNG).
-        tables: (title, header, rows); tables without rows are left out.
+        tables: (title, header, rows); tables without rows are omitted.
     """
     parts = ['<div class="tiles">']
     for value, name in tiles:

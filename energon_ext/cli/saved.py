@@ -22,8 +22,8 @@ class SavedCursor:
     def __init__(self, folder: Path, sealed: Any):
         self.folder, self.state = folder, check_seal(sealed)
         check_format(self.state)
-        self.step: int = self.state["plan"]["step"]  # next, or partly read
-        self.inside: Mapping[str, Any] = self.state["inside"] or {}  # set if it is partly read
+        self.step: int = self.state["plan"]["step"]  # the next step, which may be partly read
+        self.inside: Mapping[str, Any] = self.state["inside"] or {}  # not empty if partly read
 
     def dataset(
         self,
@@ -65,7 +65,7 @@ def saved_cursors(run: Path) -> list[SavedCursor]:
         run: folder of a run, of its checkpoints, of one checkpoint or of Megatron-LM's data states.
     """
     if not run.is_dir():
-        raise ConfigError(f"{run}: no such folder; name a checkpoint or the folder of a run.")
+        raise ConfigError(f"{run}: does not exist; give the folder of a run or of one checkpoint.")
     cursors = []
     for folder in checkpoints_in(run):
         state = next((state for _, state in cursors_in(folder)), None)
@@ -74,6 +74,6 @@ def saved_cursors(run: Path) -> list[SavedCursor]:
     if not cursors:
         raise ConfigError(
             f"{run}: no data.json of a planned run, and no train_dataloader_dprank000.pt of "
-            f"Megatron-LM; name the folder of a run or of one checkpoint."
+            f"Megatron-LM; give the folder of a run or of one checkpoint."
         )
     return cursors

@@ -31,8 +31,8 @@ class Spike:
     usual: float  # the median of the losses before it
 
     def __str__(self) -> str:
-        whose = "the loss" if self.source is None else f"the loss of {self.source}"
-        return f"step {self.step}: {whose} is {self.loss:.2f}, usually {self.usual:.2f}"
+        subject = "the loss" if self.source is None else f"the loss of {self.source}"
+        return f"step {self.step}: {subject} is {self.loss:.2f}, usually {self.usual:.2f}"
 
 
 def spikes_of(run: Run) -> list[Spike]:

@@ -16,7 +16,7 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.cache import Cached, make, make_part
+from energon_ext.prepare.cache import Cached, prepare, prepare_part
 from energon_ext.prepare.claim import Part
 
 
@@ -70,21 +70,21 @@ def tokenize(
     if not texts:
         raise ConfigError(f"{metadataset}: contains no text, only token files; nothing to do.")
     for text in texts.values():
-        if make_now(text, jobs, part):
+        if prepare_now(text, jobs, part):
             files = text.open()
             count = f"{len(files):,} documents, {files.num_tokens:,} tokens"
             echo(f"{text.name}: {count} in {text.folder}")
 
 
-def make_now(cached: Cached, jobs: int, part: Part | None) -> bool:
-    """Make the missing units of a source, or of a part; return True if the source is complete."""
+def prepare_now(cached: Cached, jobs: int, part: Part | None) -> bool:
+    """Prepare the missing units of a source or part; return True if the source is complete."""
     if part is None:
-        make(cached, jobs, wait_seconds=0.0)
+        prepare(cached, jobs, wait_seconds=0.0)
         return True
-    make_part(cached, part, jobs)
-    if not cached.is_there:
+    prepare_part(cached, part, jobs)
+    if not cached.is_complete:
         echo(f"{cached.name}: part {part} is {cached.verb}, other parts are not.")
-    return cached.is_there
+    return cached.is_complete
 
 
 def splits_of(path: Path) -> list[str]:

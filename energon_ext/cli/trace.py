@@ -80,7 +80,7 @@ def trace(
         _show_document(cursors, open_blend, document, last, as_json)
         return
     if step is None:
-        raise ConfigError("Give the --step to show, or a --document whose steps to show.")
+        raise ConfigError("Give the --step to show, or the --document to search for.")
     before = [cursor for cursor in cursors if cursor.step <= step]
     cursor = before[-1] if before else cursors[0]
     blend = open_blend(_with_packing_after(cursors, cursor) if before else cursor)
@@ -111,7 +111,7 @@ def _print_changes(cursor: SavedCursor, blend: PlannedDataset) -> None:
 
 
 def _with_packing_after(cursors: Sequence[SavedCursor], cursor: SavedCursor) -> SavedCursor:
-    """Return the cursor with the packing of the steps after one: the next, if packing changed."""
+    """Return the cursor with the packing after ``cursor``: the next one if packing changed."""
     later = next((other for other in cursors if other.step > cursor.step), cursor)
     is_changed = repacking(cursor.state["fingerprint"], later.state["fingerprint"])
     return later if is_changed else cursor
@@ -203,7 +203,7 @@ def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
     source = keys.get(name, name)
     if source not in blend.sources or not re.fullmatch("[0-9]{1,18}", number):
         known = choices(name, [*blend.sources, *keys])
-        raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; sources are {known}")
+        raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; the sources are {known}")
     count = blend.sources[source].documents
     if int(number) >= count:
         raise ConfigError(f"--document {text}: {source} has {count:,} documents, counted from 0.")

@@ -121,8 +121,8 @@ def carry(tree: Tree | Leaf, datasets: Sequence[LoadedDataset]) -> list[LoadedDa
     """Attach a tree and its leaves to the datasets of the leaves, which are in the same order."""
     names = [field.name for field in fields(LoadedDataset)]
     return [
-        CarriedDataset(**{name: getattr(each, name) for name in names}, leaf=leaf, tree=tree)
-        for leaf, each in zip(leaves_of(tree), datasets, strict=True)
+        CarriedDataset(**{name: getattr(loaded, name) for name in names}, leaf=leaf, tree=tree)
+        for leaf, loaded in zip(leaves_of(tree), datasets, strict=True)
     ]
 
 
@@ -133,22 +133,22 @@ def carry_weighted(tree: Tree, datasets: Sequence[LoadedDataset]) -> list[Loaded
     numbered = tree.map(lambda leaf: numbers[id(leaf)])
     assert numbered is not None, "a tree of a metadataset has leaves"
     shares = Mixture(numbered, [*numbers.values()], seed="").shares(0)
-    for each, share in zip(carried, shares.tolist(), strict=True):
-        each.weight = CarriedWeight(share, not_constant)
+    for dataset, share in zip(carried, shares.tolist(), strict=True):
+        dataset.weight = CarriedWeight(share, not_constant)
     return carried
 
 
 def parts_of(datasets: Sequence[LoadedDataset]) -> list[Part]:
     """Return the trees that loaded datasets carry; a dataset that carries none is a leaf."""
     parts: dict[int, Part] = {}
-    for each in datasets:
-        if isinstance(each, CarriedDataset):
-            leaf, tree = each.leaf, each.tree
+    for loaded in datasets:
+        if isinstance(loaded, CarriedDataset):
+            leaf, tree = loaded.leaf, loaded.tree
         else:
-            leaf = tree = Leaf(dataset=each.dataset)
-        part = parts.setdefault(id(tree), Part(tree, _factor(each), [], []))
+            leaf = tree = Leaf(dataset=loaded.dataset)
+        part = parts.setdefault(id(tree), Part(tree, _factor(loaded), [], []))
         part.leaves.append(leaf)
-        part.datasets.append(each)
+        part.datasets.append(loaded)
     return list(parts.values())
 
 
@@ -161,10 +161,10 @@ def tree_of(parts: Sequence[Part]) -> Tree | Leaf:
     return Tree(Node(BLEND, factors), trees)
 
 
-def _factor(dataset: LoadedDataset) -> float | None:
-    if dataset.repetitions is not None:
-        return float(len(dataset.dataset) * dataset.repetitions)
-    weight = dataset.weight
+def _factor(loaded: LoadedDataset) -> float | None:
+    if loaded.repetitions is not None:
+        return float(len(loaded.dataset) * loaded.repetitions)
+    weight = loaded.weight
     return weight.factor if isinstance(weight, CarriedWeight) else weight
 
 

@@ -29,7 +29,7 @@ from megatron.energon.metadataset.metadataset_v2 import (
     SubsetRatioMixin,
 )
 
-from energon_ext.arguments import check_integer
+from energon_ext.arguments import check_integer, choices
 from energon_ext.config import carried
 from energon_ext.config.carried import Leaf, Part, carry, map_leaves, parts_of, runs_of, tree_of
 from energon_ext.config.references import AnyDatasetReference
@@ -251,8 +251,8 @@ class ScheduledMetadataset(MetadatasetV2):
 
     def get_datasets(self, *, split_part: str, **kwargs: Any) -> LoadedDatasetList:
         if split_part not in self.splits:
-            has = ", ".join(self.splits)
-            raise ConfigError(f"{self.path}: no split {split_part!r}; it has {has}.")
+            has = choices(split_part, self.splits)
+            raise ConfigError(f"{self.path}: no split {split_part!r}; it has {has}")
         with errors_of_energon(f"{self.path}: {split_part}"):
             loaded = super().get_datasets(split_part=split_part, **kwargs)
         parts = parts_of(loaded.datasets)

@@ -82,13 +82,13 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
         raise ConfigError("The metadataset names no source; list at least one.")
     parts = parts_of(datasets)
     leaves = [leaf for part in parts for leaf in part.leaves]
-    loaded = [each for part in parts for each in part.datasets]
+    loaded = [dataset for part in parts for dataset in part.datasets]
     first, *others = runs_of(leaves) or [RunFields()]
     run = first.merged(others, inside=False)
     excluded = run.exclude.documents
     entries = tuple(
-        Entry(**vars(leaf), key=key, names=names, loaded=each, excluded=excluded.get(key))
-        for leaf, (key, names), each in zip(leaves, keys_and_names(leaves), loaded)
+        Entry(**vars(leaf), key=key, names=names, loaded=dataset, excluded=excluded.get(key))
+        for leaf, (key, names), dataset in zip(leaves, keys_and_names(leaves), loaded)
     )
     _check_entries(entries)
     keys = {id(leaf): entry.key for leaf, entry in zip(leaves, entries)}

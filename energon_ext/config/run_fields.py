@@ -9,6 +9,7 @@ from typing import Any, Iterable, Mapping, NamedTuple
 import numpy as np
 from megatron.energon.epathlib import EPath
 
+from energon_ext.arguments import check_choice
 from energon_ext.errors import ConfigError
 from energon_ext.weights.axis import STEPS, UNITS, count_from
 
@@ -22,14 +23,14 @@ _EXCLUDED = re.compile(r"(.+):([0-9]{1,18})")
 
 
 class SkippedSteps(NamedTuple):
-    """Steps ``[first, stop)`` not to read, in order and disjoint, and the file that lists them."""
+    """Steps ``[first, stop)`` not to read, sorted and disjoint, and the metadataset with them."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     where: str = ""
 
 
 class Exclusions(NamedTuple):
-    """Numbers of excluded documents by source, int64 [n], and the file that names their list."""
+    """Numbers of excluded documents by source, int64 [n], and the excluding metadataset."""
 
     documents: Mapping[str, np.ndarray] = {}
     where: str = ""
@@ -74,9 +75,8 @@ class RunFields:
 def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
     """Read the run-wide fields of a metadataset; a missing field is None."""
     where = str(path)
-    if axis is not None and axis not in UNITS:
-        units = ", ".join(UNITS)
-        raise ConfigError(f"{where}: schedule_axis: {axis!r:.80} found, one of {units} is needed.")
+    if axis is not None:
+        check_choice(f"{where}: schedule_axis", axis, UNITS)
     skipped, excluded = SkippedSteps(), Exclusions()
     if skip is not None:
         skipped = SkippedSteps(_ranges(skip, f"{where}: skip"), where)
@@ -90,7 +90,7 @@ def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
 def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:
     """Read ranges of steps, and merge those that touch or overlap."""
     merged: list[tuple[int, int]] = []
-    ranges = [_range(each) for each in value] if isinstance(value, list) else [None]
+    ranges = list(map(_range, value)) if isinstance(value, list) else [None]
     if None in ranges:
         needed = "ranges of steps are needed, such as [[1000, 1010]] for ten steps from 1000"
         raise ConfigError(f"{where}: {value!r:.80} found; {needed}.")
@@ -106,7 +106,7 @@ def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:
 
 def _range(value: Any) -> tuple[int, int] | None:
     """Read two steps, written like breakpoints; return None for anything else."""
-    match [count_from(each) for each in value] if isinstance(value, list) else []:
+    match list(map(count_from, value)) if isinstance(value, list) else []:
         case [int(first), int(stop)] if 0 <= first < stop < 1 << 62:
             return first, stop
     return None
@@ -115,7 +115,7 @@ def _range(value: Any) -> tuple[int, int] | None:
 def _read(path: EPath) -> dict[str, np.ndarray]:
     """Read the excluded documents by source, from a file with one ``SOURCE:NUMBER`` per line."""
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file; check the `exclude` of the metadataset.")
+        raise ConfigError(f"{path}: does not exist; check the `exclude` of the metadataset.")
     numbers: dict[str, list[int]] = {}
     with path.open("rb") as file:
         for line, data in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
@@ -127,4 +127,4 @@ def _read(path: EPath) -> dict[str, np.ndarray]:
                 allowed = f"SOURCE:NUMBER is needed, in at most {MOST_EXCLUDED:,} lines"
                 raise ConfigError(f"{path}: line {line}: {text!r:.80} found, {allowed}.")
             numbers.setdefault(match[1], []).append(int(match[2]))
-    return {source: np.unique(np.array(each, np.int64)) for source, each in numbers.items()}
+    return {source: np.unique(np.array(n, np.int64)) for source, n in numbers.items()}

@@ -77,10 +77,10 @@ def keys_and_names(leaves: Sequence[Leaf]) -> list[tuple[str, SourceNames]]:
     for leaf in leaves:
         paths = [str(path) for path in leaf.dataset.paths]
         read = (_split_name(leaf.dataset), _subset_text(leaf.dataset), leaf.subflavors)
-        path = "+".join(portable_path(each, leaf.root) for each in paths)
-        portable.append(source_key(path, *read))
+        relative = "+".join(portable_path(path, leaf.root) for path in paths)
+        portable.append(source_key(relative, *read))
         absolute.append(source_key("+".join(paths), *read))
-        ends.append(("+".join(map(_last_name, paths)), len(path)))
+        ends.append(("+".join(map(_last_name, paths)), len(relative)))
     return [
         (key, SourceNames(identity, name + key[length:]))
         for key, identity, (name, length) in zip(numbered(portable), numbered(absolute), ends)

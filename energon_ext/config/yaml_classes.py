@@ -66,21 +66,21 @@ def check_splits(splits: Any, metadataset_class: type, where: str) -> None:
 
 def _check(node: Any, kind: Any, place: str, owner: str, where: str) -> None:
     kinds = _kinds(kind)
-    fitting = [each for each in kinds if _fits(node, each)]
+    fitting = [member for member in kinds if _fits(node, member)]
     if not fitting:
         needed = " or ".join(dict.fromkeys(filter(None, map(_word, kinds))))
         is_schedule = isinstance(node, dict) and bool(node.keys() & KINDS.keys())
         advice = f" {_OURS}" if is_schedule else ""
         raise ConfigError(f"{where}: {place}: {node!r:.80} found, {needed} is needed.{advice}")
     if isinstance(node, list):
-        item_kinds = [get_args(each)[0] for each in fitting if get_origin(each) is list]
-        tuples = [get_args(each) for each in fitting if get_origin(each) is tuple]
+        item_kinds = [get_args(member)[0] for member in fitting if get_origin(member) is list]
+        tuples = [get_args(member) for member in fitting if get_origin(member) is tuple]
         inners = item_kinds * len(node) if item_kinds else tuples[0] if tuples else ()
         for index, (child, inner) in enumerate(zip(node, inners)):
             _check(child, inner, f"{place}[{index}]", owner, where)
     elif isinstance(node, dict):
-        value_kinds = [get_args(each)[1] for each in fitting if get_origin(each) is dict]
-        classes = [each for each in fitting if dataclasses.is_dataclass(each)]
+        value_kinds = [get_args(member)[1] for member in fitting if get_origin(member) is dict]
+        classes = [member for member in fitting if dataclasses.is_dataclass(member)]
         fields = {}
         if classes and not value_kinds:
             fields = _fields_for(node, classes, f"{where}: {place}", owner)
@@ -90,12 +90,12 @@ def _check(node: Any, kind: Any, place: str, owner: str, where: str) -> None:
 
 
 def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str) -> dict[str, Any]:
-    """Return the fields of the class that a mapping is meant for, judged by its required fields."""
-    meant = [each for each in classes if _needed(each) & node.keys()]
-    required = sorted({min(_needed(each) & node.keys()) for each in meant})
+    """Return the fields of the class that a mapping describes, judged by its required fields."""
+    matching = [cls for cls in classes if _needed(cls) & node.keys()]
+    required = sorted({min(_needed(cls) & node.keys()) for cls in matching})
     if len(required) > 1:
         raise ConfigError(f"{where}: {' and '.join(required)} found; give only one of them.")
-    best = max(meant or classes, key=lambda each: len(_fields(each).keys() & node.keys()))
+    best = max(matching or classes, key=lambda cls: len(_fields(cls).keys() & node.keys()))
     fields = _fields(best)
     if unknown := sorted(node.keys() - fields.keys()):
         has = choices(unknown[0], fields)
@@ -104,8 +104,8 @@ def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str
             has = anywhere if anywhere.endswith("?") else has
         advice = _advice(unknown[0], node, classes)
         raise ConfigError(f"{where}: no field {unknown[0]!r} {owner}; it has {has}{advice}")
-    if not meant:
-        needed = " or ".join(sorted({min(_needed(each)) for each in classes if _needed(each)}))
+    if not matching:
+        needed = " or ".join(sorted({min(_needed(cls)) for cls in classes if _needed(cls)}))
         raise ConfigError(f"{where}: {node!r:.80} found, it needs {needed}.")
     if missing := sorted(_needed(best) - node.keys()):
         raise ConfigError(f"{where}: no {missing[0]}, which {required[0]} requires.")
@@ -114,8 +114,8 @@ def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str
 
 def _advice(unknown: str, node: dict[str, Any], classes: list[Any]) -> str:
     """Return the end of a message that tells where a misplaced field belongs."""
-    members = [get_args(_fields(each)["blend"])[0] for each in classes if "blend" in _fields(each)]
-    references = [kind for each in members for kind in _kinds(each)]
+    members = [get_args(_fields(cls)["blend"])[0] for cls in classes if "blend" in _fields(cls)]
+    references = [cls for member in members for cls in _kinds(member)]
     if "path" in node and unknown in set().union(*map(_fields, references)):
         return f" It belongs to a member of a blend: blend: [{{path: ..., {unknown}: ...}}]."
     if unknown in _ONLY_OURS and "interleave" not in set().union(*map(_fields, classes)):

@@ -145,7 +145,7 @@ def splits_in(folder: EPath) -> dict[str, list[str]]:
 
 def shards_of(patterns: Any, where: str) -> list[str]:
     """Expand brace patterns; ConfigError for values of another type and for too many names."""
-    if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
+    if not isinstance(patterns, list) or not all(isinstance(name, str) for name in patterns):
         raise ConfigError(f"{where}: {patterns!r:.80} found, a list of shards is needed.")
     if sum(map(_most_names, patterns)) > MAX_SHARDS:
         name = f"a name has a backslash, {MAX_BRACES} braces or {MAX_PATTERN_LENGTH:,} characters"

@@ -30,12 +30,12 @@ class ChatTemplate(ABC):
 
     Attributes:
         writes_special_tokens: True if the text includes the special tokens that begin and end it;
-            otherwise the tokenizer adds them as its ``add_bos`` and ``add_eos`` say.
+            otherwise the tokenizer adds them according to its ``add_bos`` and ``add_eos``.
     """
 
     writes_special_tokens: bool = False
 
-    #: Name that :func:`named_template` loads it by; None if it has none.
+    #: Name by which :func:`named_template` loads it; None if it has none.
     name: str | None = None
 
     @abstractmethod
@@ -86,14 +86,15 @@ class HFChatTemplate(ChatTemplate):
         try:
             self._date = None if date is None else datetime.date.fromisoformat(date)
         except ValueError as error:
-            raise ConfigError(f"date: {date!r:.40} found; give one like 2026-01-31.") from error
+            needed = "a date such as 2026-01-31 is needed"
+            raise ConfigError(f"date: {date!r:.40} found, {needed}.") from error
         if isinstance(name_or_path, (str, Path)):
             name = str(name_or_path)
             self._tokenizer = load_with_transformers(name, f"Chat template of {name!r}")
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConfigError(
-                f"Tokenizer {name_or_path} has no chat template; use a tokenizer that has one, or "
-                f"pass chat_template=PlainChatTemplate()."
+                f"Tokenizer {name_or_path}: has no chat template; use one that has, or pass "
+                f"chat_template=PlainChatTemplate()."
             )
         self._template = self._tokenizer.chat_template
         if self._date is not None:

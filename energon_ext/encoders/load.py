@@ -100,7 +100,7 @@ def get_val_datasets(
     check_integer("get_val_datasets: batch_size", batch_size, 1)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
     with _checked(get_val_datasets, checker, path, split_part, worker_config, options):
-        # Energon builds each source alone, where a name that no source has goes unnoticed.
+        # Energon builds each source separately, which would hide a name that no source has.
         check_names(load_split(Path(str(path)), split_part, task_encoder, trusted_modules))
         return megatron.energon.get_val_datasets(
             path,

@@ -13,9 +13,9 @@ import numpy as np
 
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.planned_samples import identity_of_lengths
-from energon_ext.encoders.text_sources import cached_samples, cached_source, of_samples
+from energon_ext.encoders.text_sources import cached_samples, cached_source, sample_entries
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
-from energon_ext.prepare.cache import Cached, ensure_made
+from energon_ext.prepare.cache import Cached, ensure_prepared
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
@@ -31,13 +31,13 @@ SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
 
 def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthTable]:
     """Return the lengths of all sources of samples, by source key."""
-    cached = {entry.key: cached_lengths(encoder, entry) for entry in of_samples(entries)}
-    ensure_made(list(cached.values()))
+    cached = {entry.key: cached_lengths(encoder, entry) for entry in sample_entries(entries)}
+    ensure_prepared(list(cached.values()))
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
     for key, table in tables.items():
         if table.num_too_long:
             logger.warning(
-                "%s: %d of %d samples are longer than a row of %d tokens and are left out.",
+                "%s: %d of %d samples are longer than a row of %d tokens and are skipped.",
                 *(key, table.num_too_long, len(table), table.longest),
             )
     return tables
@@ -73,7 +73,7 @@ def measure_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encode
 
 
 def measure_again(encoder: Any, entry: Entry, numbers: Sequence[int]) -> np.ndarray:
-    """Measure some samples again: int64 [n], 0 for a sample without a length."""
+    """Measure some samples again; return int64 [n], 0 for a sample that cannot be measured."""
     source = cached_source(encoder, entry)
     lengths = []
     for number in numbers:

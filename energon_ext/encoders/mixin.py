@@ -22,22 +22,22 @@ from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.measured import ensure_measured
 from energon_ext.encoders.planned_samples import (
-    obstacle,
     packer_of,
     packs_samples,
+    reason_to_stream,
     sample_rows,
     saved_samples,
     token_rows,
 )
 from energon_ext.encoders.sources import (
     absent_sources,
+    build_sources,
     check_omissions,
     check_unlimited,
     even_virtual_epoch,
     load_source,
     open_live_weights,
-    read_sources,
-    refuse_splices,
+    reject_splices,
 )
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.mixture.checks import check_mixture
@@ -136,7 +136,7 @@ class DynamicBlendMixin:
         bound = self._bound_to(mix.entries, stages, repeat=repeat)
         # Sources of a plain blend repeat separately; an epochized blend repeats as a whole.
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        sources = read_sources(bound, mix, worker_config, repeat=repeat and not epochized)
+        sources = build_sources(bound, mix, worker_config, repeat=repeat and not epochized)
         check_omissions(mix, sources)
         open_live_weights(mix, sources)
         clock = Clock(
@@ -181,7 +181,7 @@ class DynamicBlendMixin:
             return super().build_val_datasets(  # type: ignore[misc]  # of the next base class
                 datasets=datasets, worker_config=worker_config, limit=limit, **options
             )
-        sources = read_sources(bound, mix, worker_config, repeat=False)
+        sources = build_sources(bound, mix, worker_config, repeat=False)
         tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
         topology = Topology.of(worker_config, batch_size, None)
         clock = Clock(mix.axis, topology, bound.tokens_per_sample)
@@ -279,11 +279,11 @@ class DynamicBlendMixin:
 
         Subclasses remove options that they handle themselves from Energon's ``stages``.
         """
-        refuse_splices(self, entries)
+        reject_splices(self, entries)
         bound = copy.copy(self)
         bound._validating = validating
         is_finite = not repeat and not (validating and packs_samples(self))
-        reason = self._obstacle(entries, stages, not is_finite)
+        reason = self._reason_to_stream(entries, stages, not is_finite)
         bound._is_planned = reason is None
         if reason is not None:
             logger.info("Samples are streamed, which fixes the ranks x workers: %s.", reason)
@@ -297,7 +297,7 @@ class DynamicBlendMixin:
             )
         return bound
 
-    def _obstacle(
+    def _reason_to_stream(
         self, entries: Sequence[Entry], stages: Mapping[str, Any], repeat: bool
     ) -> str | None:
         """Return why samples must be streamed; None if they are planned."""
@@ -308,7 +308,7 @@ class DynamicBlendMixin:
                 return f"the encoder overrides {name}"
         if self._sizes_samples():
             return "blend_sample_size needs samples that have been read"
-        return obstacle(self, entries, stages, repeat)
+        return reason_to_stream(self, entries, stages, repeat)
 
 
 class _BlendFactory:

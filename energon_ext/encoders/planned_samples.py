@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Samples of any TaskEncoder by number: which encoders allow it, and how a plan uses them."""
+"""Plans the samples of any TaskEncoder by number, if the encoder and its sources allow it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ from energon_ext.samples.rows import OneEach, SampleRows, TokenRows
 _STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_load_dataset")
 
 
-def obstacle(
+def reason_to_stream(
     encoder: Any, entries: Sequence[Entry], stages: Mapping[str, Any], repeat: bool
 ) -> str | None:
     """Return why samples must be streamed; None if they can be planned."""
@@ -53,7 +53,7 @@ def obstacle(
     for entry in entries:
         if isinstance(entry.dataset, TokenFileFactory):
             if not packs_samples(encoder) or not hasattr(encoder, "pack_tokens"):
-                return f"{entry.key} has token files, the encoder no length_of or pack_tokens"
+                return f"{entry.key} has token files; the encoder lacks length_of or pack_tokens"
             continue
         if not can_be_read_by_number(entry.dataset):
             return f"the files of {entry.key} are neither local nor tars in an object store"
@@ -65,7 +65,7 @@ def obstacle(
 
 
 def _overrides(encoder: Any, name: str) -> bool:
-    """Return True if an encoder overrides a method of Energon's."""
+    """Return True if an encoder overrides a method of Energon's own encoders."""
     originals = [getattr(c, name, None) for c in (TaskEncoder, DefaultTaskEncoder)]
     return getattr(type(encoder), name) not in originals
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Text to packed batches; the draw comes after packing.
+"""Turns text into packed batches; the draw comes after packing.
 
 Each source is packed separately, and the blend then draws among finished rows. A weight that
 changes at step 1500 therefore takes effect at step 1500, a weight is a share of tokens, and every
@@ -65,8 +65,8 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
         cost: cost of a document by its length; by default
             :class:`~energon_ext.plan.cost.AttentionCost`.
 
-    A source whose YAML entry has a ``splice:`` is shown at many positions instead of packed. Text
-    is tokenized on first use, into cached token files. Energon's ``shuffle_buffer_size`` and
+    A source whose YAML entry has a ``splice:`` is shown at many positions instead of being packed.
+    Text is tokenized on first use, into cached token files. Energon's ``shuffle_buffer_size`` and
     ``packing_buffer_size`` have no effect.
 
     Attributes:
@@ -119,7 +119,7 @@ have no transition to train.
         if cost is not None and balance is None:
             raise ConfigError("cost: has no effect without balance='attention'; give both.")
         if not train_on_eos and tokenizer.eos_id is None:
-            raise ConfigError("train_on_eos=False, but the tokenizer has no EOS; leave it True.")
+            raise ConfigError("train_on_eos: False found, but the tokenizer has no EOS; remove it.")
         self.tokenizer = tokenizer
         self.seq_len = self.tokens_per_sample = seq_len
         self.packing_buffer_docs = packing_buffer_docs

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prompts for reinforcement learning, with the same YAML and schedules as text."""
+"""Prompts for reinforcement learning, from the same YAML and schedules as text."""
 
 import functools
 from typing import Any, Sequence

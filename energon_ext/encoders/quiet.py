@@ -13,7 +13,7 @@ from megatron.energon.errors import ErrorContext, log_exception
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from energon_ext.errors import LEFT_OUT, log_of
+from energon_ext.errors import SKIPPABLE_ERRORS, log_of
 
 logger = log_of(__name__)
 
@@ -49,7 +49,7 @@ def quiet_energon() -> Iterator[None]:
 
 
 def quiet_errors(dataset: Any, source: str) -> SavableDataset:
-    """Log some of the samples that cannot be used; Energon prints each of them."""
+    """Log only some of the samples that cannot be used; Energon would print each of them."""
     stage = dataset
     while isinstance(stage, MapDataset):
         stage._map_failure_handler = _SkippedSamples(stage._map_failure_handler, source)
@@ -76,7 +76,7 @@ class _SkippedSamples(ErrorContext):
             self.reset()
 
     def _log(self, error: Exception, sample: Any, sources: Any = None) -> None:
-        if not isinstance(error, LEFT_OUT):
+        if not isinstance(error, SKIPPABLE_ERRORS):
             log_exception(error, sample, sources)
             return
         self._count += 1
@@ -84,4 +84,4 @@ class _SkippedSamples(ErrorContext):
             # Errors of stored samples do not name the sample.
             keys = [part["__key__"] for part in getattr(sample, "data", ()) if part]
             reason = f"Sample {', '.join(keys)}: {error}" if keys else error
-            logger.warning("%s: sample left out (%d so far): %s", self._source, self._count, reason)
+            logger.warning("%s: sample skipped (%d so far): %s", self._source, self._count, reason)

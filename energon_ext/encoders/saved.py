@@ -62,8 +62,8 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
         options = dict(packer)
         if options.pop("name") != WholePacker.name:
             raise ConfigError(
-                f"The rows of this run were packed by {packer['name']} of its encoder, which is "
-                f"not part of a state."
+                f"The rows of this run were packed by its encoder's own {packer['name']}, which "
+                f"a state does not contain."
             )
         self.seq_len = self._fingerprint["seq_len"] = seq_len or options.pop("seq_len")
         self.saved_packer = WholePacker(**{**options, "seq_len": self.seq_len})
@@ -75,7 +75,7 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
     def state_fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
 
-    def _obstacle(self, *arguments: Any) -> None:
+    def _reason_to_stream(self, *arguments: Any) -> None:
         """Return None: the samples of a saved run were planned."""
 
     def _load_dataset(self, dataset: Any, offset: int, worker_config: Any) -> Any:

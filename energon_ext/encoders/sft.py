@@ -9,6 +9,7 @@ from megatron.energon import Cooker, Sample, stateless
 from megatron.energon.edataclass import edataclass
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
+from energon_ext.arguments import check_choice
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.base import Documents
@@ -16,7 +17,7 @@ from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.chat import ChatTemplate, check_messages, default_template, split_answers
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sources import refuse_splices
+from energon_ext.encoders.sources import reject_splices
 from energon_ext.encoders.text import Document
 from energon_ext.encoders.tokenizer_protocol import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
@@ -58,12 +59,12 @@ class SFTTaskEncoder(PackedTaskEncoder):
     """Fine-tuning on answers; yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
 
     A sample has ``prompt`` and ``response``, or ``messages`` with roles system, user, assistant and
-    tool. The loss is on the responses, or on every assistant message; a special token that ends the
+    tool. The loss is on the response, or on every assistant message; a special token that ends the
     sample belongs to the last answer. Prompts and answers are tokenized separately, as they are at
     inference, and samples are packed whole.
 
     Samples without a trained label never reach a batch. They are counted when the text is
-    tokenized, where 100 in a row are an error; samples that lose their last trained label by
+    tokenized, which fails after 100 in a row; samples that lose their last trained label by
     cutting are counted when the dataset is built.
 
     Args:
@@ -100,8 +101,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         over_long: str = "cut",
         **options: Any,
     ):
-        if over_long not in OVER_LONG:
-            raise ConfigError(f"over_long: {over_long!r} found, {' or '.join(OVER_LONG)} allowed.")
+        check_choice("over_long", over_long, OVER_LONG)
         # A conversation that continued in the next row would be separated from its questions.
         super().__init__(tokenizer, seq_len, packing="bin", mask_boundary_loss=True, **options)
         self.chat_template = chat_template or default_template(tokenizer)
@@ -144,7 +144,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
 
     def splice_of(self, entry: Entry) -> None:
         """Return None, and reject a splice: frames have no label weights."""
-        refuse_splices(self, [entry])
+        reject_splices(self, [entry])
 
     def token_file_meta(self) -> dict[str, Any]:
         return {**super().token_file_meta(), "chat_template": self.chat_template.fingerprint()}

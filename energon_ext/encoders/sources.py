@@ -48,7 +48,7 @@ def document_range(entry: Entry, total: int) -> tuple[int, int]:
 
 
 def shuffles_over_epochs(entry: Entry) -> bool:
-    """Return whether the metadataset asks to shuffle a source over several epochs at once."""
+    """Return True if a source asks for a shuffle over several epochs at once."""
     return getattr(entry.dataset, "shuffle_over_epochs", 1) not in (1, None, -1)
 
 
@@ -109,7 +109,7 @@ def open_alone(task_encoder: Any, entry: Entry) -> SavableDataset:
         return task_encoder._load_dataset(loaded, 0, worker_config=ALONE)
 
 
-def read_sources(
+def build_sources(
     task_encoder: Any, mix: Mix, worker_config: WorkerConfig, *, repeat: bool
 ) -> list[Source]:
     """Build the sources of a mix, endless if ``repeat``, and set the encoder's ``source_keys``."""
@@ -150,13 +150,13 @@ def open_live_weights(mix: Mix, sources: Sequence[Source]) -> None:
 
 
 def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
-    """Raise ConfigError if ``skip`` or ``exclude`` has a source that is missing or streamed."""
+    """Raise ConfigError if ``skip`` or ``exclude`` does not support a source, or it is missing."""
     skip, exclude = mix.run.skip, mix.run.exclude
     keys = [source.key for source in sources]
     for key in exclude.documents:
         if key not in keys:
             raise ConfigError(
-                f"{exclude.where}: exclude: no source {key!r}; there are {choices(key, keys)}"
+                f"{exclude.where}: exclude: no source {key!r}; the sources are {choices(key, keys)}"
             )
     for source in sources:
         if skip.ranges and not isinstance(source.rows, RowSource):
@@ -201,7 +201,7 @@ def even_virtual_epoch(length: int, worker_config: WorkerConfig) -> int:
     return even
 
 
-def refuse_splices(encoder: Any, entries: Sequence[Entry]) -> None:
+def reject_splices(encoder: Any, entries: Sequence[Entry]) -> None:
     """Raise ConfigError for a ``splice:`` on an entry of the YAML."""
     for entry in entries:
         if entry.splice is not None:

@@ -92,7 +92,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         if not any(map(self.splice_of, entries)):
             raise ConfigError(
                 f"No source to splice among {', '.join(keys)}: spliced_subflavors is "
-                f"{self.spliced_subflavors}. Give these to a source, or leave it None."
+                f"{self.spliced_subflavors}. Give these subflavors to a source, or leave it None."
             )
 
 

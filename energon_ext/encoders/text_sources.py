@@ -31,8 +31,8 @@ from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import is_text
 from energon_ext.encoders.tokenizers import load_tokenizer
-from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
-from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, cache_folder, ensure_made
+from energon_ext.errors import SKIPPABLE_ERRORS, ConfigError, SampleError
+from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, cache_folder, ensure_prepared
 from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource, sample_units
@@ -58,7 +58,7 @@ def load_split(
     return mix_of(loaded.datasets).entries
 
 
-def of_samples(entries: Sequence[Entry]) -> list[Entry]:
+def sample_entries(entries: Sequence[Entry]) -> list[Entry]:
     """Return the sources that are not token files."""
     return [entry for entry in entries if not isinstance(entry.dataset, TokenFileFactory)]
 
@@ -81,7 +81,7 @@ def sample_source(
 
 
 def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
-    """Encode documents as tokens and weights, or as the error that rejects one."""
+    """Encode each document as tokens and weights, or as the error that rejects it."""
     if encoder.saved_encoding is not None:
         raise ConfigError(
             "The text of this run is not tokenized here, and its state does not contain the "
@@ -101,7 +101,7 @@ def _encode(encoder: Any, sample: Any) -> Encoded:
         return sample
     try:
         encoded = encoder.encode_document(sample)
-    except (SkipSample, *LEFT_OUT) as error:
+    except (SkipSample, *SKIPPABLE_ERRORS) as error:
         return error if isinstance(error, SampleError) else SampleError(str(error))
     return np.asarray(encoded.tokens), encoded.label_weights
 
@@ -111,8 +111,8 @@ def _encode(encoder: Any, sample: Any) -> Encoded:
 
 def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenFiles]:
     """Return the token files of all text sources, by source key."""
-    cached = {entry.key: cached_text(encoder, entry) for entry in of_samples(entries)}
-    ensure_made(list(cached.values()))
+    cached = {entry.key: cached_text(encoder, entry) for entry in sample_entries(entries)}
+    ensure_prepared(list(cached.values()))
     files = {key: item.open() for key, item in cached.items()}
     for key, tokens in files.items():
         if len(tokens) and not tokens.num_tokens:

@@ -69,7 +69,7 @@ def load_sentencepiece(path: str) -> tuple[Any, str]:
     return loaded, hashlib.sha256(content).hexdigest()
 
 
-def refuse_tiktoken(name: str) -> None:
+def reject_tiktoken(name: str) -> None:
     """Raise ConfigError for a tiktoken tokenizer, with the command that converts it."""
     path = Path(name)
     if path.is_file() and path.suffix in (".tiktoken", ".model") and _is_tiktoken(path):
@@ -94,7 +94,7 @@ def _is_tiktoken(path: Path) -> bool:
         return _TIKTOKEN_LINE.fullmatch(file.readline(2**10)) is not None
 
 
-def special_tokens_beside(path: Path) -> dict[str, str | None]:
+def special_tokens_next_to(path: Path) -> dict[str, str | None]:
     """Return the special tokens in the ``tokenizer_config.json`` next to a tokenizer file."""
     try:
         config = json.loads(read_data(path.with_name("tokenizer_config.json"), MOST_FILE_BYTES))

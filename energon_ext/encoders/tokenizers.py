@@ -15,8 +15,8 @@ from energon_ext.encoders.tokenizer_files import (
     load_sentencepiece,
     load_tokenizer_file,
     load_with_transformers,
-    refuse_tiktoken,
-    special_tokens_beside,
+    reject_tiktoken,
+    special_tokens_next_to,
 )
 from energon_ext.encoders.tokenizer_protocol import Tokenizer
 from energon_ext.errors import ConfigError, log_of
@@ -226,7 +226,7 @@ def load_tokenizer(
         return ByteTokenizer(**options)
     if bos_token is not None:
         options.setdefault("add_bos", True)
-    refuse_tiktoken(str(name_or_path))
+    reject_tiktoken(str(name_or_path))
     is_sentencepiece = str(name_or_path).endswith(".model")
     tokenizer_class = SentencePieceTokenizer if is_sentencepiece else HFTokenizer
     return tokenizer_class(name_or_path, eos_token=eos_token, bos_token=bos_token, **options)
@@ -236,7 +236,7 @@ def _load_hf(name: str, guess_eos: bool) -> tuple[Any, dict[str, str | None]]:
     """Load a ``tokenizers.Tokenizer`` and the names of its special tokens."""
     if Path(name).is_file():
         tokenizer = load_tokenizer_file(name)
-        special = special_tokens_beside(Path(name))
+        special = special_tokens_next_to(Path(name))
         if guess_eos and not special:
             special = {"eos": _guess_eos(tokenizer, name)}
         return tokenizer, special

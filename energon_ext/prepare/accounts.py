@@ -70,7 +70,7 @@ class Preparation:
         return {name: found[name] for name in names if name in found}
 
     def has_all(self) -> bool:
-        """True if every unit is finished, judging only by names."""
+        """Return True if every unit is finished, judging only by names."""
         saved = {unit["name"] for prepared in self._saved() for unit in prepared["units"]}
         return set(self.units) <= saved.union(self.accounts())
 
@@ -82,7 +82,7 @@ class Preparation:
             return f"{record['unit']['path']} has changed"
         for file, expected in record["files"].items():
             folders = (self.work, self.output)
-            path = next((each / file for each in folders if (each / file).is_file()), None)
+            path = next(filter(Path.is_file, (folder / file for folder in folders)), None)
             if path is None:
                 return f"{file} is missing"
             if (num_bytes := path.stat().st_size) != expected["bytes"]:
@@ -115,8 +115,8 @@ class Preparation:
         is_occupied = self.output.is_file() or any(self.output.glob("*"))
         saved = [read_json(folder / PREPARED) for folder in (self.output, self.work)]
         if is_occupied and saved[0] is None:
-            raise ConfigError(f"{self.output}: already exists. Replace it with --force.")
-        return [each for each in saved if each is not None]
+            raise ConfigError(f"{self.output}: already exists; give --force to replace it.")
+        return [prepared for prepared in saved if prepared is not None]
 
     def _check_options(self, before: Record) -> None:
         now = _plain(self.job.options)
@@ -130,16 +130,16 @@ class Preparation:
 
 
 def is_prepared(output: Path, units: Sequence[Unit]) -> bool:
-    """True if a folder contains these units."""
+    """Return True if a folder contains these units."""
     prepared = read_json(output / PREPARED) or {"units": []}
     return [unit["unit"] for unit in prepared["units"]] == [_plain(u.description) for u in units]
 
 
 def check_files(output: Path) -> int:
-    """Compare all files of a prepared folder with their hashes; returns the number of files."""
+    """Compare all files of a prepared folder with their hashes; return the number of files."""
     prepared = read_json(output / PREPARED)
     if prepared is None:
-        raise ConfigError(f"{output}: contains no {PREPARED}; nothing to check.")
+        raise ConfigError(f"{output}: has no {PREPARED}; nothing to check.")
     expected = {file: known for unit in prepared["units"] for file, known in unit["files"].items()}
     wrong = [
         file
@@ -154,10 +154,10 @@ def check_files(output: Path) -> int:
     return len(expected)
 
 
-def left_out(prepared: Record, kind: str) -> tuple[int, str]:
+def skipped_documents(prepared: Record, kind: str) -> tuple[int, str]:
     """Return the number of ``unreadable`` or ``refused`` documents, and the first one's error."""
-    losses = [each[kind] for each in prepared["units"] if each[kind]["count"]]
-    return sum(each["count"] for each in losses), losses[0]["first"] if losses else ""
+    skipped = [unit[kind] for unit in prepared["units"] if unit[kind]["count"]]
+    return sum(kinds["count"] for kinds in skipped), skipped[0]["first"] if skipped else ""
 
 
 def write_json(path: Path, content: Record) -> None:

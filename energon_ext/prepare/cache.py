@@ -7,21 +7,20 @@ it is prepared under another name and then renamed. If several processes, on any
 at once, one prepares it and the others wait. No collective is used.
 """
 
-import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.prepare.accounts import is_prepared, left_out
+from energon_ext.prepare.accounts import is_prepared, skipped_documents
 from energon_ext.prepare.claim import ClaimedError, Part
 from energon_ext.prepare.documents import Unit
-from energon_ext.prepare.job import Job, Record
+from energon_ext.prepare.job import Job
 from energon_ext.prepare.units import run_part, run_units
 
 logger = log_of(__name__)
@@ -35,7 +34,7 @@ SPLIT = "tokens"
 BYTES_PER_SECOND = 2_500_000
 MOST_SECONDS = 60.0
 
-#: How long a process waits for another to finish; NCCL collectives time out after 600 s.
+#: How long a process waits for another one to finish; NCCL collectives time out after 600 s.
 WAIT_SECONDS = 480.0
 _POLL_SECONDS = 0.2
 
@@ -56,18 +55,13 @@ class Cached:
     grows: bool = False  # True: units added to the source later are added to the entry
 
     @property
-    def is_there(self) -> bool:
+    def is_complete(self) -> bool:
         """True if the entry is complete."""
         try:  # a network file system may cache that a file is missing, but not a listing
             exists = self.folder.name in os.listdir(self.folder.parent)
         except OSError:
             return False
         return exists and (not self.grows or is_prepared(self.folder, self.units))
-
-    @property
-    def title(self) -> str:
-        """Label of the progress bar."""
-        return f"{self.name} {self.verb}"
 
     def open(self) -> Any:
         """Open the entry, which has one document per sample."""
@@ -83,20 +77,19 @@ class Cached:
         return content
 
 
-def cache_folder(beside: Path, name: str, digest: str) -> Path:
+def cache_folder(data: Path, name: str, digest: str) -> Path:
     """Return the folder of a source, below the one in CACHE_VARIABLE or next to the data."""
-    root = Path(os.environ.get(CACHE_VARIABLE) or beside / DEFAULT_NAME)
+    root = Path(os.environ.get(CACHE_VARIABLE) or data / DEFAULT_NAME)
     words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
     return root / f"{words}-{digest[:24]}"
 
 
-def ensure_made(wanted: Sequence[Cached]) -> None:
+def ensure_prepared(wanted: Sequence[Cached]) -> None:
     """Prepare missing entries; if that takes long, raise ConfigError with the command to run."""
-    by_folder = {each.folder: each for each in wanted if not each.is_there}
-    missing = list(by_folder.values())
+    missing = list({item.folder: item for item in wanted if not item.is_complete}.values())
     if not missing:
         return
-    known = [each.seconds for each in missing if each.seconds is not None]
+    known = [cached.seconds for cached in missing if cached.seconds is not None]
     if sum(known) > MOST_SECONDS or len(known) < len(missing):
         names = missing[0].name + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         work = f"about {sum(known):,.0f} s of work" if known else "not local"
@@ -104,20 +97,16 @@ def ensure_made(wanted: Sequence[Cached]) -> None:
             f"{names}: samples have not been {missing[0].verb} yet ({work}). Run "
             f"`{missing[0].command()}` first; {CACHE_VARIABLE} sets the folder for the result."
         )
-    for each in missing:
-        make(each)
+    for cached in missing:
+        prepare(cached)
 
 
-def make(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
+def prepare(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
     """Prepare an entry, or wait until another process has prepared it."""
     deadline = time.monotonic() + wait_seconds
-    while not cached.is_there:
+    while not cached.is_complete:
         try:
-            with _write_errors(cached):
-                prepared, _ = run_units(
-                    cached.job, cached.units, cached.folder, jobs=jobs, title=cached.title
-                )
-            _warn_of_refused(cached, prepared)
+            _run(run_units, cached, jobs=jobs)
         except ClaimedError as error:
             if time.monotonic() > deadline:
                 raise ConfigError(
@@ -127,33 +116,24 @@ def make(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> N
             time.sleep(_POLL_SECONDS)
 
 
-def make_part(cached: Cached, part: Part, jobs: int) -> None:
+def prepare_part(cached: Cached, part: Part, jobs: int) -> None:
     """Prepare one part of an entry; other processes prepare the other parts."""
-    if not cached.is_there:
-        with _write_errors(cached):
-            prepared, _ = run_part(
-                cached.job, cached.units, cached.folder, part, jobs=jobs, title=cached.title
-            )
-        if prepared is not None:
-            _warn_of_refused(cached, prepared)
+    if not cached.is_complete:
+        _run(run_part, cached, part, jobs=jobs)
 
 
-@contextlib.contextmanager
-def _write_errors(cached: Cached) -> Iterator[None]:
-    """Turn an OSError into a ConfigError that names the folder of the cache."""
+def _run(run: Callable[..., Any], cached: Cached, *part: Part, jobs: int) -> None:
+    """Call ``run_units`` or ``run_part``; report write errors and refused samples by source."""
+    title = f"{cached.name} {cached.verb}"
     try:
-        yield
+        prepared, _ = run(cached.job, cached.units, cached.folder, *part, jobs=jobs, title=title)
     except OSError as error:
         raise ConfigError(
             f"{cached.name}: {cached.folder.parent} cannot be written to "
             f"({error.strerror or error}); set {CACHE_VARIABLE} to a writable folder with enough "
             f"free space."
         ) from error
-
-
-def _warn_of_refused(cached: Cached, prepared: Record) -> None:
-    """Log a warning if samples were refused."""
-    count, first = left_out(prepared, "refused")
+    count, first = (0, "") if prepared is None else skipped_documents(prepared, "refused")
     if count:
         logger.warning(
             "%s: %d of %d samples cannot be %s, the first: %s",

@@ -36,14 +36,14 @@ class Part:
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
-    def beside(self, output: Path) -> Path:
+    def claimed_path(self, output: Path) -> Path:
         """Return the path that is claimed for this part of an output."""
         return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
 
 
 @contextlib.contextmanager
 def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
-    """Hold the claim of a folder, a file next to it; yields a function that keeps it alive.
+    """Hold the claim of a folder, a file next to it; yield a function that keeps it alive.
 
     Call the function often; it is cheap. Two processes may find the same claim stale and both take
     it over. They then write the same files under temporary names and rename them, so nothing is
@@ -73,9 +73,10 @@ def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], No
         path.unlink(missing_ok=True)
 
 
-def refuse_others(output: Path, part: Part | None) -> None:
+def check_unclaimed(output: Path, part: Part | None) -> None:
     """Raise ClaimedError if another process prepares the whole output or divides it differently."""
-    others = [path for each, path in living_parts(output) if not part or each.count != part.count]
+    living = living_parts(output)
+    others = [path for other, path in living if not part or other.count != part.count]
     if part and (whole := _claim_of(output)).exists() and not _is_stale(whole):
         others.append(whole)
     if others:
@@ -83,7 +84,7 @@ def refuse_others(output: Path, part: Part | None) -> None:
 
 
 def living_parts(output: Path) -> list[tuple[Part, Path]]:
-    """Return the parts of an output being prepared, with their claims; removes stale claims."""
+    """Return the parts of an output being prepared, with their claims; remove stale claims."""
     parts = []
     pattern = re.compile(rf"\.{re.escape(output.name)}\.(\d+)-of-(\d+)\.claim")
     for name in os.listdir(output.parent):
@@ -121,7 +122,7 @@ def _owner_in(path: Path) -> tuple[str, str]:
 
 
 def _owner_of(path: Path) -> str:
-    """Return process and host of a claim, for messages."""
+    """Return the process and the host of a claim, for messages."""
     try:
         machine, process = _owner_in(path)
     except OSError:
@@ -131,7 +132,7 @@ def _owner_of(path: Path) -> str:
 
 
 def _is_stale(path: Path) -> bool:
-    """True if the process that holds a claim is gone."""
+    """Return True if the process that holds a claim is gone."""
     try:
         # The clock of the file system may differ from the clock of this machine.
         with tempfile.NamedTemporaryFile(prefix=".time-", dir=path.parent) as probe:

@@ -46,7 +46,8 @@ def text_under(key: str) -> RowReader:
             raise ConfigError(f"{origin}: no key {key!r}; it has {sorted(row)}. Choose with --key.")
         text = row[key]
         if not isinstance(text, str):
-            raise ConfigError(f"{origin}: {key!r} must be a string, found {type(text).__name__}.")
+            found = f"{key!r}: {type(text).__name__} found"
+            raise ConfigError(f"{origin}: {found}, a string is needed.")
         return InputDocument(text, origin, num_bytes)
 
     return read
@@ -54,4 +55,4 @@ def text_under(key: str) -> RowReader:
 
 def check_object(row: Any, origin: str) -> None:
     if not isinstance(row, dict):
-        raise ConfigError(f"{origin}: expected a JSON object, found {type(row).__name__}.")
+        raise ConfigError(f"{origin}: {type(row).__name__} found, a JSON object is needed.")

@@ -59,7 +59,7 @@ class _StoredBytes(io.RawIOBase):
 
 
 def input_files(paths: Iterable[Path | str], patterns: Sequence[str] = ()) -> list[StoredObject]:
-    """Return the files that are named, and the files below folders that match a pattern, sorted."""
+    """Return the given files, and the sorted files below given folders that match a pattern."""
     files: list[StoredObject] = []
     for path in paths:
         found = _stored(str(path), patterns) if is_remote(path) else _local(Path(path), patterns)
@@ -71,11 +71,11 @@ def input_files(paths: Iterable[Path | str], patterns: Sequence[str] = ()) -> li
 
 def _local(path: Path, patterns: Sequence[str]) -> list[StoredObject]:
     if not path.exists():
-        raise ConfigError(f"{path}: no such file.")
+        raise ConfigError(f"{path}: does not exist; check the path.")
     if not path.is_dir():
         return [file_at(str(path))]
     if not patterns:
-        raise ConfigError(f"{path}: is a folder, not a file. Use --folder for folders.")
+        raise ConfigError(f"{path}: is a folder, not a file; use --folder.")
     files = {file for pattern in patterns for file in path.rglob(pattern) if file.is_file()}
     return [file_at(str(file)) for file in sorted(files)]
 
@@ -89,7 +89,7 @@ def _stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
         return [found]
     below = sorted(objects_below(url), key=lambda stored: stored.url)
     if not below:
-        raise ConfigError(f"{url}: no such object.")
+        raise ConfigError(f"{url}: does not exist; check the URL.")
     if not patterns:
         raise ConfigError(f"{url}: is a folder, not an object; name its objects one by one.")
     return [
@@ -99,7 +99,7 @@ def _stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
     ]
 
 
-def described(files: Sequence[StoredObject]) -> dict[str, Any]:
+def describe(files: Sequence[StoredObject]) -> dict[str, Any]:
     """Return JSON values that reveal a change in the names, sizes or versions of files."""
     digest = hashlib.sha256()
     for file in files:

@@ -3,7 +3,6 @@
 """Files and Hugging Face datasets as units. Errors name the file and the line."""
 
 import gzip
-import importlib
 import io
 import json
 import zlib
@@ -12,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from energon_ext.arguments import optional_module
 from energon_ext.documents.object_store import StoredObject, is_remote
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
-from energon_ext.prepare.input_files import described, input_files, open_input
+from energon_ext.prepare.input_files import describe, input_files, open_input
 
 UNIT_BYTES = 256 * 2**20
 UNIT_ROWS = 65_536  # for Hugging Face datasets
@@ -37,21 +37,21 @@ def text_units(paths: Iterable[Path | str], separator: str | None = None) -> lis
     A file is one document, or several documents divided by the separator.
     """
     if separator == "":
-        raise ConfigError("--separator must not be empty.")
+        raise ConfigError("--separator: '' found, a text is needed.")
     files = input_files(paths)
     sizes = [file.size for file in files]
     units = []
     for begin, stop in _groups(sizes):
         group = files[begin:stop]
         read = partial(_read_texts, group, separator)
-        units.append(Unit(described(group), read, sum(sizes[begin:stop])))
+        units.append(Unit(describe(group), read, sum(sizes[begin:stop])))
     return units
 
 
 def folder_files(folder: Path, pattern: str) -> list[Path]:
     """Return the files under a folder that match a glob pattern, sorted; ConfigError if none do."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder.")
+        raise ConfigError(f"{folder}: does not exist; check the path.")
     try:
         paths = sorted(path for path in folder.glob(pattern) if path.is_file())
     except (ValueError, NotImplementedError) as error:
@@ -75,8 +75,8 @@ def _texts(path: StoredObject, separator: str | None) -> Iterator[str]:
     with io.TextIOWrapper(open_input(path), encoding="utf-8-sig", newline="") as file:
         unfinished = ""
         while piece := file.read(READ_CHARACTERS if separator else MOST_CHARACTERS + 1):
-            pieces = [unfinished + piece]
-            *finished, unfinished = pieces[0].split(separator) if separator else pieces
+            text = unfinished + piece
+            *finished, unfinished = text.split(separator) if separator else [text]
             if len(unfinished) > MOST_CHARACTERS:
                 raise ConfigError(f"{path}: a text has more than {MOST_CHARACTERS:,} characters.")
             yield from finished
@@ -96,7 +96,7 @@ def jsonl_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
             end = None if is_compressed else stop
             read = partial(_read_rows, partial(_read_line, read_row), _lines, path, begin, end)
             num_bytes = 0 if is_compressed else stop - begin
-            units.append(Unit({**described([path]), "range": [begin, stop]}, read, num_bytes))
+            units.append(Unit({**describe([path]), "range": [begin, stop]}, read, num_bytes))
     return units
 
 
@@ -179,7 +179,7 @@ def parquet_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit
         first_row = 0
         for begin, stop in _groups([group.total_byte_size for group in groups]):
             read = partial(_read_rows, read_row, _parquet_rows, path, range(begin, stop), first_row)
-            units.append(Unit({**described([path]), "row_groups": [begin, stop]}, read))
+            units.append(Unit({**describe([path]), "row_groups": [begin, stop]}, read))
             first_row += sum(group.num_rows for group in groups[begin:stop])
     return units
 
@@ -267,18 +267,12 @@ def _unreadable(path: object, error: Exception) -> ConfigError:
     if isinstance(error, UnicodeDecodeError):
         wrong = error.object[error.start]
         return ConfigError(
-            f"{path}: not UTF-8 text (byte 0x{wrong:02x}). Convert the file or leave it out."
+            f"{path}: not UTF-8 text (byte 0x{wrong:02x}). Convert the file or remove it."
         )
     reason = getattr(error, "strerror", None) or error
     return ConfigError(f"{path}: cannot be read ({reason}).")
 
 
 def _extra(module: str, what: str) -> Any:
-    """Import a module of an optional package."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"{what} needs the package `{module.partition('.')[0]}`: "
-            f"pip install 'energon_ext[datasets]'."
-        ) from error
+    """Import a module of a package in the extra ``datasets``."""
+    return optional_module(module, what, module.partition(".")[0], "energon_ext[datasets]")

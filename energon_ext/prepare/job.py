@@ -24,7 +24,7 @@ logger = log_of(__name__)
 BATCH_BYTES = 2**20
 BATCH_DOCUMENTS = 4096
 
-#: Consecutive refused documents that end a preparation, as they end a run of Energon.
+#: Number of consecutive refused documents that stops a preparation, as in Energon.
 MOST_REFUSED_IN_A_ROW = 100
 
 #: Token ids and label weights, None if all are 1; or the error of a refused document.
@@ -48,8 +48,8 @@ class Job:
     val_fraction: float = 0.0  # share of documents for val, among those without a fixed split
     seed: int = 0  # of the hash that chooses the split
     min_chars: int = 0  # minimum length of a document without leading and trailing white space
-    skips_unreadable: bool = False  # True excludes and counts unreadable documents, else an error
-    keeps_all: bool = False  # True keeps refused documents as empty ones instead of excluding them
+    skips_unreadable: bool = False  # skip and count unreadable documents instead of raising
+    keeps_all: bool = False  # keep refused documents as empty ones instead of skipping them
 
 
 def write_unit(
@@ -59,15 +59,15 @@ def write_unit(
 
     Returns the counts, and the size and SHA-256 of each file.
     """
-    # Documents that are excluded or have no tokens, and the error of the first one.
-    losses: Record = {"too_short": 0, "unreadable": {"count": 0, "first": ""}}
-    losses["refused"] = {"count": 0, "first": ""}
+    # Skipped documents by reason: their number, and the error of the first one.
+    skipped: Record = {"too_short": 0}
+    skipped |= {reason: {"count": 0, "first": ""} for reason in ("unreadable", "refused")}
     characters = Counter[str]()
     writers: dict[str, Any] = {}
     folder.mkdir(parents=True, exist_ok=True)
     prefix = f"{STAGING}{name}."
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as staging, ExitStack() as opened:
-        for document, split, tokens, weights in _encoded(job, unit, losses, advance):
+        for document, split, tokens, weights in _encoded(job, unit, skipped, advance):
             if split not in writers:
                 path = Path(staging, split, name)
                 path.parent.mkdir()
@@ -88,7 +88,7 @@ def write_unit(
         "documents": {split: writer.num_documents for split, writer in writers.items()},
         "characters": dict(characters),
         "tokens": {split: writer.num_tokens for split, writer in writers.items()},
-        **losses,
+        **skipped,
         "files": files,
     }
 
@@ -112,21 +112,21 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _count(lost: Record, error: Exception) -> None:
-    lost["count"] += 1
-    lost["first"] = lost["first"] or str(error)
+def _count(skipped: Record, error: Exception) -> None:
+    skipped["count"] += 1
+    skipped["first"] = skipped["first"] or str(error)
 
 
-def _readable(job: Job, unit: Unit, losses: Record) -> Iterator[InputDocument]:
+def _readable(job: Job, unit: Unit, skipped: Record) -> Iterator[InputDocument]:
     """Yield the documents of a unit that are readable and long enough."""
     for item in unit.read():
         document = _checked(item) if isinstance(item, InputDocument) else item
         if isinstance(document, ConfigError):
             if not job.skips_unreadable:
                 raise document
-            _count(losses["unreadable"], document)
+            _count(skipped["unreadable"], document)
         elif len(document.text.strip()) < job.min_chars:
-            losses["too_short"] += 1
+            skipped["too_short"] += 1
         else:
             yield document
 
@@ -160,16 +160,16 @@ def _batches(
 
 
 def _encoded(
-    job: Job, unit: Unit, losses: Record, advance: Callable[[int], None]
+    job: Job, unit: Unit, skipped: Record, advance: Callable[[int], None]
 ) -> Iterator[tuple[InputDocument, str, np.ndarray, np.ndarray | None]]:
     """Yield the documents of a unit with their splits, tokens and weights."""
     refused_in_a_row = 0
-    for batch in _batches(_readable(job, unit, losses), advance):
+    for batch in _batches(_readable(job, unit, skipped), advance):
         for document, encoded in zip(batch, job.encode(batch), strict=True):
             if job.keeps_all and not isinstance(encoded, SampleError) and not len(encoded[0]):
                 encoded = SampleError(f"Sample {document.origin}: no tokens.")
             if isinstance(encoded, SampleError):
-                _count(losses["refused"], encoded)
+                _count(skipped["refused"], encoded)
                 logger.debug("refused: %s", encoded)
                 refused_in_a_row += 1
                 if refused_in_a_row == MOST_REFUSED_IN_A_ROW:

@@ -11,7 +11,7 @@ from megatron.energon import SkipSample
 from megatron.energon.flavors.base_dataset import SavableDataset
 from webdataset.autodecode import DecodingError  # type: ignore[import-untyped]
 
-from energon_ext.errors import LEFT_OUT, ConfigError, EnergonExtError, SampleError
+from energon_ext.errors import SKIPPABLE_ERRORS, ConfigError, EnergonExtError, SampleError
 from energon_ext.prepare.documents import Documents, InputDocument, Unit
 from energon_ext.samples.numbered import NumberedSamples, as_worker, key_of
 
@@ -64,7 +64,7 @@ def _read(source: SampleSource, numbers: range) -> Documents:
 
 
 def _read_one(samples: NumberedSamples, number: int) -> tuple[str, Any]:
-    """Read the key and the sample of a number; the error, if there is one, replaces the sample."""
+    """Return the key and the sample with a number; an error is returned in place of the sample."""
     stored = samples.stored(number)
     if stored is None:  # excluded by the split
         return str(number), None
@@ -73,7 +73,7 @@ def _read_one(samples: NumberedSamples, number: int) -> tuple[str, Any]:
         sample = samples.cooked(stored)
     except SampleError as error:  # from a cooker, with the name of the sample
         return key, error
-    except (SkipSample, DecodingError, *LEFT_OUT) as error:
+    except (SkipSample, DecodingError, *SKIPPABLE_ERRORS) as error:
         reason = error.__cause__ or error  # errors of decoders have no text
         return key, SampleError(f"Sample {key}: {type(error).__name__} ({reason}).")
     except EnergonExtError:

@@ -21,14 +21,14 @@ from energon_ext.documents.origins import ORIGINS_SUFFIX
 from energon_ext.documents.token_index import META_SUFFIX, PREPARED, SUFFIXES
 from energon_ext.documents.token_paths import SPLITS
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.accounts import ACCOUNTS, Preparation, left_out, write_json
+from energon_ext.prepare.accounts import ACCOUNTS, Preparation, skipped_documents, write_json
 from energon_ext.prepare.claim import (
     STALE_SECONDS,
     ClaimedError,
     Part,
+    check_unclaimed,
     claimed,
     living_parts,
-    refuse_others,
 )
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import STAGING, Job, Record
@@ -47,7 +47,7 @@ def run_units(
     splits: Sequence[str] = (),
     title: str = "preparing",
 ) -> tuple[Record, list[str]]:
-    """Prepare units that are not prepared yet.
+    """Prepare the units that are not prepared yet.
 
     Args:
         output: the folder to create or complete.
@@ -64,7 +64,7 @@ def run_units(
     preparation = Preparation.of(job, units, output, force=force)
     output.parent.mkdir(parents=True, exist_ok=True)
     with claimed(output) as beat:
-        refuse_others(output, None)
+        check_unclaimed(output, None)
         _remove_link(preparation.work)
         if force:
             shutil.rmtree(preparation.work, ignore_errors=True)
@@ -100,11 +100,11 @@ def run_part(
     names = list(preparation.units)[part.number :: part.count]
     output.parent.mkdir(parents=True, exist_ok=True)
     # A scheduler may restart a part before the claim of its killed process is stale.
-    with claimed(part.beside(output), wait_seconds=2 * STALE_SECONDS) as beat:
+    with claimed(part.claimed_path(output), wait_seconds=2 * STALE_SECONDS) as beat:
         _remove_link(preparation.work)
         reasons = _reasons(preparation, names)
         if any(reason is not None for reason in reasons.values()):
-            refuse_others(output, part)
+            check_unclaimed(output, part)
             _remove_staging(preparation.work, names)
             _prepare(preparation, reasons, jobs, beat, title)
     # After releasing the claim: if two parts end together, the later one sees no other claim.
@@ -123,7 +123,7 @@ def _finish_last(preparation: Preparation, splits: Sequence[str]) -> Record | No
 
 
 def _reasons(preparation: Preparation, names: Collection[str]) -> dict[str, str | None]:
-    """Return why each unit must be prepared, None if it is finished."""
+    """Return why each unit must be prepared; None for a finished unit."""
     records = preparation.finished(names)
     return {name: preparation.reason_to_prepare(name, records.get(name)) for name in names}
 
@@ -197,8 +197,8 @@ def _check_documents(prepared: Record, splits: Sequence[str], preparation: Prepa
             f"None of the {documents} documents is in {empty[0]} with --val {job.val_fraction} "
             f"and --seed {job.seed}. Change --val (0: no val split) or --seed."
         )
-    too_short = sum(each["too_short"] for each in prepared["units"])
-    count, first = left_out(prepared, "refused")
+    too_short = sum(unit["too_short"] for unit in prepared["units"])
+    count, first = skipped_documents(prepared, "refused")
     refused = f", {count} refused, the first: {first}" if count else ""
     raise ConfigError(
         f"The input has no document of at least {job.min_chars} characters ({too_short} shorter"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Mapping, Sequence
 
-from energon_ext.arguments import check_integer, check_kind, check_number, choices
+from energon_ext.arguments import check_choice, check_integer, check_kind, check_number, choices
 from energon_ext.errors import ConfigError
 
 #: Allowed values of enumerated fields.
@@ -33,7 +33,7 @@ class SpliceFields:
         dataset_name: key or folder name of the only source to take documents from; None for every
             source that the encoder splices.
         min_doc_length, max_doc_length: limits on the length of a chosen document, in tokens.
-        doc_select_mode: choice among these: ``longest``, ``shortest``, ``first`` or ``random``.
+        doc_select_mode: which of these to choose: ``longest``, ``shortest``, ``first``, ``random``.
         restrict_to_training_subset: choose only among the documents in the first
             ``max_train_batches * initial_batch_size`` rows of the source, as if read in order.
         initial_batch_size, max_train_batches: size of that subset.
@@ -94,9 +94,8 @@ class SpliceFields:
             if value is None and field.default is None:
                 continue
             kind = str(field.type).removesuffix(" | None")
-            if name in CHOICES and value not in CHOICES[name]:
-                allowed = ", ".join(CHOICES[name])
-                raise ConfigError(f"{name}: {value!r} found, one of {allowed} is allowed.")
+            if name in CHOICES:
+                check_choice(name, value, CHOICES[name])
             if kind == "int":
                 check_integer(name, value, _LEAST.get(name, 1))
             if kind in _KINDS:
@@ -235,7 +234,7 @@ class MultiSpliceConfig(SpliceFields):
         for index, weight in enumerate(weights):
             check_number(f"doc_weights[{index}]", weight)
         if not any(weights):
-            raise ConfigError(f"doc_weights: {[*weights]} found, at least one must be above 0.")
+            raise ConfigError(f"doc_weights: {[*weights]} found, at least one > 0 is needed.")
 
 
 def splice_from_config(value: Any, where: str) -> SpliceFields:

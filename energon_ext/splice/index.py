@@ -11,7 +11,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.splice.config import MultiSpliceConfig, SpliceConfig, SpliceFields
 from energon_ext.splice.pairs import Contents, PairTable, longest_content
 from energon_ext.splice.quotas import epoch_quotas, turning_quotas
-from energon_ext.splice.starts import EdgeWeights, quantile_numbers
+from energon_ext.splice.starts import GOLDEN, EdgeWeights, quantile_numbers
 
 #: Maps places in an epoch to examples, numbered by document, start and offset.
 Order = Callable[[np.ndarray], np.ndarray]
@@ -19,11 +19,10 @@ Order = Callable[[np.ndarray], np.ndarray]
 #: Name of the method that maps numbers to examples; states saved under another one are rejected.
 ORDER = "even starts"
 
-#: Step sizes around a circle: N consecutive steps leave gaps of at most 1.9 / N, or 2.1 / N.
-#: So if an epoch is too short for all documents or starts, later epochs show the rest, and the
-#: low-discrepancy jitter is even. Documents and starts use different steps: with the same step, a
+#: Step size around a circle for starts, as GOLDEN is for documents: N consecutive steps leave gaps
+#: of at most 2.1 / N, or 1.9 / N. So if an epoch is too short for all documents or starts, later
+#: epochs show the rest, and the low-discrepancy jitter is even. With the same step for both, a
 #: document that comes up in one part of the circle would only show one part of its starts.
-_GOLDEN = (5**0.5 - 1) / 2
 _SQUARE_ROOT = 2**0.5 - 1
 
 
@@ -110,7 +109,7 @@ class SpliceIndex:
         return contents
 
     def token_shares(self) -> np.ndarray:
-        """Return the share of each document in all tokens, float [docs], whatever ``alpha`` is."""
+        """Return the share of each document in all tokens, float [docs], for any ``alpha``."""
         return self._tokens / self._tokens.sum()
 
     def coverage(self) -> np.ndarray:
@@ -149,7 +148,7 @@ class SpliceIndex:
             order = epoch_order(self.config, self.size, self._key, epoch, self._table)
             quotas = self.quotas
             if quotas.dtype.kind == "f":
-                quotas = turning_quotas(quotas, (self._first_turn + epoch * _GOLDEN) % 1.0)
+                quotas = turning_quotas(quotas, (self._first_turn + epoch * GOLDEN) % 1.0)
             # Only neighbouring epochs are read together, so older ones can be dropped.
             kept = dict(list(self._epochs.items())[-1:])
             self._epochs = {**kept, epoch: (order, quotas, quotas.cumsum())}
@@ -162,7 +161,7 @@ class SpliceIndex:
             numbers = epochs * self.size + examples
             return keyed_draws(numbers, bounds, f"{self._key}/jitter/{self._seed}")
         # Even within an epoch; from one epoch to the next, an example moves by one place.
-        places = (examples * _GOLDEN % 1.0 * bounds).astype(np.int64)
+        places = (examples * GOLDEN % 1.0 * bounds).astype(np.int64)
         return (places + epochs) % bounds
 
 

@@ -82,7 +82,7 @@ def epoch_quotas(config: MultiSpliceConfig, lengths: np.ndarray, pairs: np.ndarr
 def turning_quotas(parts: np.ndarray, offset: float) -> np.ndarray:
     """Return the quotas of one epoch by systematic sampling.
 
-    With largest remainders, a document whose part is below one example would never come up. Here,
+    With largest remainders, a document whose part is below one example would never be shown. Here,
     documents are laid end to end on a line, each as long as its part, and get one example for each
     mark they contain. Marks are one example apart and shifted by ``offset``.
 

@@ -79,7 +79,7 @@ class SpliceSource(RowSource):
 
     def metadata_of(self, name: str) -> list[dict[str, Any]]:
         """Return the metadata of the documents with a name; several may share one."""
-        return [dict(data) for each, data in zip(self.names, self.metadata) if each == name]
+        return [dict(data) for other, data in zip(self.names, self.metadata) if other == name]
 
     def _by_name(self, values: np.ndarray) -> dict[str, Any]:
         sums: Counter[str] = Counter()
@@ -109,7 +109,7 @@ class SpliceSource(RowSource):
             ends = self._frame_ends(contents.copy_lens, stop == self._end)[:count]
             if len(ends) == count or stop == self._end:
                 break
-            size *= 2  # a packed frame holds several contents
+            size *= 2  # a packed frame contains several contents
         begins = [0, *ends]
         places = [slice(begin, end) for begin, end in zip(begins, ends)]
         self.next_row += begins[-1]
@@ -187,7 +187,7 @@ class TakenFrames(Taken):
             lengths = [np.array([self._source.tokens_of(frame)]) for frame in self._frames]
         else:
             lengths = [frame.copy_lens for frame in self._frames]
-        return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
+        return np.concatenate(lengths), np.cumsum(list(map(len, lengths)))
 
     def contents(self, number: int) -> list[tuple[int, int, int]]:
         frame = self._frames[number]
@@ -199,7 +199,7 @@ class TakenFrames(Taken):
 
 
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
-    """Log what will be shown and, at DEBUG, one line for each of the first documents."""
+    """Log what will be shown, with one line per document at DEBUG, for the first documents."""
     config = index.config
     fields = ["content_length", "cut_at_frame_end", "content_stride", "offset_stride", "alpha"]
     fields += ["offset_jitter", "balance_mode", "balance_tau"]
@@ -212,7 +212,7 @@ def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
         ", ".join(f"{name} {getattr(config, name)}" for name in fields if hasattr(config, name)),
     )
     columns = (numbers, index.doc_lengths, index.pairs, index.quotas, index.coverage())
-    for number, length, pairs, quota, coverage in zip(*(each[:LOGGED] for each in columns)):
+    for number, length, pairs, quota, coverage in zip(*(column[:LOGGED] for column in columns)):
         logger.debug(
             "%s/doc%d: %d tokens, %d pairs, %g examples, each token shown %.2f times.",
             *(source, number, length, pairs, quota, coverage),

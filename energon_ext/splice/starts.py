@@ -6,6 +6,9 @@ from typing import Callable
 
 import numpy as np
 
+#: Any first N multiples of the golden ratio, modulo 1, fill [0, 1) evenly.
+GOLDEN = (5**0.5 - 1) / 2
+
 
 def quantile_numbers(
     totals: np.ndarray, quotas: np.ndarray, numbers: np.ndarray, phases: np.ndarray
@@ -28,15 +31,15 @@ def quantile_numbers(
     return whole * numbers + (rest * numbers + begins) // quotas
 
 
-def first_true(holds: Callable[[np.ndarray], np.ndarray], most: np.ndarray) -> np.ndarray:
-    """Return the least integers in ``[0, most]`` for which a condition holds, by bisection.
+def first_true(condition: Callable[[np.ndarray], np.ndarray], most: np.ndarray) -> np.ndarray:
+    """Return the smallest integers in ``[0, most]`` that meet a condition, by bisection.
 
-    The condition must be monotonic. If it never holds, the result is ``most``.
+    The condition must be monotonic. If no integer meets it, the result is ``most``.
     """
     low, high = np.zeros_like(most), most
     while bool((low < high).any()):
         middle = (low + high) // 2
-        is_true = holds(middle)
+        is_true = condition(middle)
         high = np.where(is_true, middle, high)
         low = np.where(is_true, low, middle + 1)
     return low

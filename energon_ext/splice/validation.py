@@ -11,8 +11,7 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.pairs import Contents, PairTable
-
-_GOLDEN = (np.sqrt(5) - 1) / 2
+from energon_ext.splice.starts import GOLDEN
 
 
 class GridIndex:
@@ -24,7 +23,7 @@ class GridIndex:
         doc_lengths: tokens of each document.
         seq_len: S, positions per frame.
         starts: maximum number of starts; the first and the last one are included.
-        offsets: likewise, at each start, whether training uses these offsets or not.
+        offsets: maximum number of offsets at each start, whether training uses them or not.
 
     Attributes:
         size: examples.
@@ -65,9 +64,8 @@ class GridIndex:
         documents, copy_lens = points[:, 0], points[:, 3]
         self.quotas = np.bincount(documents, minlength=len(self.doc_lengths))
         self._tokens = np.bincount(documents, copy_lens, minlength=len(self.doc_lengths))
-        # Any first N multiples of the golden ratio fill [0, 1) evenly.
         numbers = np.arange(self.size) - np.searchsorted(documents, documents)
-        self._points = points[np.argsort(numbers * _GOLDEN % 1.0, kind="stable")]
+        self._points = points[np.argsort(numbers * GOLDEN % 1.0, kind="stable")]
 
     def locate(self, numbers: np.ndarray) -> Contents:
         """Return contents by number, each below ``size``."""
@@ -91,7 +89,7 @@ class LossMap:
 
     Attributes:
         losses: float [grid.size], NaN for contents that were not shown yet.
-        log_probabilities: likewise, the logarithm of P(z); 0 for a content that is all prompt.
+        log_probabilities: the same for the logarithm of P(z); 0 for a content that is all prompt.
     """
 
     def __init__(self, grid: GridIndex, names: Sequence[str], *, prompt_tokens: int = 1):
@@ -161,7 +159,7 @@ class LossMap:
 
 
 def contents_of(batch: PackedBatch, names: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the document of each content in a batch, and the positions of it that are trained.
+    """Yield the document of each content in a batch, and the content's trained positions.
 
     The first position predicts the second token of the content.
 

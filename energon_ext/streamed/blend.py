@@ -19,6 +19,7 @@ from megatron.energon.flavors.base_dataset import add_sample_restore_key
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
+from energon_ext.arguments import check_choice
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, StateMismatchError, log_of
 from energon_ext.mixture.mixture import Mixture
@@ -48,7 +49,7 @@ _SHAPE = {
 }
 
 #: The interleave of a worker begins as if it had made up to this many draws; if all workers began
-#: with the first draw, they would all draw the same member at once.
+#: with the first draw, they would all draw the same member at the same time.
 _MOST_DRAWS_BEFORE = 4096
 
 
@@ -86,16 +87,14 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         restarts: bool = False,
         new_source: str = NEW_SOURCES[0],
     ):
-        if new_source not in NEW_SOURCES:
-            needed = f"{' or '.join(NEW_SOURCES)} is needed"
-            raise ConfigError(f"new_source: {new_source!r} found, {needed}.")
+        check_choice("new_source", new_source, NEW_SOURCES)
         weights = {source.key: source.weight for source in sources}
         tree = tree or blend_of(dict(sorted(weights.items())), self.rule, new_source=new_source)
         clock = clock or Clock(ScheduleAxis(), Topology.of(worker_config, None, None))
         Blend.__init__(self, sources, tree, clock)
         datasets = [source.rows for source in self.sources.values()]
         BaseWrapperDataset.__init__(self, datasets, worker_config=worker_config)
-        self._samples = [StreamedSamples(each, size_of) for each in self.sources.values()]
+        self._samples = [StreamedSamples(source, size_of) for source in self.sources.values()]
         self._repeats, self._restarts = repeats, restarts
         self.fingerprint = {
             **(fingerprint or {}),
@@ -107,7 +106,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
 
     @property
     def interleaves(self) -> dict[str, int]:
-        return {}  # an interleave holds within each worker, not over the run
+        return {}  # shares are kept within each worker, not over the run
 
     def reset_state_own(self) -> None:
         for samples in self._samples:
@@ -115,7 +114,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         self._mixture: Mixture | None = None  # created in the worker, whose number it depends on
         self._moved: dict[str, str] = {}
         self._retained: dict[str, Any] = {}
-        self._drawn = self._batch = 0  # samples; the index of the batch of the last one
+        self._drawn = self._batch = 0  # samples drawn, and the batch index of the last one
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         return sum(dataset.len_worker(worker_idx) for dataset in self.datasets)

@@ -119,8 +119,8 @@ class StreamedSamples:
 class RepeatUpTo(RepeatDataset[Any]):
     """A dataset that is read a number of times and then stays at its end, even across saves.
 
-    The limit may be set below the epochs already read and raised again later: these epochs remain
-    counted, whereas stock Energon forgets those above the limit.
+    The limit may be set below the epochs already read and raised again later: all of these epochs
+    still count, while stock Energon forgets those above the limit.
     """
 
     _repetition: int

@@ -251,7 +251,7 @@ def test_a_damaged_file_is_named(data):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("nowhere", "no such folder"), ("", "no data.json of a planned run")]
+    ("name", "message"), [("nowhere", "does not exist"), ("", "no data.json of a planned run")]
 )
 def test_a_folder_without_data_states_is_named(data, name, message):
     mix = write_mix(data / "mix.yaml", [("book", 1)])

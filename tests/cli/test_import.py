@@ -174,7 +174,7 @@ def test_a_file_of_splits_becomes_splits(folder):
             ["--per-split-data-args-path", "one.txt"],
             "one.txt: '1 web 3 code' found, a mapping is needed",
         ),
-        (["--per-split-data-args-path", "a", "--split", "9,1"], "a has its own splits"),
+        (["--per-split-data-args-path", "a", "--split", "9,1"], "a: has its own splits"),
     ],
 )
 def test_a_failed_import_is_one_line_and_writes_nothing(folder, arguments, words):

@@ -104,7 +104,7 @@ def without(event, field):
         ([start()], "metrics.jsonl: no training step"),
         ([start(), step(1), '{"event": "st'], "metrics.jsonl:3: damaged, not JSON"),
         ([start(), ""], "metrics.jsonl:2: damaged, not JSON"),
-        ([start(), "[1]"], "metrics.jsonl:2: damaged, an object with 'event'"),
+        ([start(), "[1]"], "metrics.jsonl:2: damaged, a JSON object with 'event'"),
         ([without(start(), "sources")], "metrics.jsonl:1: start has no sources"),
         ([start(), without(step(1), "loss")], "metrics.jsonl:2: step has no loss"),
         (
@@ -127,7 +127,7 @@ def test_damaged_metrics_name_the_line(tmp_path, events, expected):
 
 
 def test_missing_metrics_name_the_file(tmp_path):
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl: no such file"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: does not exist"):
         Run.load(tmp_path / "absent")
 
 

@@ -86,7 +86,7 @@ def test_text_files_are_documents_and_a_separator_splits_them(tmp_path):
     assert read(tmp_path / "out", "train") == ["one\r\n", "two<|end|>three<|end|> \n"]
     result = prepare(*call, *inputs, "--separator", "<|end|>")
     assert read(tmp_path / "out", "train") == ["one\r\n", "two", "three"]
-    assert "left out as too short: 1" in result.stdout
+    assert "skipped as too short: 1" in result.stdout
 
 
 def test_a_separator_is_found_across_read_boundaries(tmp_path, monkeypatch):
@@ -131,9 +131,9 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
         (b"", "no document of at least 1 characters"),
         (b'{"text": " \\n"}\n', "(1 shorter)"),
         (b'{"text": "good"}\n\n{"text": \n', "input.jsonl:3: not JSON"),
-        (b'{"text": "good"}\n["text"]\n', "input.jsonl:2: expected a JSON object, found list"),
+        (b'{"text": "good"}\n["text"]\n', "input.jsonl:2: list found, a JSON object"),
         (b'{"content": "x", "id": 1}\n', "input.jsonl:1: no key 'text'; it has ['content', 'id']"),
-        (b'{"text": 5}\n', "input.jsonl:1: 'text' must be a string, found int"),
+        (b'{"text": 5}\n', "input.jsonl:1: 'text': int found, a string"),
         (b'{"text": "\xff"}\n', "input.jsonl:1: not JSON"),
         (b'{"text": "\\ud800 half"}\n', "input.jsonl:1: the text contains a lone surrogate"),
         (b"[" * 100_000 + b"\n", "input.jsonl:1: not JSON"),
@@ -151,11 +151,11 @@ def test_damaged_jsonl_is_one_line_with_file_and_line(tmp_path, lines, expected)
     [
         ([], "found none"),
         (["--text", "good.txt", "--folder", "."], "found --text and --folder"),
-        (["--text", "absent.txt"], "absent.txt: no such file"),
+        (["--text", "absent.txt"], "absent.txt: does not exist"),
         (["--text", "sub"], "sub: is a folder, not a file"),
         (["--text", "latin.txt"], "latin.txt: not UTF-8 text (byte 0xe9)"),
-        (["--text", "good.txt", "--separator", ""], "--separator must not be empty"),
-        (["--folder", "absent"], "absent: no such folder"),
+        (["--text", "good.txt", "--separator", ""], "--separator: '' found"),
+        (["--folder", "absent"], "absent: does not exist"),
         (["--folder", "sub"], "sub: no file matches '**/*.txt'"),
         (["--folder", "sub", "--glob", "/etc/*"], "is not a relative pattern"),
         (["--folder", "sub", "good.txt"], "more files can follow --text, --jsonl or --parquet"),
@@ -264,7 +264,7 @@ def test_unreadable_input_is_skipped_and_counted_on_request(tmp_path):
     assert "b.txt: not UTF-8 text (byte 0xff)" in error_line(prepare(tmp_path / "out", *folder))
     output = prepare(tmp_path / "out", *folder, "--on-error", "skip").stdout
     assert read(tmp_path / "out", "train") == ["one", "two"]
-    assert "left out as unreadable: 1\n    the first: " in output and "b.txt: not UTF-8" in output
+    assert "skipped as unreadable: 1\n    the first: " in output and "b.txt: not UTF-8" in output
     lines = b'{"text": "one"}\nno JSON\n{"txt": "no key"}\n{"text": "\\ud800"}\n{"text": "two"}\n'
     (tmp_path / "rows.jsonl").write_bytes(lines)
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(as_jsonl())[:-12])
@@ -272,7 +272,7 @@ def test_unreadable_input_is_skipped_and_counted_on_request(tmp_path):
     assert "rows.jsonl:2: not JSON" in error_line(prepare(tmp_path / "rows", *rows))
     output = prepare(tmp_path / "rows", *rows, "--on-error", "skip").stdout
     assert read(tmp_path / "rows", "train") == ["one", "two"]
-    assert "left out as unreadable: 3" in output
+    assert "skipped as unreadable: 3" in output
     damaged = prepare(tmp_path / "cut", "--jsonl", tmp_path / "cut.jsonl.gz", "--val", 0)
     assert "cut.jsonl.gz: cannot be read (Compressed file ended" in error_line(damaged)
 

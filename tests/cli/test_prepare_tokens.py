@@ -228,7 +228,7 @@ def test_conversations_are_written_whole_and_refused_ones_are_counted(tmp_path):
     assert documents(tmp_path / "out" / "train") == [byte_ids("ab" + "c" * 5000), byte_ids("ab")]
     assert weights(tmp_path / "out" / "train") == [[0] * 3 + [1] * 5001, [0, 0, 1, 1]]
     assert out.splitlines()[2].split()[:2] == ["train", "2"]
-    assert "left out as invalid: 1" in out
+    assert "skipped as invalid: 1" in out
     assert f"the first: Sample {lines}:2: message 0 is an answer without a question" in out
 
 

@@ -67,7 +67,7 @@ def test_damaged_metrics_are_one_line(tmp_path):
         file.write("{half")
     assert "metrics.jsonl:8: damaged" in error_line(energon_ext("report", run_dir))
     assert [path.name for path in run_dir.iterdir()] == ["metrics.jsonl"]
-    assert "no such file" in error_line(energon_ext("report", tmp_path / "absent"))
+    assert "does not exist" in error_line(energon_ext("report", tmp_path / "absent"))
 
 
 def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):

@@ -161,7 +161,10 @@ def test_rows_of_a_rank_are_shown_with_file_and_text(data):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--step", "3", "--document", "a"], "--document a: SOURCE:NUMBER is needed; sources are"),
+        (
+            ["--step", "3", "--document", "a"],
+            "--document a: SOURCE:NUMBER is needed",
+        ),
         (
             ["--step", "3", "--document", "a:150"],
             "--document a:150: a has 150 documents,",

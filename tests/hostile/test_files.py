@@ -92,7 +92,7 @@ OF_SAMPLES = [
     (device, "run/data.json", DIFF, "is not a regular file"),
     (pipe, "run/train_dataloader_dprank000.pt", DIFF, "is not a regular file"),
     (pipe, "run/latest_checkpointed_iteration.txt", DIFF, "is not a regular file"),
-    (pipe, "run/metrics.jsonl", ("report", "run"), "no such file"),
+    (pipe, "run/metrics.jsonl", ("report", "run"), "does not exist"),
     (sparse, "run/metrics.jsonl", ("report", "run"), "over 1,048,576 bytes"),
     (pipe, "list", IMPORT, "is not a regular file"),
     (sparse, "list", IMPORT, "has more than"),

@@ -90,7 +90,7 @@ def test_a_line_that_is_no_json_is_named_by_object_and_byte(folder, store, monke
 @pytest.mark.parametrize(
     "url, reason",
     [
-        ("msc://store/nothing/here.jsonl", "no such object"),
+        ("msc://store/nothing/here.jsonl", "does not exist"),
         ("msc://elsewhere/a.jsonl", "no such store"),
         ("s3://key:secret@corpus/a.jsonl", "a path must not contain a login"),
     ],

@@ -391,7 +391,7 @@ def test_the_json_contains_the_imbalance(bytes_mix):
     [
         (["--html", "f.html"], "give --steps"),
         (["--steps", 5, "--at", "3"], "Give one of --at, --steps"),
-        (["--steps", 5, "--tokens-per-doc", 9], "for streamed sources; there is none"),
+        (["--steps", 5, "--tokens-per-doc", 9], "for streamed sources, but there is none"),
         (["--steps", 5, "--ranks", 3], "multiple of batch_size x data-parallel ranks"),
     ],
 )

@@ -188,7 +188,7 @@ def test_an_invalid_range_of_steps_is_refused(folder, skip):
         ("a:²", "SOURCE:NUMBER is needed"),
         (":5", "SOURCE:NUMBER is needed"),
         ("a:" + "9" * 400, "SOURCE:NUMBER is needed"),
-        ("aa:5", "no source 'aa'; there are a, b; did you mean a"),
+        ("aa:5", "no source 'aa'; the sources are a, b; did you mean a"),
         ("a:150", "cannot exclude document 150; there are only 150"),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_binary_file_of_exclusions_is_refused(folder):
 
 
 def test_a_missing_file_of_exclusions_is_refused(folder):
-    with pytest.raises(ConfigError, match="gone.txt: no such file"):
+    with pytest.raises(ConfigError, match="gone.txt: does not exist"):
         Run(mix(folder, exclude="gone.txt"), rows=ROWS)
 
 
@@ -256,7 +256,9 @@ def test_commands_show_skipped_steps_and_excluded_documents(folder):
     assert "steps to be skipped: 7 to 7" in lines
     assert "a: 4 documents are excluded" in lines
     blend = find_blend(run.loaders[0])
-    last = forecast.text(forecast.make(blend, 9, None, False), blend, 9).splitlines()[-1]
+    last = forecast.forecast_text(
+        forecast.make_forecast(blend, 9, None, False), blend, 9
+    ).splitlines()[-1]
     assert last == "Steps 1 to 2, 7 to 7 are planned but skipped; they are counted here."
     traced = energon_ext("trace", folder / "run", path, "--step", 7, "--global-batch-size", ROWS)
     assert "Step 7 is skipped" in traced.stderr

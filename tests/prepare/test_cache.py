@@ -411,10 +411,10 @@ def test_a_process_that_is_stopped_is_waited_for_until_a_deadline(mix, tmp_path)
         (claim,) = (tmp_path / cache.DEFAULT_NAME).glob(".lines*.claim")
         (text,) = [each for each in cached(mix) if f".{each.folder.name}.claim" == claim.name]
         with pytest.raises(ConfigError, match=f"prepared by process {first.pid} on .*not finished"):
-            cache.make(text, wait_seconds=0.5)
+            cache.prepare(text, wait_seconds=0.5)
         os.utime(claim, (time.time() - 31,) * 2)  # as it is after 31 s
-        cache.make(text)
-        assert text.is_there
+        cache.prepare(text)
+        assert text.is_complete
     finally:
         end(first)
 

@@ -143,7 +143,7 @@ def test_a_bad_line_ends_its_part_alone_with_file_and_line(tmp_path, lines):
     for number in range(3):
         skipped = call_of(lines, tmp_path / "skipped", "--on-error", "skip")
         counts.append(energon_ext(*skipped, "--part", f"{number}/3").stdout)
-    assert "left out as unreadable: 1" in counts[-1] and "a.jsonl:151" in counts[-1]
+    assert "skipped as unreadable: 1" in counts[-1] and "a.jsonl:151" in counts[-1]
 
 
 @pytest.mark.parametrize("part", ["3/3", "-1/3", "1", "1/0", "x/y", "1/2/3"])
@@ -201,7 +201,7 @@ def test_parts_at_once_publish_once(tmp_path):
 
 def test_one_division_at_a_time(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
-    with claimed(Part(1, 2).beside(output)):
+    with claimed(Part(1, 2).claimed_path(output)):
         with pytest.raises(ClaimedError, match=f"by process {os.getpid()} "):
             run(units, output)
         with pytest.raises(ClaimedError, match=f"by process {os.getpid()} "):
@@ -216,14 +216,14 @@ def test_one_division_at_a_time(tmp_path):
 def test_the_last_part_leaves_the_end_to_those_that_are_at_work(tmp_path):
     units, output = units_of(TEXTS, 4), tmp_path / "out"
     part_of(units, output, 0, 2)
-    with claimed(Part(0, 2).beside(output)):  # as if it ended at the same time
+    with claimed(Part(0, 2).claimed_path(output)):  # as if it ended at the same time
         assert part_of(units, output, 1, 2)[0] is None
     assert part_of(units, output, 0, 2)[0] is not None
 
 
 def test_a_claim_of_a_killed_part_does_not_stay(tmp_path):
     units, output = units_of(TEXTS, 4), tmp_path / "out"
-    with claimed(Part(0, 7).beside(output)):
+    with claimed(Part(0, 7).claimed_path(output)):
         path = next(tmp_path.glob(".out.*.claim"))
         words = path.read_text().split()
         path.write_text(" ".join([*words[:2], "999999999"]))  # no process of this host
@@ -234,7 +234,7 @@ def test_a_claim_of_a_killed_part_does_not_stay(tmp_path):
 def test_a_part_waits_for_the_claim_of_a_killed_one_to_become_stale(tmp_path, monkeypatch):
     monkeypatch.setattr(claim, "STALE_SECONDS", 1.0)
     output = tmp_path / "out"
-    with claimed(Part(0, 1).beside(output)):
+    with claimed(Part(0, 1).claimed_path(output)):
         next(tmp_path.glob(".out.*.claim")).write_text("elsewhere pid:[1] 7")
         assert part_of([memory_unit(["a"])], output, 0, 1)[0] is not None
     assert read(output, "train") == ["a"]

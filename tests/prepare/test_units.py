@@ -124,7 +124,7 @@ def test_a_bad_line_of_a_later_unit_is_named_and_the_same_command_goes_on(tmp_pa
     lines[500] = b"\xff\n"
     path.write_bytes(b"".join(lines))
     said = energon_ext("prepare", skipped, *call[2:], "--on-error", "skip", "--jobs", 2).stdout
-    assert "left out as unreadable: 1" in said and "a.jsonl:501" in said
+    assert "skipped as unreadable: 1" in said and "a.jsonl:501" in said
 
 
 def test_only_missing_and_changed_parts_are_made_again(tmp_path):

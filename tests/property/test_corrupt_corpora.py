@@ -16,7 +16,7 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
-from energon_ext.prepare.accounts import left_out
+from energon_ext.prepare.accounts import skipped_documents
 from tests.support import (
     close_loaders,
     config,
@@ -105,7 +105,7 @@ def rejected(folder):
     for path in folder.glob(".energon_ext_cache/*/prepared.json"):
         prepared = json.loads(path.read_text())
         name = Path(prepared["units"][0]["unit"]["path"]).name
-        found[{"web": "web:train"}.get(name, name)] += left_out(prepared, "refused")[0]
+        found[{"web": "web:train"}.get(name, name)] += skipped_documents(prepared, "refused")[0]
     return +found
 
 

@@ -324,7 +324,7 @@ def test_a_run_packed_by_the_users_own_method_is_not_traced(data):
     loader = loader_for(dataset_of(path, encoder=OwnPacker()))
     save_cursor(data / "run", 0, loader.state_dict())
     said = error_line(energon_ext("trace", data / "run", path, "--step", 0))
-    assert "packed by select_samples_to_pack of its encoder" in said
+    assert "packed by its encoder's own select_samples_to_pack" in said
 
 
 def test_a_state_whose_encoder_is_damaged_is_named(data):

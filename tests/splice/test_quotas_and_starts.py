@@ -73,7 +73,7 @@ def test_quotas_are_the_largest_remainders_of_fractions(lengths, epoch_length, t
         (([3], 4, "by_temperature", 1.5), "balance_tau: 1.5 found"),
         (([3, 3], 4, "by_coverage", 1.0, [1.0, float("inf")]), r"doc_weights.1.: inf found"),
         (([3, 3], 4, "by_coverage", 1.0, [1.0]), "1 found for 2 documents"),
-        (([3], 4, "by_coverage", 1.0, [0.0]), "at least one must be above 0"),
+        (([3], 4, "by_coverage", 1.0, [0.0]), "at least one > 0"),
         (([3], 2**31 + 1), "gives one document 2147483649 examples; at most 2147483648 are"),
     ],
 )

@@ -109,7 +109,7 @@ def test_sources_need_keys_of_their_own_and_a_start_that_is_known():
     for sources in ([], [source("a"), source("a")]):
         with pytest.raises(ConfigError, match="distinct keys"):
             blend(sources)
-    with pytest.raises(ConfigError, match="new_source: 'later' found, baseline or zero"):
+    with pytest.raises(ConfigError, match="new_source: 'later' found, one of baseline, zero"):
         blend([source("a")], "interleave", new_source="later")
 
 
