@@ -94,7 +94,7 @@ MISTAKES = [
     ("all weights 0", weight("0"), "Every weight is 0 at step 0: 0 for code."),
     ("all weights 0 later", weight("{step: {0: 1, 10: 0}}"), "Every weight is 0 at step 10"),
     ("a misspelt schedule", weight("{linaer: {0: 1}}"),
-     "unknown kind 'linaer'; known: step, linear, cosine, exponential."),
+     "'linaer' found, one of step, linear, cosine, exponential is needed."),
     ("two schedules", weight("{linear: {0: 1}, step: {0: 1}}"), "exactly one of step, linear"),
     ("an empty schedule", weight("{}"), "[] found, exactly one of step, linear"),
     ("no breakpoints", weight("{linear: {}}"), "linear: no breakpoints; give at least one"),

@@ -105,7 +105,7 @@ class Mixture:
         self.open(position)
         by_identity = {entry["identity"]: name for name, entry in state.items()}
         claimed = {by_identity.get(branch.identity) for branch, _ in self._interleaves}
-        left, names, found = set(state), dict(renamed), []
+        left, names, matched = set(state), dict(renamed), []
         for branch, sampler in self._interleaves:
             saved = by_identity.get(branch.identity)
             if saved is None and branch.name not in claimed:
@@ -113,10 +113,10 @@ class Mixture:
             if saved in left:
                 left.remove(saved)
                 names[saved] = branch.name
-                found.append((branch, sampler, state[saved]))
-        for branch, sampler, own in found:
-            sampler.restore_state(own, names, branch.shares_of_new())
-        self._retained = {name: own for name, own in state.items() if name in left}
+                matched.append((branch, sampler, state[saved]))
+        for branch, sampler, entry in matched:
+            sampler.restore_state(entry, names, branch.shares_of_new())
+        self._retained = {name: entry for name, entry in state.items() if name in left}
 
 
 class _Branch:

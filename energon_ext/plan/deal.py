@@ -117,7 +117,7 @@ def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
 
 
 def _swap_rows(rows: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """Swap rows between ranks; return those of each, most expensive first, int64 [ranks, rows]."""
+    """Swap rows between ranks; return int64 [ranks, rows], each rank's most expensive row first."""
     totals = costs[rows].sum(1)
     enough = NEARLY_EQUAL * totals.mean()
     for _ in range(MOST_SWAPS):

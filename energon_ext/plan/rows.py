@@ -125,8 +125,8 @@ class PlannedRows(RowSource):
 
     @property
     def ended(self) -> bool:
-        is_out = self.next_row == len(self._plan)
-        return is_out and not len(self._plan.carried) and self._order.ended
+        is_plan_taken = self.next_row == len(self._plan)
+        return is_plan_taken and not len(self._plan.carried) and self._order.ended
 
     def take(self, count: int) -> "TakenRows":
         taken = self._taken()
@@ -165,7 +165,7 @@ class PlannedRows(RowSource):
             position=position,
             documents=carried.documents,
             starts=carried.starts,
-            stops=self._own_stops(carried),
+            stops=self._saved_stops(carried),
             rows_before=rows_before,
             taken=count,
             excluded=numbers[:count][is_excluded],
@@ -174,11 +174,11 @@ class PlannedRows(RowSource):
         new = Pieces.whole(numbers[kept], places[kept], lengths[kept])
         self._pack(self._packer, window, carried, new)
 
-    def _own_stops(self, carried: Pieces) -> np.ndarray | None:
-        """Return the stops of carried-over pieces; None if the packer can compute them."""
+    def _saved_stops(self, carried: Pieces) -> np.ndarray | None:
+        """Return the stops of carried-over pieces to save; None if the packer can compute them."""
         whole = dataclasses.replace(carried, stops=carried.lengths)
-        follow = np.array_equal(carried.stops, self._packer.resumed(whole).stops)
-        return None if follow else carried.stops
+        is_implied = np.array_equal(carried.stops, self._packer.resumed(whole).stops)
+        return None if is_implied else carried.stops
 
     def _pack(self, packer: Packer, window: PackWindow, carried: Pieces, new: Pieces) -> None:
         self._plan = packer.plan(carried, new, rows_before=window.rows_before, last=window.is_last)
@@ -273,7 +273,7 @@ class PlannedRows(RowSource):
             self._order.position,
             documents=rest.documents,
             starts=rest.starts,
-            stops=self._own_stops(rest),
+            stops=self._saved_stops(rest),
             rows_before=rows_before,
         )
         self._plan, self.next_row = dataclasses.replace(PackPlan.none(), carried=rest), 0
@@ -312,11 +312,6 @@ class TakenRows(Taken):
 
     def description(self, number: int) -> Description:
         plan, row, _ = self._rows[number]
-        pieces, own = plan.pieces, plan.extent(row)
-        return (
-            pieces.places[own].tolist(),
-            pieces.starts[own].tolist(),
-            pieces.stops[own].tolist(),
-            int(plan.documents[row]),
-            int(plan.tokens[row]),
-        )
+        pieces = plan.pieces[plan.extent(row)]
+        ranges = pieces.places.tolist(), pieces.starts.tolist(), pieces.stops.tolist()
+        return *ranges, int(plan.documents[row]), int(plan.tokens[row])

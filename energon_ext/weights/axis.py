@@ -47,7 +47,8 @@ class ScheduleAxis:
 
     def __post_init__(self) -> None:
         if self.unit not in (None, *UNITS):
-            raise ConfigError(f"ScheduleAxis.unit: {self.unit!r} found; known: {', '.join(UNITS)}.")
+            needed = f"one of {', '.join(UNITS)} is needed"
+            raise ConfigError(f"ScheduleAxis.unit: {self.unit!r} found, {needed}.")
         if self.end is not None:
             check_integer("ScheduleAxis.end", self.end, 0)
 
@@ -76,8 +77,8 @@ def as_pairs(points: Any, where: str) -> list[tuple[Any, Any]]:
         pairs = list(points)
         if all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
             return [tuple(pair) for pair in pairs]
-    allowed = "{breakpoint: value} or [[breakpoint, value]]"
-    raise ConfigError(f"{where}: {points!r} found, {allowed} is allowed.")
+    needed = "{breakpoint: value} or [[breakpoint, value]] is needed"
+    raise ConfigError(f"{where}: {points!r:.80} found, {needed}.")
 
 
 def checked_breakpoint(breakpoint: Any, where: str) -> int:

@@ -141,7 +141,8 @@ class ScheduledWeight(WeightSpec):
         where: str = "weight",
     ):
         if kind not in KINDS:
-            raise ConfigError(f"{where}: unknown kind {kind!r}; known: {', '.join(KINDS)}.")
+            needed = f"one of {', '.join(KINDS)} is needed"
+            raise ConfigError(f"{where}: {kind!r:.80} found, {needed}.")
         pairs: dict[int, float] = {}
         for breakpoint, value in as_pairs(points, f"{where}.{kind}"):
             index = checked_breakpoint(breakpoint, f"{where}.{kind}")
@@ -245,8 +246,8 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
     if not isinstance(value, Mapping):
         return ConstantWeight(checked_value(value, where))
     if len(value) != 1:
-        allowed = f"exactly one of {', '.join(KINDS)}"
-        raise ConfigError(f"{where}: {list(value)} found, {allowed} is allowed.")
+        needed = f"exactly one of {', '.join(KINDS)} is needed"
+        raise ConfigError(f"{where}: {list(value)} found, {needed}.")
     ((kind, points),) = value.items()
     return ScheduledWeight(kind, points, where)
 
