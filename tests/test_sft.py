@@ -489,5 +489,5 @@ def test_a_resume_of_a_token_file_with_weights_continues_exactly(conversations, 
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(ConfigError, match="over_long: 'drop' found, cut or error allowed"):
+    with pytest.raises(ConfigError, match="over_long: 'drop' found, one of cut, error is needed"):
         SFTTaskEncoder(ByteTokenizer(), 8, over_long="drop")

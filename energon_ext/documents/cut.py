@@ -40,7 +40,7 @@ class CutDocuments:
         # Cutting a document changes only its length.
         self.tokens, self.label_weights = files.tokens, files.label_weights
         self.fingerprint = files.fingerprint
-        self.is_remote, self.expect = files.is_remote, files.expect
+        self.is_remote, self.prefetch = files.is_remote, files.prefetch
         self.file_of, self.document = files.file_of, files.document
         self._most_tokens = most_tokens
         self._untrained = untrained
@@ -50,17 +50,18 @@ class CutDocuments:
             places, lengths = files.locate(numbers)
             is_long = lengths > most_tokens
             if over_long == "error" and is_long.any():
-                prefix, place = files.file_of(number := int(numbers[is_long][0]))
+                number, length = int(numbers[is_long][0]), lengths[is_long][0]
+                prefix, number_in_pair = files.file_of(number)
                 raise ConfigError(
-                    f"{source}: document {number} (number {place} in {prefix}) has "
-                    f"{lengths[is_long][0]} tokens, but a row fits {most_tokens}; use a larger "
-                    f"seq_len or over_long='cut'."
+                    f"{source}: document {number} (number {number_in_pair} in {prefix}) has "
+                    f"{length} tokens, but a row fits {most_tokens}; use a larger seq_len or "
+                    f"over_long='cut'."
                 )
             lengths = np.minimum(lengths, most_tokens)
             candidates = np.flatnonzero(is_long if untrained is None else lengths > 0)
-            found = candidates[~self._are_trained(places[candidates], lengths[candidates])]
-            lengths[found] = 0
-            untrainable.append(numbers[found])
+            empty = candidates[~self._are_trained(places[candidates], lengths[candidates])]
+            lengths[empty] = 0
+            untrainable.append(numbers[empty])
             self.num_tokens += int(lengths.sum())
         self._untrainable = np.concatenate(untrainable)
         if self._untrainable.size:

@@ -21,7 +21,7 @@ import multistorageclient as msc
 from multistorageclient.types import Range
 
 from energon_ext.data_files import CACHE_VARIABLE
-from energon_ext.errors import ConfigError, StoreError, log_of
+from energon_ext.errors import ConfigError, StoreError, log_of, one_line
 
 logger = log_of(__name__)
 
@@ -70,7 +70,7 @@ def _client(url: str) -> tuple[Any, str]:
             f"`megatron-energon[s3]`, or the extra for your store."
         ) from error
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"{url}: no such store ({_one_line(error)}).") from error
+        raise ConfigError(f"{url}: no such store ({one_line(error)}).") from error
 
 
 #: The process that uses the Rust client, if any.
@@ -101,12 +101,8 @@ def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result | None:
     except Exception as error:  # each kind of store has its own error types
         attempts = getattr(getattr(client, "_retry_config", None), "attempts", 1)
         raise StoreError(
-            f"{url}: cannot be read after up to {attempts} attempts ({_one_line(error)})."
+            f"{url}: cannot be read after up to {attempts} attempts ({one_line(error)})."
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def find_object(url: str) -> StoredObject | None:
@@ -218,9 +214,9 @@ def local_copy(stored: StoredObject) -> str:
 
 
 def _folder_of_copies() -> str:
-    named = os.environ.get(CACHE_VARIABLE)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(named or os.path.join(home, "energon_ext"), "objects")
+    cache = os.environ.get(CACHE_VARIABLE) or os.path.join(home, "energon_ext")
+    return os.path.join(cache, "objects")
 
 
 def _make(folder: str) -> None:

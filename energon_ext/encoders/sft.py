@@ -101,7 +101,9 @@ class SFTTaskEncoder(PackedTaskEncoder):
         **options: Any,
     ):
         if over_long not in OVER_LONG:
-            raise ConfigError(f"over_long: {over_long!r} found, {' or '.join(OVER_LONG)} allowed.")
+            raise ConfigError(
+                f"over_long: {over_long!r} found, one of {', '.join(OVER_LONG)} is needed."
+            )
         # A conversation that continued in the next row would be separated from its questions.
         super().__init__(tokenizer, seq_len, packing="bin", mask_boundary_loss=True, **options)
         self.chat_template = chat_template or default_template(tokenizer)

@@ -38,10 +38,10 @@ def with_later_rows(
     planned: deque[tuple[int, list[DescribedRow] | Failure]] = deque()
     for number in itertools.count():
         turn = number // readers
-        passed, window = min(most, _MORE_AHEAD * turn), min(most, _MORE_AHEAD * (turn + 1))
-        planned.extend(itertools.islice(rounds, window * readers + 1 - len(planned)))
+        before, now = min(most, _MORE_AHEAD * turn), min(most, _MORE_AHEAD * (turn + 1))
+        planned.extend(itertools.islice(rounds, now * readers + 1 - len(planned)))
         if not planned:
             return
-        later = list(planned)[max(1, passed) * readers : window * readers + 1 : readers]
+        later = list(planned)[max(1, before) * readers : now * readers + 1 : readers]
         later_rows = [row for _, rows in later if isinstance(rows, list) for row in rows]
         yield *planned.popleft(), later_rows

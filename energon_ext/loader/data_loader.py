@@ -63,7 +63,7 @@ class ExactDataLoader:
         dataset: dataset of :func:`energon_ext.get_train_dataset` with planned sources.
         prefetch_factor: batches that each worker reads ahead.
         timeout: seconds to wait for a batch from the workers; live weights get a quarter of it.
-        read_ahead_bytes: approximate bytes to prefetch of token files in an object store.
+        read_ahead_bytes: approximate bytes to prefetch from an object store.
         read_requests: concurrent requests to an object store, over all workers.
 
     Attributes:
@@ -235,7 +235,7 @@ class ExactDataLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict` of any rank, with any number of ranks and workers.
 
-        A state saved within a step only continues with the same ranks, batch size and mix.
+        A state saved inside a step only continues with the same ranks, batch size and mix.
 
         Raises:
             StateFormatError: the state is damaged, or not a data state.

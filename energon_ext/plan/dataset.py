@@ -238,15 +238,15 @@ class PlannedDataset(Blend, SavableDataset):
 
     def read(self, rows: Sequence[DescribedRow]) -> Any:
         """Read rows and build a batch from them."""
-        self.announce(rows)
+        self.prefetch(rows)
         return self.batches.assemble([self._read_row(row) for row in rows])
 
-    def announce(self, rows: Sequence[DescribedRow]) -> None:
+    def prefetch(self, rows: Sequence[DescribedRow]) -> None:
         """Ask the storage to prefetch rows."""
         for row in rows:
             if row is not None:
                 source, description = row
-                self.rows[source].announce(description)
+                self.rows[source].prefetch(description)
 
     def _read_row(self, row: DescribedRow) -> Any:
         if row is None:

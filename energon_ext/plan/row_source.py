@@ -74,7 +74,7 @@ class RowSource(ABC):
     kind: ClassVar[str]  # names the kind of rows in a state
     window: Window
     next_row: int
-    read_bytes = 0  # approximate bytes per row if announcing rows of later batches helps, else 0
+    read_bytes = 0  # approximate bytes per row if prefetching rows helps, else 0
 
     def __init__(self, key: str, fingerprint: Mapping[str, Any]):
         self.key = key
@@ -98,7 +98,7 @@ class RowSource(ABC):
     def read(self, description: Any) -> Row:
         """Read the row that :meth:`Taken.description` describes."""
 
-    def announce(self, description: Any) -> None:  # noqa: B027 - most sources need not do anything
+    def prefetch(self, description: Any) -> None:  # noqa: B027 - most sources need not do anything
         """Ask the storage to prefetch a row, if it can."""
 
     @abstractmethod

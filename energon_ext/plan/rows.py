@@ -185,10 +185,10 @@ class PlannedRows(RowSource):
         self.window = dataclasses.replace(window, digest=self._plan.digest)
         self.next_row = 0
 
-    def announce(self, description: Description) -> None:
+    def prefetch(self, description: Description) -> None:
         if self.read_bytes:
             for piece in zip(*description[:3]):
-                self.documents.expect(*piece)  # type: ignore[attr-defined]  # they are remote
+                self.documents.prefetch(*piece)  # type: ignore[attr-defined]  # they are remote
 
     def read(self, description: Description) -> Row:
         places, starts, stops, documents, tokens = description

@@ -48,10 +48,10 @@ class SampleReader:
         sample = self.samples.stored(number)
         return () if sample is None else [part for part in sample.data if part is not None]
 
-    def announce(self, numbers: Sequence[int]) -> None:
+    def prefetch(self, numbers: Sequence[int]) -> None:
         """Ask the operating system or the store to prefetch samples."""
         for number in numbers:
-            self.samples.announce(number)
+            self.samples.prefetch(number)
 
     def __call__(self, numbers: Sequence[int], epoch: int) -> Any:
         """Return the encoded sample of a row, or its samples packed together."""

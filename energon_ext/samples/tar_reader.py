@@ -48,11 +48,11 @@ class TarReader:
             tar.members.clear()  # it would grow with every sample
         return sample
 
-    def announce(self, number: int) -> None:
+    def prefetch(self, number: int) -> None:
         """Prefetch a sample if possible; errors are raised when it is read."""
         if self.shards is not None:
             with contextlib.suppress(OSError, ValueError, ConfigError):
-                self.shards.announce(*self._place(self.shards, number))
+                self.shards.prefetch(*self._place(self.shards, number))
 
     def _place(self, shards: Shards, number: int) -> tuple[int, int, int]:
         """Return the shard of a sample, its first byte in the shard, and its size in bytes."""

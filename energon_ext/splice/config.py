@@ -96,7 +96,7 @@ class SpliceFields:
             kind = str(field.type).removesuffix(" | None")
             if name in CHOICES and value not in CHOICES[name]:
                 allowed = ", ".join(CHOICES[name])
-                raise ConfigError(f"{name}: {value!r} found, one of {allowed} is allowed.")
+                raise ConfigError(f"{name}: {value!r} found, one of {allowed} is needed.")
             if kind == "int":
                 check_integer(name, value, _LEAST.get(name, 1))
             if kind in _KINDS:

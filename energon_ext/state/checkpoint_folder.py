@@ -30,7 +30,7 @@ def tracked_iteration(folder: Path) -> int | None:
         return None
     text = read_small_file(folder / TRACKER, 100).decode(errors="replace").strip()
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise StateFormatError(f"{folder / TRACKER} contains {text!r}, not the number of a save.")
+        raise StateFormatError(f"{folder / TRACKER}: contains {text!r}, not the number of a save.")
     return int(text)
 
 
@@ -92,7 +92,7 @@ def read_state(path: Path) -> Any:
     """Read what :func:`write_state` wrote; StateFormatError if it is missing or damaged."""
     content = read_sealed(path)
     if "state" not in content:
-        raise StateFormatError(f"{path} contains no data state of a rank.")
+        raise StateFormatError(f"{path}: contains no data state of a rank.")
     return content["state"]
 
 
@@ -117,7 +117,7 @@ def read_megatron_lm_state(path: Path) -> Any:
         reason = first_line(error.__context__ or error).split(" by default")[0]
         advice = STOCK_RUN if "megatron.energon" in reason else "Copy it again."
         raise StateFormatError(
-            f"{path} cannot be loaded, and no code in it was run: {reason}. {advice}"
+            f"{path}: cannot be loaded, and no code in it was run: {reason}. {advice}"
         ) from error
 
 

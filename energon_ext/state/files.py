@@ -44,7 +44,7 @@ def read_small_file(path: Path, most_bytes: int) -> bytes:
     try:
         return read_data(path, most_bytes)
     except OSError as error:
-        raise StateFormatError(f"{path} cannot be read ({error.strerror}). {_ADVICE}") from error
+        raise StateFormatError(f"{path}: cannot be read ({error.strerror}). {_ADVICE}") from error
     except ConfigError as error:
         raise StateFormatError(f"{error} {_ADVICE}") from error
 
@@ -55,7 +55,7 @@ def read_json(path: Path, most_bytes: int) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise StateFormatError(f"{path} is damaged ({first_line(error)}). {_ADVICE}") from error
+        raise StateFormatError(f"{path}: is damaged ({first_line(error)}). {_ADVICE}") from error
 
 
 def fsync(path: Path) -> None:

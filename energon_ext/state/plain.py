@@ -36,7 +36,7 @@ MOST_VALUES = 2**26
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a state into JSON values.
+    """Convert a state to JSON values.
 
     Raises:
         StateFormatError: the state contains an object of another type, which is named.
@@ -62,7 +62,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
-    """Turn the JSON values of :func:`to_plain` back into a state, without running code in it.
+    """Convert the JSON values of :func:`to_plain` back to a state, without running code in it.
 
     Args:
         most_values: maximum number of values; a list that a pickle shares twice counts twice.
@@ -86,7 +86,7 @@ def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
             raise ValueError(f"it contains a {kind.__name__}")
         if TAG not in value:
             return {key: read(each) for key, each in value.items()}
-        _, put_together = _TYPES[_NAMED[value[TAG]]]
+        _, put_together = _TYPES[_BY_NAME[value[TAG]]]
         return put_together(read(value["value"]))
 
     try:
@@ -141,4 +141,4 @@ _TYPES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 _LOADER_STATES = (SavableDataLoaderState, SavableDatasetCheckpoint, SavableDatasetState)
 for _class in (*_LOADER_STATES, SystemRngState, SliceState):
     _TYPES[_class] = (_fields_of, _builder(_class))
-_NAMED = {cls.__name__: cls for cls in _TYPES}
+_BY_NAME = {cls.__name__: cls for cls in _TYPES}

@@ -574,8 +574,8 @@ def test_the_file_of_one_rank_is_enough_for_two_in_a_planned_run(two_ranks):
 @pytest.mark.parametrize(
     ("scenario", "words"),
     [
-        ("data with a cut file", "StateFormatError: .*dprank001.pt cannot be loaded"),
-        ("tensor with a cut file", "StateFormatError: .*dprank000.pt cannot be loaded"),
+        ("data with a cut file", "StateFormatError: .*dprank001.pt: cannot be loaded"),
+        ("tensor with a cut file", "StateFormatError: .*dprank000.pt: cannot be loaded"),
         ("tensor of another seed", "StateMismatchError: .*seed: saved 7, now 8"),
         ("data of another seed", "StateMismatchError: .*seed: saved 7, now 8"),
         ("data with a bad argument", "ConfigError: .*--micro-batch-size must be 1"),

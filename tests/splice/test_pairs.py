@@ -175,7 +175,7 @@ def test_a_thousand_million_pairs_are_found_by_number():
         ({"offset_stride": None}, "offset_stride: None found"),
         ({"min_copy_len": 1}, "min_copy_len: 1 found, an integer >= 2"),
         ({"content_start_mode": "anchor"}, "'anchor' found, one of anchor_start, slide_within"),
-        ({"mode": "both"}, "one of splice, slide is allowed"),
+        ({"mode": "both"}, "one of splice, slide is needed"),
         ({"doc_select_mode": "best"}, "one of longest, shortest, first, random"),
         ({"min_doc_length": 9, "max_doc_length": 8}, "above max_doc_length: 8"),
         ({"doc_index": -1}, "doc_index: -1 found, an integer >= 0"),
