@@ -8,7 +8,7 @@ import numpy as np
 
 from energon_ext.mixture.blend import BlendSampler, InOrderSampler
 from energon_ext.mixture.interleave import Credits, InterleaveSampler
-from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree
+from energon_ext.mixture.tree import BLEND, INTERLEAVE, ZERO, Tree
 from energon_ext.weights import Weights
 
 
@@ -73,8 +73,8 @@ class Mixture:
         """Update the credits by the tokens read since the last call, int64 [sources]."""
         self._root.settle(tokens)
 
-    def begin_here(self, row_tokens: float = 1.0) -> None:
-        """Convert credits from rows to tokens, at ``row_tokens`` per row, and reset the counts."""
+    def restart_counts(self, row_tokens: float = 1.0) -> None:
+        """Count tokens from 0 again; convert credits from rows to tokens at ``row_tokens`` each."""
         for _, sampler in self._interleaves:
             sampler.credits = sampler.credits * row_tokens
             sampler.tokens = 0
@@ -127,7 +127,7 @@ class _Branch:
     ):
         node = tree.node
         self.name, self.identity = name, node.identity
-        self._new_at_zero = node.new_source == NEW_SOURCES[1]
+        self._new_at_zero = node.new_source == ZERO
         self._weights = Weights(node.weights)
         #: Number of the source of each member, -1 for a node.
         members = [-1 if isinstance(member, Tree) else numbers[member] for member in tree.members]

@@ -142,9 +142,8 @@ class Plan:
         if len(missing) == count and not self.mixture.ended.all():
             left = [k for k, ended in zip(self.mixture.keys, self.mixture.ended) if not ended]
             raise ConfigError(
-                f"Every weight is 0 at position {position} of the schedules among the sources that "
-                f"have rows left: {', '.join(left)}. Give one of them a weight > 0 there, or raise "
-                f"a max_epochs."
+                f"Every weight is 0 at position {position} for the sources with rows left: "
+                f"{', '.join(left)}. Give one of them a weight > 0 there, or raise a max_epochs."
             )
         if len(missing) == count:
             return None

@@ -21,7 +21,7 @@ from energon_ext.samples.numbered import NumberedSamples, key_of
 
 logger = log_of(__name__)
 
-#: Consecutive unusable samples that end a run, unless the encoder sets another limit.
+#: Unusable samples in a row that end a run, unless the encoder sets another limit.
 _TOLERANCE = 100
 
 
@@ -69,7 +69,7 @@ class SampleReader:
             if sample is not None:
                 return sample
         raise SampleError(
-            f"{self.key}: {self._tolerance + 1} consecutive samples cannot be used; the last one: "
+            f"{self.key}: {self._tolerance + 1} samples in a row cannot be used, the last: "
             f"{self._reason} Is this the data of another task?"
         )
 

@@ -22,7 +22,7 @@ from megatron.energon.wrappers.base import BaseWrapperDataset
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, StateMismatchError, log_of
 from energon_ext.mixture.mixture import Mixture
-from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree, blend_of
+from energon_ext.mixture.tree import BASELINE, BLEND, INTERLEAVE, NEW_SOURCES, Tree, blend_of
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Blend, Source
@@ -84,7 +84,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         size_of: Callable[[Any], float] = num_tokens_of,
         repeats: bool = False,
         restarts: bool = False,
-        new_source: str = NEW_SOURCES[0],
+        new_source: str = BASELINE,
     ):
         if new_source not in NEW_SOURCES:
             needed = f"{' or '.join(NEW_SOURCES)} is needed"
@@ -170,7 +170,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         mixture, tokens = self._active_mixture(), np.zeros(len(self.keys), np.int64)
         tokens[number] = round(size)
         if not self._drawn:
-            mixture.begin_here(size)
+            mixture.restart_counts(size)
         mixture.settle(tokens)
 
     def _position(self) -> int:
@@ -188,7 +188,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             if worker and mixture.credits() and mixture.open(self.clock.at(0, 0)):
                 drawn = mixture.draw(np.arange(1 + stable_hash(key) % _MOST_DRAWS_BEFORE))
                 mixture.settle(np.bincount(drawn, minlength=len(self.keys)))
-                mixture.begin_here()
+                mixture.restart_counts()
         return self._mixture
 
     # State --------------------------------------------------------------------------------------
