@@ -21,9 +21,7 @@ import multistorageclient as msc
 from multistorageclient.types import Range
 
 from energon_ext.data_files import CACHE_VARIABLE
-from energon_ext.errors import ConfigError, StoreError, log_of, one_line
-
-logger = log_of(__name__)
+from energon_ext.errors import ConfigError, StoreError, one_line
 
 _Result = TypeVar("_Result")
 
@@ -193,7 +191,6 @@ def local_copy(stored: StoredObject) -> str:
     path, claim = f"{folder}/{name}", Path(f"{folder}/{name}.claim")
     if os.path.exists(path):
         return path
-    _make(folder)
     end = time.monotonic() + DEADLINE_SECONDS
     while not os.path.exists(path) and not _claimed(claim) and time.monotonic() < end:
         time.sleep(0.05)
@@ -214,18 +211,17 @@ def local_copy(stored: StoredObject) -> str:
 
 
 def _folder_of_copies() -> str:
+    """Return the local folder of copies; create it if there is none yet."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     cache = os.environ.get(CACHE_VARIABLE) or os.path.join(home, "energon_ext")
-    return os.path.join(cache, "objects")
-
-
-def _make(folder: str) -> None:
+    folder = os.path.join(cache, "objects")
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{folder}: cannot be created ({error.strerror}); set {CACHE_VARIABLE} to a folder."
         ) from error
+    return folder
 
 
 def _claimed(claim: Path) -> bool:

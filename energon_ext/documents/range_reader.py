@@ -159,14 +159,8 @@ class RangeReader:
         self._waited += waited
         if time.monotonic() > self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-            logger.info("Object storage: %s", self.counters())
-
-    def counters(self) -> str:
-        """Return a summary of the reads so far, for the log."""
-        return (
-            f"{self._gets:,} requests, {self._bytes / 1e6:,.1f} MB, {self._waited:.1f} s waited "
-            f"(process {self.process})"
-        )
+            read = f"{self._gets:,} requests, {self._bytes / 1e6:,.1f} MB, {self._waited:.1f} s"
+            logger.info("Object storage: %s waited (process %d)", read, self.process)
 
 
 _reader = RangeReader()

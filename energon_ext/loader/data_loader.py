@@ -12,7 +12,7 @@ In torch's terms, the planner is the ``sampler`` of a ``DataLoader`` over the re
 map-style dataset. Without workers, everything runs in the trainer. With workers, the planner runs
 in its own process, as a one-worker ``DataLoader``, so planning does not delay training steps.
 
-The state is that of the last batch that the trainer took, no matter what was read ahead.
+The state is that after the last batch the trainer took, no matter what was read ahead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.documents.range_reader import READ_REQUESTS, use_requests
-from energon_ext.errors import ConfigError, log_of
+from energon_ext.errors import ConfigError
 from energon_ext.loader.ahead import rounds_ahead, with_later_rows
 from energon_ext.loader.processes import (
     Failure,
@@ -46,8 +46,6 @@ from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
 from energon_ext.plan.state import cursor_of
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_seal, sealed
-
-logger = log_of(__name__)
 
 #: Steps by which the planner's process runs ahead.
 PLANNED_STEPS = 2

@@ -160,7 +160,7 @@ def _warn_of_fp8(args: argparse.Namespace) -> None:
     positions = args.seq_length // ranks
     if getattr(args, "fp8", None) and positions % 16:
         logger.warning(
-            "--fp8-format with --seq-length %d: each rank holds %d positions of a row, but FP8 "
+            "--fp8-format with --seq-length %d: each rank gets %d positions of a row, but FP8 "
             "matrices need a multiple of 16; make --seq-length a multiple of %d.",
             *(args.seq_length, positions, 16 * ranks),
         )

@@ -139,14 +139,14 @@ class Plan:
         while len(missing) and self.mixture.open(position):
             missing = self._draw(step, missing, attempt)
             attempt += 1  # draw again where a source had no row left
-        if len(missing) == count and not self.mixture.ended.all():
-            left = [k for k, ended in zip(self.mixture.keys, self.mixture.ended) if not ended]
+        if len(missing) == count:
+            left = [key for key, ended in zip(self.mixture.keys, self.mixture.ended) if not ended]
+            if not left:
+                return None
             raise ConfigError(
                 f"Every weight is 0 at position {position} for the sources with rows left: "
                 f"{', '.join(left)}. Give one of them a weight > 0 there, or raise a max_epochs."
             )
-        if len(missing) == count:
-            return None
         self.step += 1
         self.row += count
         self._update_ended()

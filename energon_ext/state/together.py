@@ -9,7 +9,6 @@ import torch.distributed as dist
 from megatron.energon import WorkerConfig
 
 from energon_ext.errors import DataExhaustedError, EnergonExtError
-from energon_ext.state.files import first_line
 
 T = TypeVar("T")
 
@@ -88,4 +87,5 @@ def collective_device() -> torch.device:
 def _portable(error: BaseException) -> EnergonExtError:
     if isinstance(error, EnergonExtError):
         return error
-    return EnergonExtError(f"{type(error).__name__}: {first_line(error)}.")
+    first_line = (str(error).splitlines() or [""])[0]
+    return EnergonExtError(f"{type(error).__name__}: {first_line}")

@@ -765,7 +765,7 @@ def test_rows_that_matrices_in_fp8_cannot_have_are_warned_of(launch, caplog, len
     launch.seq_length, launch.context_parallel_size, launch.fp8 = length, 2, "hybrid"
     with caplog.at_level(logging.WARNING):
         provide()
-    assert ("each rank holds 36 positions of a row" in caplog.text) is warned
+    assert ("each rank gets 36 positions of a row" in caplog.text) is warned
     assert caplog.text.endswith("make --seq-length a multiple of 32.\n") is warned
 
 

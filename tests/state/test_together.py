@@ -110,7 +110,7 @@ def test_a_failure_is_raised_in_its_group_alone_with_the_number_of_the_rank_ther
     assert each(found, "strange") == [
         "OSError: a\nb",
         [1],
-        "EnergonExtError: On rank 0: OSError: a.",
+        "EnergonExtError: On rank 0: OSError: a",
     ]
     assert each(found, "stopped") == [
         "EnergonExtError: On rank 1: KeyboardInterrupt: ",
