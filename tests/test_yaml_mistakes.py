@@ -16,7 +16,7 @@ from tests.cli.command import energon_ext, error_line
 from tests.support import write_dataset, write_texts, write_tokens
 
 HEADER = "__module__: energon_ext\n__class__: ScheduledMetadataset\n"
-MOST_CHARACTERS = 320
+MAX_CHARACTERS = 320
 
 
 def split(text):
@@ -221,7 +221,7 @@ def test_a_mistake_is_one_line_that_says_where_and_what(folder, capfd, content, 
     line = error_line(energon_ext("plan", path)).replace(f"{folder}/", "")
     for message in messages:
         assert message.replace("@", "mix.yaml") in line
-    assert len(line) <= MOST_CHARACTERS
+    assert len(line) <= MAX_CHARACTERS
     assert capfd.readouterr().err == ""  # nor does a parser in C++ say anything
 
 

@@ -344,7 +344,7 @@ def test_a_batch_has_a_row(good, size):
 
 @pytest.mark.parametrize("path", ["links", "links/**/a", "links/**/a/**/b"])
 def test_folders_that_links_make_are_counted(tmp_path, path, monkeypatch):
-    monkeypatch.setattr(token_paths, "MOST_FOLDERS", 5_000)
+    monkeypatch.setattr(token_paths, "MAX_FOLDERS", 5_000)
     (tmp_path / "links").mkdir()
     for name in ("one", "two"):
         (tmp_path / "links" / name).symlink_to(".")

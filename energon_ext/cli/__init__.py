@@ -10,7 +10,7 @@ import click
 from energon_ext.errors import ConfigError, printable, without_logins
 
 #: Most sources or documents that a table lists.
-MOST_LISTED = 60
+MAX_LISTED = 60
 
 
 def echo(text: object) -> None:

@@ -12,7 +12,7 @@ from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.progress import DescribedRow
 
 #: Maximum number of batches to prefetch.
-_MOST_ROUNDS_AHEAD = 64
+_MAX_ROUNDS_AHEAD = 64
 
 #: Batches by which a reader extends its look-ahead with each batch.
 _MORE_AHEAD = 4
@@ -23,7 +23,7 @@ def rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
     row_bytes = max((rows.read_bytes for rows in dataset.rows), default=0)
     if not row_bytes:
         return 0
-    return min(_MOST_ROUNDS_AHEAD, num_bytes // (dataset.topology.batch_rows * row_bytes))
+    return min(_MAX_ROUNDS_AHEAD, num_bytes // (dataset.topology.batch_rows * row_bytes))
 
 
 def with_later_rows(

@@ -25,7 +25,7 @@ from energon_ext.plan.row_source import RowSource, Taken
 from energon_ext.state.match import check_fingerprint
 
 #: If documents are long, a pack plan takes at most this many rows of tokens.
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 
 #: Approximate bytes per token in an object store.
 _TOKEN_BYTES = 4
@@ -154,7 +154,7 @@ class PlannedRows(RowSource):
         numbers = self._order.peek(wanted) + self._first
         epoch, position = self._order.epoch, self._order.position
         places, lengths = self.documents.locate(numbers)
-        most = MOST_ROWS * self._packer.seq_len
+        most = MAX_ROWS * self._packer.seq_len
         fitting = int(np.searchsorted(np.cumsum(lengths), most, "right"))
         count = min(len(numbers), max(1, fitting))
         self._order.position += count

@@ -18,7 +18,7 @@ from energon_ext.documents.range_reader import range_reader
 from energon_ext.documents.stored_files import sample_ends
 
 #: Local shards that are open at once.
-MOST_OPEN = 64
+MAX_OPEN = 64
 
 
 class LocalShards:
@@ -50,7 +50,7 @@ class LocalShards:
             path = str(self._infos[shard].path)
             ends = sample_ends(f"{path}.idx", self._infos[shard].count)
             self._opened[shard] = open_descriptor(path), ends
-            if len(self._opened) > MOST_OPEN:
+            if len(self._opened) > MAX_OPEN:
                 os.close(self._opened.popitem(last=False)[1][0])
         return self._opened[shard]
 

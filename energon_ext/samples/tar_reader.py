@@ -27,7 +27,7 @@ _PLAIN = (b"ustar\x0000", b"ustar  \x00")
 
 #: Maximum bytes of a sample, and of an extended header; before Python 3.11.10, tarfile takes
 #: quadratic time for such a header (CVE-2024-6232).
-MOST_SAMPLE_BYTES, MOST_HEADER_BYTES = 1 << 31, 1 << 14
+MAX_SAMPLE_BYTES, MAX_HEADER_BYTES = 1 << 31, 1 << 14
 
 
 class TarReader:
@@ -59,8 +59,8 @@ class TarReader:
         shard = self._shard_of(number)
         first = number - self._reader.shard_count_cumsum[shard]
         begin, end = shards.ends(shard)[first : first + 2].tolist()
-        if not 0 <= end - begin <= MOST_SAMPLE_BYTES:
-            raise ValueError(f"{end - begin:,} bytes, must be 0 to {MOST_SAMPLE_BYTES:,}")
+        if not 0 <= end - begin <= MAX_SAMPLE_BYTES:
+            raise ValueError(f"{end - begin:,} bytes, must be 0 to {MAX_SAMPLE_BYTES:,}")
         return shard, begin, end - begin
 
     def _files(self, shards: Shards, number: int) -> list[tuple[str, bytes]] | None:
@@ -112,7 +112,7 @@ def plain_files(content: bytes) -> list[tuple[str, bytes]] | None:
         begin += _BLOCK
         part = content[begin : begin + size]
         if kind in b"xgXLK" and (
-            size > MOST_HEADER_BYTES or re.search(rb"GNU\.sparse| size=", part)
+            size > MAX_HEADER_BYTES or re.search(rb"GNU\.sparse| size=", part)
         ):
             raise ValueError(f"it has an extended header of {size:,} bytes, or a sparse file")
         if kind == b"S":

@@ -32,7 +32,7 @@ from megatron.energon.state import FlexState
 from energon_ext.errors import StateFormatError
 
 TAG = "__type__"
-MOST_VALUES = 2**26
+MAX_VALUES = 2**26
 
 
 def to_plain(value: Any) -> Any:
@@ -61,16 +61,16 @@ def to_plain(value: Any) -> Any:
     return {TAG: kind.__name__, "value": to_plain(take_apart(value))}
 
 
-def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
+def from_plain(value: Any, max_values: int = MAX_VALUES) -> Any:
     """Convert the JSON values of :func:`to_plain` back to a state, without running code in it.
 
     Args:
-        most_values: maximum number of values; a list that a pickle shares twice counts twice.
+        max_values: maximum number of values; a list that a pickle shares twice counts twice.
 
     Raises:
         StateFormatError: the value is too large, or not one that :func:`to_plain` returns.
     """
-    left = most_values
+    left = max_values
 
     def read(value: Any) -> Any:
         nonlocal left

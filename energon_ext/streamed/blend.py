@@ -49,7 +49,7 @@ _SHAPE = {
 
 #: The interleave of a worker begins as if it had made up to this many draws; if all workers began
 #: with the first draw, they would all draw the same member at once.
-_MOST_DRAWS_BEFORE = 4096
+_MAX_DRAWS_BEFORE = 4096
 
 
 class StreamedBlend(Blend, BaseWrapperDataset):
@@ -186,7 +186,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             key = f"{config.seed_offset}/worker {worker}"
             mixture = self._mixture = Mixture(self.tree, self.keys, seed=key)
             if worker and mixture.credits() and mixture.open(self.clock.at(0, 0)):
-                drawn = mixture.draw(np.arange(1 + stable_hash(key) % _MOST_DRAWS_BEFORE))
+                drawn = mixture.draw(np.arange(1 + stable_hash(key) % _MAX_DRAWS_BEFORE))
                 mixture.settle(np.bincount(drawn, minlength=len(self.keys)))
                 mixture.restart_counts()
         return self._mixture

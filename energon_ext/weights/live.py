@@ -27,7 +27,7 @@ from energon_ext.data_files import open_data, read_to_limit
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
 from energon_ext.weights.schedule import Segment, WeightSpec, checked_value
 
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 _FIELDS = {"from_step", "through", "weights"}
 _LONGEST_PAUSE = 1.0  # seconds between two reads of a file
 
@@ -139,7 +139,7 @@ class LiveWeights:
             with open_data(self.path) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(self._bytes)
-                content = read_to_limit(file, MOST_BYTES, self.path)
+                content = read_to_limit(file, MAX_BYTES, self.path)
         except FileNotFoundError:
             size, content = 0, b""
         except OSError as error:

@@ -56,7 +56,7 @@ def looped(folder):
     ],
 )
 def test_a_metadataset_asks_for_no_endless_work(skip, path, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("energon_ext.documents.token_paths.MOST_FOLDERS", 2000)
+    monkeypatch.setattr("energon_ext.documents.token_paths.MAX_FOLDERS", 2000)
     looped(tmp_path / "web")
     mix = write_mix(tmp_path / "mix.yaml", [(path, 1)])
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "skip": skip}))
@@ -251,7 +251,7 @@ MESSAGES = [{"role": "user", "content": "a"}]
     ],
 )
 def test_a_chat_template_that_computes_without_an_end_is_ended(template, monkeypatch):
-    monkeypatch.setattr(limited, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(limited, "MAX_SECONDS", 0.5)
     with pytest.raises(ConfigError, match="the chat template: takes more than"):
         HFChatTemplate(_Template(template)).render(MESSAGES)
 

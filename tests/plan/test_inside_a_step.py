@@ -20,7 +20,7 @@ ROWS = 16
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     # Else a buffer of few documents is raised to one of many.
-    monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)
+    monkeypatch.setattr(sources, "MAX_PLANNED_BUFFER_DOCS", 1)
     for number, name in enumerate("abc"):
         write_numbered(tmp_path / name, 150, 100 + 10_000 * number, seed=number)
     return tmp_path

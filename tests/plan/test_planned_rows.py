@@ -153,7 +153,7 @@ def test_a_stream_of_web_documents_carries_less_than_a_row_over():
 
 @every_packing
 def test_a_plan_of_long_documents_ends_with_so_many_rows_of_tokens(packing, monkeypatch):
-    monkeypatch.setattr(plan_rows, "MOST_ROWS", 50)
+    monkeypatch.setattr(plan_rows, "MAX_ROWS", 50)
     rows = planned([10 * 16 + 1] * 40, packing=packing, buffer_docs=4096, epochs=2)
     found = []
     while not rows.ended:
@@ -165,7 +165,7 @@ def test_a_plan_of_long_documents_ends_with_so_many_rows_of_tokens(packing, monk
 
 @every_packing
 def test_a_document_longer_than_a_plan_may_be_is_a_plan_of_its_own(packing, monkeypatch):
-    monkeypatch.setattr(plan_rows, "MOST_ROWS", 3)
+    monkeypatch.setattr(plan_rows, "MAX_ROWS", 3)
     lengths = [5, 900, 7, 800, 9]
     rows = planned(lengths, packing=packing, buffer_docs=64, epochs=1)
     found = []

@@ -187,7 +187,7 @@ def test_documents_of_several_sequences_and_empty_ones_are_read_whole(tmp_path):
 
 
 def test_documents_of_many_rows_are_mixed_with_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 8)
+    monkeypatch.setattr(sources, "MAX_PLANNED_BUFFER_DOCS", 8)
     write_tokens(tmp_path / "long", [[FIRST + d] * (10 * SEQ_LEN + 1) for d in range(40)])
     mix = write_mix(tmp_path / "mix.yaml", [("long", 1)])
     task_encoder = encoder(packing_buffer_docs=8)

@@ -24,7 +24,7 @@ from tests.mixture.slow import places_of_equals
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of
 from tests.support import LargeTokenizer, write_tokens
 
-SEGMENTS, MOST_EPOCHS, MOST_PROCESSES = 6, 3, 6
+SEGMENTS, MAX_EPOCHS, MAX_PROCESSES = 6, 3, 6
 ROUNDING = Fraction(1, 10**9)
 
 
@@ -191,7 +191,7 @@ class Chain:
         mix = {
             "rule": self.rule if self.rng.random() < 0.8 else "blend",
             "weights": {name: self.weight(step) for name in names},
-            "limits": {n: MOST_EPOCHS if is_last else self.rng.choice([1, 3, 3]) for n in names},
+            "limits": {n: MAX_EPOCHS if is_last else self.rng.choice([1, 3, 3]) for n in names},
             "buffer": self.rng.choice([1, 3, 20]),
             "excluded": {name: [] for name in names},
             "skip": [],
@@ -227,7 +227,7 @@ class Chain:
         """Ranks, workers and rows of a batch that divide a step."""
         ranks = self.rng.choice([r for r in range(1, 9) if rows % r == 0])
         batch = self.rng.choice([b for b in (1, 2, 3) if rows // ranks % b == 0])
-        most = min(3, MOST_PROCESSES // ranks - 1) if self.has_workers else 0
+        most = min(3, MAX_PROCESSES // ranks - 1) if self.has_workers else 0
         return ranks, self.rng.randint(0, max(most, 0)), batch
 
     def run(self, mix, state, rows, ranks=1, workers=0, batch=1):
@@ -309,14 +309,14 @@ def check_totals(chain, trained, ever_excluded, skipped):
     for document in itertools.chain(*chain.documents.values()):
         counts = {trained[pair] for pair in itertools.pairwise(document)}
         if document[0] in ever_excluded or skipped:
-            assert max(counts, default=0) <= MOST_EPOCHS
+            assert max(counts, default=0) <= MAX_EPOCHS
         else:
-            assert counts <= {MOST_EPOCHS}, document[0]
+            assert counts <= {MAX_EPOCHS}, document[0]
 
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch):
-    monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)
+    monkeypatch.setattr(sources, "MAX_PLANNED_BUFFER_DOCS", 1)
 
 
 @pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
