@@ -27,20 +27,20 @@ def open_data(path: str | Path) -> BinaryIO:
     return os.fdopen(open_descriptor(path), "rb")
 
 
-def read_data(path: str | Path, most_bytes: int) -> bytes:
+def read_data(path: str | Path, max_bytes: int) -> bytes:
     """Return the content of a file.
 
     Raises:
-        ConfigError: the file is not a regular file or has more than ``most_bytes``.
+        ConfigError: the file is not a regular file or has more than ``max_bytes``.
         OSError: the file does not exist or cannot be read.
     """
     with open_data(path) as file:
-        return read_to_limit(file, most_bytes, path)
+        return read_to_limit(file, max_bytes, path)
 
 
-def read_to_limit(file: BinaryIO, most_bytes: int, path: object) -> bytes:
-    """Return the rest of an open file; ConfigError if that is more than ``most_bytes``."""
-    content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ConfigError(f"{path}: has more than {most_bytes:,} bytes.")
+def read_to_limit(file: BinaryIO, max_bytes: int, path: object) -> bytes:
+    """Return the rest of an open file; ConfigError if that is more than ``max_bytes``."""
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ConfigError(f"{path}: has more than {max_bytes:,} bytes.")
     return content

@@ -39,6 +39,11 @@ def printable(text: str, most: int = MAX_TEXT) -> str:
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
+def one_line(error: BaseException) -> str:
+    """Return an error's message as one line without a full stop; its type if there is none."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
 class _PrintableLog(logging.LoggerAdapter):  # type: ignore[type-arg]  # not generic in Python 3.10
     """A logger that makes its lines printable, since they contain names from files."""
 

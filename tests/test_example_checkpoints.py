@@ -115,12 +115,12 @@ def lose_the_folder(folder):
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
-    return r"iter_0000020/run.json cannot be read \(No such file"
+    return r"iter_0000020/run.json: cannot be read \(No such file"
 
 
 def lose_run(folder):
     (folder / RUN).unlink()
-    return r"run.json cannot be read \(No such file"
+    return r"run.json: cannot be read \(No such file"
 
 
 def damage_run(folder):
@@ -140,7 +140,7 @@ def damage_the_cursor(folder):
 
 def cut_the_cursor(folder):
     (folder / "data.json").write_bytes((folder / "data.json").read_bytes()[:-1])
-    return "data.json is damaged"
+    return "data.json: is damaged"
 
 
 def damage_the_tracker(folder):

@@ -16,7 +16,7 @@ from tests.cli.command import energon_ext, error_line
 from tests.support import write_dataset, write_texts, write_tokens
 
 HEADER = "__module__: energon_ext\n__class__: ScheduledMetadataset\n"
-MOST_CHARACTERS = 320
+MAX_CHARACTERS = 320
 
 
 def split(text):
@@ -94,7 +94,7 @@ MISTAKES = [
     ("all weights 0", weight("0"), "Every weight is 0 at step 0: 0 for code."),
     ("all weights 0 later", weight("{step: {0: 1, 10: 0}}"), "Every weight is 0 at step 10"),
     ("a misspelt schedule", weight("{linaer: {0: 1}}"),
-     "unknown kind 'linaer'; known: step, linear, cosine, exponential."),
+     "'linaer' found, one of step, linear, cosine, exponential is needed."),
     ("two schedules", weight("{linear: {0: 1}, step: {0: 1}}"), "exactly one of step, linear"),
     ("an empty schedule", weight("{}"), "[] found, exactly one of step, linear"),
     ("no breakpoints", weight("{linear: {}}"), "linear: no breakpoints; give at least one"),
@@ -222,7 +222,7 @@ def test_a_mistake_is_one_line_with_its_place_and_cause(folder, capfd, content, 
     line = error_line(energon_ext("plan", path)).replace(f"{folder}/", "")
     for message in messages:
         assert message.replace("@", "mix.yaml") in line
-    assert len(line) <= MOST_CHARACTERS
+    assert len(line) <= MAX_CHARACTERS
     assert capfd.readouterr().err == ""  # the parser in C++ prints nothing either
 
 

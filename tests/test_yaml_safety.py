@@ -327,7 +327,7 @@ def test_batch_size_must_be_at_least_one(good, size):
 
 @pytest.mark.parametrize("path", ["links", "links/**/a", "links/**/a/**/b"])
 def test_folders_reached_through_links_are_limited(tmp_path, path, monkeypatch):
-    monkeypatch.setattr(token_paths, "MOST_FOLDERS", 5_000)
+    monkeypatch.setattr(token_paths, "MAX_FOLDERS", 5_000)
     (tmp_path / "links").mkdir()
     for name in ("one", "two"):
         (tmp_path / "links" / name).symlink_to(".")

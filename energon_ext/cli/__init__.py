@@ -10,7 +10,7 @@ import click
 from energon_ext.errors import ConfigError, printable, without_logins
 
 #: Maximum number of sources or documents in a table.
-MOST_LISTED = 60
+MAX_LISTED = 60
 
 
 def echo(text: object) -> None:

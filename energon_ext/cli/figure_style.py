@@ -27,7 +27,7 @@ MAX_LABEL = 18
 PERCENT = "{x:.0f} %"
 
 #: Up to this many marks are drawn over the full height, and up to this many are named.
-MOST_LINES, MOST_NAMED = 12, 3
+MAX_LINES, MAX_NAMED = 12, 3
 
 #: Sums over steps, or over sources.
 Sums = Callable[[np.ndarray], np.ndarray]
@@ -90,7 +90,7 @@ def steps_axis(axes: Axes, run: Run, named: bool = True) -> None:
 
 def mark_steps(axes: Axes, places: np.ndarray) -> None:
     """Draw a dashed vertical line at each place; short ones at the top if there are many."""
-    low = 0 if len(places) <= MOST_LINES else 0.96
+    low = 0 if len(places) <= MAX_LINES else 0.96
     dashes = [(0, (4, 3))]
     heights = axes.get_xaxis_transform()
     axes.vlines(places, low, 1, MUTED, dashes, linewidth=0.9, transform=heights)  # type: ignore[arg-type]
@@ -100,10 +100,10 @@ def name_steps(axes: Axes, what: str, steps: Sequence[int]) -> None:
     """Write the first few marked steps above the axes."""
     if not len(steps):
         return
-    named = ", ".join(f"{step:,}" for step in steps[:MOST_NAMED])
+    named = ", ".join(f"{step:,}" for step in steps[:MAX_NAMED])
     on_right = steps[0] > 0.6 * axes.get_xlim()[1]
     axes.annotate(
-        f"{what} step{'s' * (len(steps) > 1)} {named}" + ", ..." * (len(steps) > MOST_NAMED),
+        f"{what} step{'s' * (len(steps) > 1)} {named}" + ", ..." * (len(steps) > MAX_NAMED),
         (steps[0], 1),
         xycoords=("data", "axes fraction"),
         xytext=(0, 3),

@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping
 import numpy as np
 from tqdm import tqdm
 
-from energon_ext.cli import MOST_LISTED, counted, echo, echo_json, table
+from energon_ext.cli import MAX_LISTED, counted, echo, echo_json, table
 from energon_ext.cli.mix import warn_of_undecided_weights
 from energon_ext.cli.report import import_figures, page, png_of
 from energon_ext.errors import ConfigError
@@ -23,13 +23,13 @@ from energon_ext.plan.source import Blend
 from energon_ext.state.files import write_file
 
 #: Up to this many rows are planned exactly by default; beyond that, forecasts are estimated.
-MOST_EXACT_ROWS = 1 << 18
+MAX_EXACT_ROWS = 1 << 18
 
 #: The imbalance is averaged over this many first steps.
 BALANCED_STEPS = 20
 
 #: Maximum number of breakpoints listed.
-MOST_BREAKPOINTS = 5
+MAX_BREAKPOINTS = 5
 
 #: Up to this many epochs are nearly as good as new data (Muennighoff et al., 2023).
 GOOD_EPOCHS = 4
@@ -54,7 +54,7 @@ def make_forecast(
             "--tokens-per-doc: is for streamed sources, but there is none; remove it."
         )
     rows = steps * blend.topology.rows_per_step
-    if isinstance(blend, PlannedDataset) and (exact or rows <= MOST_EXACT_ROWS):
+    if isinstance(blend, PlannedDataset) and (exact or rows <= MAX_EXACT_ROWS):
         quiet = steps <= 1000 or not sys.stderr.isatty()
         return planned(blend, steps, lambda it: tqdm(it, "planning", steps, disable=quiet), state)
     return estimated(blend, steps, tokens_per_document)
@@ -62,13 +62,13 @@ def make_forecast(
 
 def forecast_text(forecast: Forecast, blend: Blend, steps: int) -> str:
     """Return the forecast as lines of text."""
-    lines = [_headline(forecast, blend), table([HEAD, *_rows(forecast)], most=MOST_LISTED)]
+    lines = [_headline(forecast, blend), table([HEAD, *_rows(forecast)], most=MAX_LISTED)]
     if forecast.steps < steps:
         end = forecast.first + steps
         lines.append(f"All sources are exhausted after step {forecast.ends[-1]:,} of {end:,}.")
     if late := late_breakpoints(blend, forecast.first + steps):
-        named = ", ".join(f"{point:,}" for point in late[:MOST_BREAKPOINTS])
-        more = f" and {len(late) - MOST_BREAKPOINTS} more" if len(late) > MOST_BREAKPOINTS else ""
+        named = ", ".join(f"{point:,}" for point in late[:MAX_BREAKPOINTS])
+        more = f" and {len(late) - MAX_BREAKPOINTS} more" if len(late) > MAX_BREAKPOINTS else ""
         lines.append(f"The run ends before the breakpoints {named}{more}.")
     if blend.clock.skip:
         named = ", ".join(f"{first:,} to {stop - 1:,}" for first, stop in blend.clock.skip)

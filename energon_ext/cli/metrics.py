@@ -20,9 +20,9 @@ from energon_ext.errors import ConfigError
 from energon_ext.state.schema import COUNT, check_shape
 
 FILE_NAME = "metrics.jsonl"
-MOST_LINE_BYTES = 2**26
-MOST_PARTS = 16  # parts of a path in a short label
-MOST_SOURCES, MOST_COUNTS = 10_000, 100_000_000
+MAX_LINE_BYTES = 2**26
+MAX_PARTS = 16  # parts of a path in a short label
+MAX_SOURCES, MAX_COUNTS = 10_000, 100_000_000
 SOURCE_KEY = re.compile(
     r"(?P<path>.*?)(?:_text_document)?(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL
 )
@@ -109,8 +109,8 @@ class Run:
         last = starts[-1]
         # Sources may change between processes: take all of them, in order of appearance.
         sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
-        if len(sources) > MOST_SOURCES or len(sources) * len(steps) > MOST_COUNTS:
-            limit = f"at most {MOST_SOURCES:,} sources, and {MOST_COUNTS:,} over all steps"
+        if len(sources) > MAX_SOURCES or len(sources) * len(steps) > MAX_COUNTS:
+            limit = f"at most {MAX_SOURCES:,} sources, and {MAX_COUNTS:,} over all steps"
             size = f"{len(sources):,} sources in {len(steps):,} steps"
             raise ConfigError(f"{run_dir / FILE_NAME}: {size} found; a report takes {limit}.")
         documents = {key: count for start in starts for key, count in start["documents"].items()}
@@ -204,7 +204,7 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
     parts = [match.groupdict("") for match in map(SOURCE_KEY.fullmatch, keys) if match]
     splits = {part["split"] for part in parts}
     deepest = max((key.count("/") for key in keys), default=0)
-    for depth in range(1, 2 + min(deepest, MOST_PARTS)):
+    for depth in range(1, 2 + min(deepest, MAX_PARTS)):
         labels = tuple(
             "/".join(part["path"].split("/")[-depth:])
             + (part["split"] if len(splits) > 1 else "")
@@ -220,12 +220,12 @@ def _events(path: Path) -> Iterator[tuple[str, Event]]:
     if not path.is_file():
         raise ConfigError(f"{path}: does not exist; give the folder of a training run.")
     with open_data(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), start=1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
             where = f"{path}:{number}"
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError) as error:
-                reason = error if len(line) < MOST_LINE_BYTES else f"over {MOST_LINE_BYTES:,} bytes"
+                reason = error if len(line) < MAX_LINE_BYTES else f"over {MAX_LINE_BYTES:,} bytes"
                 raise ConfigError(f"{where}: damaged, not JSON ({reason}).") from error
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise ConfigError(f"{where}: damaged, a JSON object with 'event' is needed.")

@@ -32,10 +32,10 @@ Segment = tuple[str, str, str]
 ShownRow = tuple[str, list[Segment], list[StoredSample]]
 
 #: Characters shown per segment without --text.
-MOST_CHARACTERS = 300
+MAX_CHARACTERS = 300
 
 #: Maximum number of rows searched for those of --source.
-MOST_ROWS = 10_000
+MAX_ROWS = 10_000
 
 
 @click.command()
@@ -74,15 +74,15 @@ def peek(
     sheet, shown = ContactSheet(), 0
     is_stored = blend.is_planned and any(isinstance(rows, SampleRows) for rows in blend.rows)
     all_rows = _planned(blend, tokenizer) if is_stored else _read(dataset, tokenizer)
-    for number, (summary, segments, samples) in enumerate(itertools.islice(all_rows, MOST_ROWS)):
+    for number, (summary, segments, samples) in enumerate(itertools.islice(all_rows, MAX_ROWS)):
         if not any(source in titles.get(key, key) for key, *_ in segments if key):
             continue
         echo(f"row {number}: {summary}")
         sheet.add(f"{number}:", samples)
         for key, about, content in segments:
             echo(f"  {titles.get(key, key) or 'padding'}: {about}")
-            if len(content) > MOST_CHARACTERS and not text:
-                content = f"{content[:MOST_CHARACTERS]} ..."
+            if len(content) > MAX_CHARACTERS and not text:
+                content = f"{content[:MAX_CHARACTERS]} ..."
             if content:
                 click.echo(f"    {printable(content, sys.maxsize)}")
         shown += 1

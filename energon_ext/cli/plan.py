@@ -7,7 +7,7 @@ from typing import Any, Sequence
 
 import click
 
-from energon_ext.cli import MOST_LISTED, echo, one_of, option, table
+from energon_ext.cli import MAX_LISTED, echo, one_of, option, table
 from energon_ext.cli.forecast import (
     draw_forecast,
     imbalance_of,
@@ -21,7 +21,7 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Blend
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.source import SpliceSource, splices_of
-from energon_ext.weights.axis import MOST_BREAKPOINT, STEPS, checked_breakpoint
+from energon_ext.weights.axis import MAX_BREAKPOINT, STEPS, checked_breakpoint
 
 COUNT = option.Count(1)
 
@@ -90,7 +90,7 @@ def plan(
     if steps is None:
         positions = [checked_breakpoint(text, "--at") for text in (at or "").split(",") if text]
         echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
-        warn_of_undecided_weights(blend, max(positions, default=MOST_BREAKPOINT))
+        warn_of_undecided_weights(blend, max(positions, default=MAX_BREAKPOINT))
     else:
         prediction = make_forecast(blend, steps, tokens_per_doc, exact)
         show_forecast(prediction, blend, steps, as_json, imbalance=imbalance)
@@ -118,7 +118,7 @@ def _shares(blend: Blend, positions: Sequence[int]) -> str:
     rows = [[f"share at {unit}", *(f"{position:,}" for position in positions)]]
     for key in columns[0]:
         rows.append([blend.names.get(key, key), *(f"{shares[key]:.2%}" for shares in columns)])
-    return table(rows, most=MOST_LISTED)
+    return table(rows, most=MAX_LISTED)
 
 
 def _documents(source: SpliceSource, blend: Blend) -> str:
@@ -132,10 +132,10 @@ def _documents(source: SpliceSource, blend: Blend) -> str:
     rows = [["document", "tokens", "pairs", "examples", "share", "views per token"]]
     for number, (metadata, sizes, (share, mean)) in enumerate(zip(source.metadata, counts, shares)):
         views = f"{mean:,.2f}"
-        if index.config.alpha and number < MOST_LISTED:  # edges differ from the middle
+        if index.config.alpha and number < MAX_LISTED:  # edges differ from the middle
             per_token = index.views(number)
             views += f" ({per_token.min():,.2f} to {per_token.max():,.2f})"
         # If documents take turns, the number of examples is an average.
         cells = [f"{size:,.2f}".removesuffix(".00") for size in sizes]
         rows.append([f"doc{metadata['document']}", *cells, f"{share:.2%}", views])
-    return f"{title}\n{table(rows, most=MOST_LISTED)}"
+    return f"{title}\n{table(rows, most=MAX_LISTED)}"

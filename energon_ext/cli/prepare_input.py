@@ -38,7 +38,7 @@ KINDS = {
     "--hf-dataset": ("key", "hf_config", "hf_split", "hf_streaming"),
     "--dataset": ("split",),
 }
-MOST_NAMED = 8  # most input paths listed in the record of a preparation
+MAX_NAMED = 8  # most input paths listed in the record of a preparation
 
 
 def job_and_units(options: Mapping[str, Any]) -> tuple[Job, list[Unit], Sequence[str]]:
@@ -93,7 +93,7 @@ def _job(
 ) -> Job:
     """Return how to process documents, with the options that a continued command must repeat."""
     named = [str(path) for path in paths]
-    if len(named) > MOST_NAMED:
+    if len(named) > MAX_NAMED:
         digest = hashlib.sha256("\n".join(named).encode("utf-8", "replace")).hexdigest()
         named = [named[0], f"and {len(named) - 1} more, SHA-256 {digest[:16]}"]
     compared = ("chat", "val", "seed", "min_chars", "on_error", *KINDS[kind])

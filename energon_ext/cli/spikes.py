@@ -18,7 +18,7 @@ USUAL, WINDOW = 8, 32
 TIMES, SHARE = 6.0, 0.05
 
 #: The sources with the most tokens are searched, and the highest spikes are reported.
-MOST_SOURCES, MOST_SPIKES = 64, 10
+MAX_SOURCES, MAX_SPIKES = 64, 10
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Spike:
 def spikes_of(run: Run) -> list[Spike]:
     """Return the highest spikes of the total loss and of each source, highest first."""
     spikes = _spikes(run.loss, run, None)
-    for index in np.argsort(-run.tokens.sum(0), kind="stable")[:MOST_SOURCES]:
+    for index in np.argsort(-run.tokens.sum(0), kind="stable")[:MAX_SOURCES]:
         spikes += _spikes(run.source_loss[:, index], run, run.titles[index])
     spikes.sort(key=lambda spike: spike.usual - spike.loss)
-    return spikes[:MOST_SPIKES]
+    return spikes[:MAX_SPIKES]
 
 
 def _spikes(losses: np.ndarray, run: Run, source: str | None) -> list[Spike]:

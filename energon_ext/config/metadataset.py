@@ -34,7 +34,7 @@ from energon_ext.config import carried
 from energon_ext.config.carried import Leaf, Part, carry, map_leaves, parts_of, runs_of, tree_of
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.run_fields import RunFields, run_fields
-from energon_ext.errors import ConfigError, EnergonExtError
+from energon_ext.errors import ConfigError, EnergonExtError, one_line
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.splice.config import splice_from_config
 from energon_ext.weights import LiveWeights, weight_from_config
@@ -51,7 +51,7 @@ def errors_of_energon(where: str) -> Iterator[None]:
     except EnergonExtError:
         raise
     except _ERRORS as error:
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        reason = one_line(error)
         raise ConfigError(f"{where}: {reason}.") from error
 
 

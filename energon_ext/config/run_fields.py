@@ -14,10 +14,10 @@ from energon_ext.errors import ConfigError
 from energon_ext.weights.axis import STEPS, UNITS, count_from
 
 #: Maximum lines of a file of excluded documents, and maximum characters per line.
-MOST_EXCLUDED, LONGEST_LINE = 10_000_000, 4096
+MAX_EXCLUDED, LONGEST_LINE = 10_000_000, 4096
 
 #: Maximum number of skipped steps, each of which is still planned.
-MOST_SKIPPED = 100_000
+MAX_SKIPPED = 100_000
 
 _EXCLUDED = re.compile(r"(.+):([0-9]{1,18})")
 
@@ -98,8 +98,8 @@ def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:
         if merged and first <= merged[-1][1]:
             first, stop = merged[-1][0], max(merged.pop()[1], stop)
         merged.append((first, stop))
-    if sum(stop - first for first, stop in merged) > MOST_SKIPPED:
-        found = f"more than {MOST_SKIPPED:,} steps in all; skipped steps are still planned"
+    if sum(stop - first for first, stop in merged) > MAX_SKIPPED:
+        found = f"more than {MAX_SKIPPED:,} steps in all; skipped steps are still planned"
         raise ConfigError(f"{where}: {found}. Start a new run with a `subset` instead.")
     return tuple(merged)
 
@@ -123,8 +123,8 @@ def _read(path: EPath) -> dict[str, np.ndarray]:
             if not text or text.startswith("#"):
                 continue
             match = _EXCLUDED.fullmatch(text)
-            if match is None or line > MOST_EXCLUDED:
-                allowed = f"SOURCE:NUMBER is needed, in at most {MOST_EXCLUDED:,} lines"
+            if match is None or line > MAX_EXCLUDED:
+                allowed = f"SOURCE:NUMBER is needed, in at most {MAX_EXCLUDED:,} lines"
                 raise ConfigError(f"{path}: line {line}: {text!r:.80} found, {allowed}.")
             numbers.setdefault(match[1], []).append(int(match[2]))
     return {source: np.unique(np.array(n, np.int64)) for source, n in numbers.items()}

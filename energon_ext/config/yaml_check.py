@@ -36,7 +36,7 @@ from energon_ext.errors import CONTROL, ConfigError, printable
 
 MAX_NESTED = 16
 MAX_SOURCES = 100_000
-MOST_SAMPLES = 2**40  # per shard
+MAX_SAMPLES = 2**40  # per shard
 
 #: Options that the caller sets, and that a dataset.yaml would override.
 LOADER_FIELDS = (
@@ -233,7 +233,7 @@ def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> No
     counts = info.get("shard_counts")
     counts = counts if isinstance(counts, dict) else {}
     for shard, count in counts.items():
-        if type(count) is not int or not 0 <= count < MOST_SAMPLES:
+        if type(count) is not int or not 0 <= count < MAX_SAMPLES:
             found = f"{MAIN_FOLDER_NAME}/.info gives {count!r:.40} samples for shard {shard!r:.80}"
             raise ConfigError(f"{where}: {found}; prepare the folder again.")
     num_excluded = Counter(

@@ -16,13 +16,13 @@ _CHUNK = 512
 class CutDocuments:
     """The documents of token files, each at most as long as a row.
 
-    A document without a trained label in its first ``most_tokens`` tokens has length 0. The
+    A document without a trained label in its first ``max_tokens`` tokens has length 0. The
     constructor finds these documents: it checks all of them if ``untrained`` is given, else only
     those that are too long.
 
     Args:
         source: key of the source, for messages.
-        most_tokens: T + 1 for rows of T positions.
+        max_tokens: T + 1 for rows of T positions.
         over_long: ``cut`` keeps the first tokens of a longer document, ``error`` rejects it.
         untrained: a token that is never trained as a label; None if there is none.
     """
@@ -32,7 +32,7 @@ class CutDocuments:
         files: TokenFiles,
         *,
         source: str,
-        most_tokens: int,
+        max_tokens: int,
         over_long: str,
         untrained: int | None = None,
     ):
@@ -40,34 +40,35 @@ class CutDocuments:
         # Cutting a document changes only its length.
         self.tokens, self.label_weights = files.tokens, files.label_weights
         self.fingerprint = files.fingerprint
-        self.is_remote, self.expect = files.is_remote, files.expect
+        self.is_remote, self.prefetch = files.is_remote, files.prefetch
         self.file_of, self.document = files.file_of, files.document
-        self._most_tokens = most_tokens
+        self._max_tokens = max_tokens
         self._untrained = untrained
         untrainable = [np.zeros(0, np.int64)]
         self.num_tokens = 0
         for numbers in files.chunks(_CHUNK):
             places, lengths = files.locate(numbers)
-            is_long = lengths > most_tokens
+            is_long = lengths > max_tokens
             if over_long == "error" and is_long.any():
-                prefix, place = files.file_of(number := int(numbers[is_long][0]))
+                number, length = int(numbers[is_long][0]), lengths[is_long][0]
+                prefix, number_in_pair = files.file_of(number)
                 raise ConfigError(
-                    f"{source}: document {number} (number {place} in {prefix}) has "
-                    f"{lengths[is_long][0]} tokens, but a row fits {most_tokens}; use a larger "
-                    f"seq_len or over_long='cut'."
+                    f"{source}: document {number} (number {number_in_pair} in {prefix}) has "
+                    f"{length} tokens, but a row fits {max_tokens}; use a larger seq_len or "
+                    f"over_long='cut'."
                 )
-            lengths = np.minimum(lengths, most_tokens)
+            lengths = np.minimum(lengths, max_tokens)
             candidates = np.flatnonzero(is_long if untrained is None else lengths > 0)
-            found = candidates[~self._are_trained(places[candidates], lengths[candidates])]
-            lengths[found] = 0
-            untrainable.append(numbers[found])
+            empty = candidates[~self._are_trained(places[candidates], lengths[candidates])]
+            lengths[empty] = 0
+            untrainable.append(numbers[empty])
             self.num_tokens += int(lengths.sum())
         self._untrainable = np.concatenate(untrainable)
         if self._untrainable.size:
             logger.warning(
                 "%s: %d of %d documents have no trained label in their first %d tokens and are "
                 "excluded; the first is document %d.",
-                *(source, self._untrainable.size, len(files), most_tokens, self._untrainable[0]),
+                *(source, self._untrainable.size, len(files), max_tokens, self._untrainable[0]),
             )
 
     def _are_trained(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -93,6 +94,6 @@ class CutDocuments:
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Like :meth:`energon_ext.documents.base.Documents.locate`."""
         places, lengths = self.files.locate(numbers)
-        lengths = np.minimum(lengths, self._most_tokens)
+        lengths = np.minimum(lengths, self._max_tokens)
         lengths[np.isin(numbers, self._untrainable)] = 0
         return places, lengths

@@ -119,11 +119,11 @@ class TokenFiles(Documents):
             )
             self._unfetched -= wanted
 
-    def expect(self, place: int, start: int, stop: int) -> None:
+    def prefetch(self, place: int, start: int, stop: int) -> None:
         pair, first = self._pair_at(place)
         part = slice(first + start, first + stop)
-        _expect(open_tokens(pair), part)
-        _expect(open_label_weights(pair), part)
+        _prefetch(open_tokens(pair), part)
+        _prefetch(open_label_weights(pair), part)
 
     def tokens(self, place: int, start: int, stop: int) -> np.ndarray:
         pair, first = self._pair_at(place)
@@ -163,8 +163,8 @@ class TokenFiles(Documents):
         """
         sample = np.zeros(0, np.int64)
         if len(self):
-            looked_at = np.arange(min(len(self), _FINGERPRINT_DOCUMENTS))
-            sample = KeyedPermutation(len(self), "fingerprint")(looked_at)
+            indices = np.arange(min(len(self), _FINGERPRINT_DOCUMENTS))
+            sample = KeyedPermutation(len(self), "fingerprint")(indices)
         places, lengths = self.locate(sample)
         digest, read = hashlib.sha256(), hashlib.sha256()
         for numbers in (places, lengths):
@@ -175,7 +175,7 @@ class TokenFiles(Documents):
             middles.append((place, start, min(length, start + _FINGERPRINT_TOKENS)))
         if self.is_remote:
             for middle in middles:
-                self.expect(*middle)
+                self.prefetch(*middle)
         tokens = [self.tokens(*middle) for middle in middles]
         weights = [self.label_weights(*middle) for middle in middles]
         for parts, dtype in ((tokens, "<i8"), ([w for w in weights if w is not None], "<f4")):
@@ -205,15 +205,15 @@ class TokenFiles(Documents):
         """
         self.check_written("tokenizer", name, fingerprint)
         checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]
-        looked_at = slice(0, _CHECKED_TOKENS // max(1, len(checked)))
+        part = slice(0, _CHECKED_TOKENS // max(1, len(checked)))
         for pair in checked:
-            _expect(open_tokens(pair), looked_at)
+            _prefetch(open_tokens(pair), part)
         for pair in checked:
-            tokens = open_tokens(pair)[looked_at]
-            for found in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
-                if not 0 <= found < vocab_size:
+            tokens = open_tokens(pair)[part]
+            for token in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
+                if not 0 <= token < vocab_size:
                     raise ConfigError(
-                        f"{pair.prefix}: contains token id {found}, but the tokenizer {name} has "
+                        f"{pair.prefix}: contains token id {token}, but the tokenizer {name} has "
                         f"{vocab_size} ids; use the tokenizer that the file was written with."
                     )
 
@@ -275,9 +275,9 @@ def check_open_files() -> None:
             read_pair(prefix)
 
 
-def _expect(numbers: Numbers | None, part: slice) -> None:
+def _prefetch(numbers: Numbers | None, part: slice) -> None:
     if isinstance(numbers, RemoteTokens):
-        numbers.expect(part)
+        numbers.prefetch(part)
 
 
 def _starts(counts: list[int]) -> np.ndarray:

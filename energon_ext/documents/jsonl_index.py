@@ -16,7 +16,7 @@ from energon_ext.errors import ConfigError, log_of
 
 logger = log_of(__name__)
 
-MOST_LINE_BYTES = 1 << 28
+MAX_LINE_BYTES = 1 << 28
 
 
 def ensure_index(path: EPath, found_in: str = "") -> None:
@@ -66,13 +66,13 @@ def _line_bounds(file: Path, found_in: str) -> "array[int]":
     """Return line starts and the end of the last line; a blank line extends the one before."""
     bounds, begin, position = array("Q"), 0, 0
     with open_data(file) as lines:
-        while line := lines.readline(MOST_LINE_BYTES):
+        while line := lines.readline(MAX_LINE_BYTES):
             position += len(line)
             text = line.strip()
-            if text and (text[:1] + text[-1:] != b"{}" or len(line) == MOST_LINE_BYTES):
+            if text and (text[:1] + text[-1:] != b"{}" or len(line) == MAX_LINE_BYTES):
                 raise ConfigError(
                     f"{found_in}{file}: cannot be indexed: line {len(bounds) + 1}, {text[:60]!r}, "
-                    f"is not a JSON object of less than {MOST_LINE_BYTES:,} bytes."
+                    f"is not a JSON object of less than {MAX_LINE_BYTES:,} bytes."
                 )
             if text:
                 bounds.append(begin)

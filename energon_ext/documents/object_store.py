@@ -21,9 +21,7 @@ import multistorageclient as msc
 from multistorageclient.types import Range
 
 from energon_ext.data_files import CACHE_VARIABLE
-from energon_ext.errors import ConfigError, StoreError, log_of
-
-logger = log_of(__name__)
+from energon_ext.errors import ConfigError, StoreError, one_line
 
 _Result = TypeVar("_Result")
 
@@ -70,7 +68,7 @@ def _client(url: str) -> tuple[Any, str]:
             f"`megatron-energon[s3]`, or the extra for your store."
         ) from error
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"{url}: no such store ({_one_line(error)}).") from error
+        raise ConfigError(f"{url}: no such store ({one_line(error)}).") from error
 
 
 #: The process that uses the Rust client, if any.
@@ -101,12 +99,8 @@ def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result | None:
     except Exception as error:  # each kind of store has its own error types
         attempts = getattr(getattr(client, "_retry_config", None), "attempts", 1)
         raise StoreError(
-            f"{url}: cannot be read after up to {attempts} attempts ({_one_line(error)})."
+            f"{url}: cannot be read after up to {attempts} attempts ({one_line(error)})."
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def find_object(url: str) -> StoredObject | None:
@@ -197,7 +191,6 @@ def local_copy(stored: StoredObject) -> str:
     path, claim = f"{folder}/{name}", Path(f"{folder}/{name}.claim")
     if os.path.exists(path):
         return path
-    _make(folder)
     end = time.monotonic() + DEADLINE_SECONDS
     while not os.path.exists(path) and not _claimed(claim) and time.monotonic() < end:
         time.sleep(0.05)
@@ -218,18 +211,17 @@ def local_copy(stored: StoredObject) -> str:
 
 
 def _folder_of_copies() -> str:
-    named = os.environ.get(CACHE_VARIABLE)
+    """Return the local folder of copies; create it if there is none yet."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(named or os.path.join(home, "energon_ext"), "objects")
-
-
-def _make(folder: str) -> None:
+    cache = os.environ.get(CACHE_VARIABLE) or os.path.join(home, "energon_ext")
+    folder = os.path.join(cache, "objects")
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{folder}: cannot be created ({error.strerror}); set {CACHE_VARIABLE} to a folder."
         ) from error
+    return folder
 
 
 def _claimed(claim: Path) -> bool:

@@ -51,7 +51,9 @@ class KeyedPermutation:
 
     def __init__(self, size: int, key: str | int):
         if isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
-            raise ConfigError(f"The size of a permutation must be 1 to 2^62, found {size!r}.")
+            raise ConfigError(
+                f"size of a permutation: {size!r} found, an integer from 1 to 2^62 is needed."
+            )
         self.size = int(size)
         self._round_keys = keyed_hash(str(key), ROUNDS)
         low_size = math.isqrt(self.size - 1) + 1

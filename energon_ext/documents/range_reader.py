@@ -29,7 +29,7 @@ logger = log_of(__name__)
 #: With more threads, contention outweighs the latency of a store that answers in 30 ms.
 READ_REQUESTS = 48
 
-#: Interval after which an object is checked again for having been replaced.
+#: Interval at which an object is checked again, in case it was replaced.
 _SECONDS_BETWEEN_CHECKS = 600.0
 
 _SECONDS_BETWEEN_LINES = 60.0
@@ -62,7 +62,7 @@ class RangeReader:
         self._waited = 0.0
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
 
-    def expect(self, stored: StoredObject, begin: int, size: int) -> None:
+    def prefetch(self, stored: StoredObject, begin: int, size: int) -> None:
         """Start to read a range unless it is already being read."""
         key = (stored, begin, size)
         if size and key not in self._ranges:
@@ -76,7 +76,7 @@ class RangeReader:
         """
         if not size:
             return b""
-        self.expect(stored, begin, size)
+        self.prefetch(stored, begin, size)
         future = self._ranges.pop((stored, begin, size))
         start = time.monotonic()
         try:
@@ -99,7 +99,7 @@ class RangeReader:
         self._work.put((future, call))
         if len(self._threads) < self._requests:
             # Daemons: a process that exits must not wait for the queued requests.
-            self._threads.append(Thread(target=self._work_on, daemon=True))
+            self._threads.append(Thread(target=self._run_calls, daemon=True))
             self._threads[-1].start()
         return future
 
@@ -119,7 +119,7 @@ class RangeReader:
         for thread in self._threads:
             thread.join(max(0.0, last - time.monotonic()))
 
-    def _work_on(self) -> None:
+    def _run_calls(self) -> None:
         while (work := self._work.get()) is not None:
             future, call = work
             try:
@@ -159,14 +159,8 @@ class RangeReader:
         self._waited += waited
         if time.monotonic() > self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-            logger.info("Object storage: %s", self.counters())
-
-    def counters(self) -> str:
-        """Return a summary of the reads so far, for the log."""
-        return (
-            f"{self._gets:,} requests, {self._bytes / 1e6:,.1f} MB, {self._waited:.1f} s waited "
-            f"(process {self.process})"
-        )
+            read = f"{self._gets:,} requests, {self._bytes / 1e6:,.1f} MB, {self._waited:.1f} s"
+            logger.info("Object storage: %s waited (process %d)", read, self.process)
 
 
 _reader = RangeReader()
@@ -200,9 +194,9 @@ class RemoteTokens:
     def __getitem__(self, part: slice) -> np.ndarray:
         return np.frombuffer(range_reader().take(self._stored, *self._bytes_of(part)), self._dtype)
 
-    def expect(self, part: slice) -> None:
+    def prefetch(self, part: slice) -> None:
         """Start to read a part that is needed soon."""
-        range_reader().expect(self._stored, *self._bytes_of(part))
+        range_reader().prefetch(self._stored, *self._bytes_of(part))
 
     def _bytes_of(self, part: slice) -> tuple[int, int]:
         begin, stop, _ = part.indices(len(self))

@@ -132,9 +132,9 @@ def _found(url: str) -> _Found:
         if wanted:
             return wanted, counts
     if not glob.has_magic(url):
-        alone = {url + suffix: find_object(url + suffix) for suffix in _ALL}
-        if alone[url + ".idx"]:
-            return {name: found for name, found in alone.items() if found}, {}
+        pair = {url + suffix: find_object(url + suffix) for suffix in _ALL}
+        if pair[url + ".idx"]:
+            return {name: found for name, found in pair.items() if found}, {}
     below = {each.url: each for each in objects_below(folder)}
     return {each: below[each] for each in below if is_wanted(each)}, {}
 

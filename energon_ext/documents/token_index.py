@@ -31,7 +31,7 @@ PREPARED = "prepared.json"
 
 #: Tokenizer and type of the weights of a pair that `energon-ext prepare` wrote.
 META_SUFFIX = ".meta.json"
-MOST_META_BYTES = 2**20
+MAX_META_BYTES = 2**20
 
 #: One number per token: uint8 if all are 0 or 1, as for fine-tuning on answers, else float32.
 #: The meta file contains the type, as ``{"label_weights": {"dtype": "uint8"}}``.
@@ -42,7 +42,7 @@ _WEIGHTS_DTYPES = ("uint8", "float32")
 _CHECKED_SEQUENCES = 1 << 16
 
 #: Maps of each kind that a process keeps; Linux allows 65530 per process.
-MOST_MAPS = 16384
+MAX_MAPS = 16384
 
 #: Type of a token, sequences, documents, and bytes that the ``.bin`` must have.
 Header = tuple[np.dtype, int, int, int]
@@ -129,7 +129,7 @@ def _of_another_run(prefix: str, num_bytes: int, expected: int) -> ConfigError:
     )
 
 
-@lru_cache(MOST_MAPS)
+@lru_cache(MAX_MAPS)
 def open_index(pair: Pair) -> Index:
     """Open the index of a pair; an index in an object store is copied and checked first."""
     path = where = pair.prefix + ".idx"
@@ -202,13 +202,13 @@ def _refuse(pair: Pair, kind: str, begin: int, wrong: np.ndarray) -> None:
         )
 
 
-@lru_cache(MOST_MAPS)
+@lru_cache(MAX_MAPS)
 def open_tokens(pair: Pair) -> Numbers:
     """Open the tokens of a pair."""
     return _open(pair, ".bin", pair.dtype)
 
 
-@lru_cache(MOST_MAPS)
+@lru_cache(MAX_MAPS)
 def open_label_weights(pair: Pair) -> Numbers | None:
     """Open the label weights of a pair, in the type of the file; None if it has none."""
     dtype = pair.weights_dtype
@@ -260,7 +260,7 @@ def _read_header(path: str) -> Header:
 def read_meta(name: str, path: str) -> Mapping[str, Any] | None:
     """Read the ``.meta.json`` at a path, None if there is none; messages use the name."""
     try:
-        content = read_data(path, MOST_META_BYTES)
+        content = read_data(path, MAX_META_BYTES)
     except FileNotFoundError:
         return None
     try:

@@ -15,7 +15,7 @@ from energon_ext.documents.remote_pairs import names_remote_pairs
 from energon_ext.documents.token_index import SUFFIXES, WEIGHTS_SUFFIX, without_suffix
 from energon_ext.errors import ConfigError
 
-MOST_FOLDERS = 50_000  # that a pattern may match
+MAX_FOLDERS = 50_000  # that a pattern may match
 
 #: The pairs that `energon-ext prepare` writes; they must not be combined into one source.
 SPLITS = ("train", "val")
@@ -96,10 +96,10 @@ def _glob(pattern: str) -> Iterator[str]:
     folders = ["/" if pattern.startswith("/") else ""]
     for part in filter(None, above):
         found = (each for folder in folders for each in _folders(folder, part))
-        folders = list(itertools.islice(found, MOST_FOLDERS + 1))
-        if len(folders) > MOST_FOLDERS or pattern.count("**") > 1:
+        folders = list(itertools.islice(found, MAX_FOLDERS + 1))
+        if len(folders) > MAX_FOLDERS or pattern.count("**") > 1:
             raise ConfigError(
-                f"{pattern}: matches more than {MOST_FOLDERS:,} folders or has more than one `**`."
+                f"{pattern}: matches more than {MAX_FOLDERS:,} folders or has more than one `**`."
             )
     for folder in folders:
         yield from glob.iglob(os.path.join(glob.escape(folder), name))

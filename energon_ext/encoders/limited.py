@@ -19,7 +19,7 @@ from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare.pool import end_with_parent
 
 #: Limits of one call: seconds, bytes of memory, and bytes of returned text.
-MOST_SECONDS, MOST_MEMORY, MOST_BYTES = 10.0, 2**30, 2**28
+MAX_SECONDS, MAX_MEMORY, MAX_BYTES = 10.0, 2**30, 2**28
 
 
 class Limited:
@@ -38,14 +38,14 @@ class Limited:
         try:
             pipe = self._pipe()
             pipe.send_bytes(request)
-            answer = pipe.recv_bytes(2 * MOST_BYTES) if pipe.poll(MOST_SECONDS) else None
+            answer = pipe.recv_bytes(2 * MAX_BYTES) if pipe.poll(MAX_SECONDS) else None
         except (EOFError, OSError):  # the process died, or its answer is too long
             answer = None
         if answer is None:
             self._kill()
             raise ConfigError(
-                f"{self._what}: takes more than {MOST_SECONDS:g} seconds, {MOST_MEMORY:,} bytes of "
-                f"memory or {MOST_BYTES:,} bytes of text for one sample; use a different one."
+                f"{self._what}: takes more than {MAX_SECONDS:g} seconds, {MAX_MEMORY:,} bytes of "
+                f"memory or {MAX_BYTES:,} bytes of text for one sample; use a different one."
             )
         text, error = json.loads(answer)
         if error is not None:
@@ -81,7 +81,7 @@ def _serve(pipe: Connection, function: Callable[..., str]) -> None:
         assert used_kib is not None
         os.closerange(3, pipe.fileno())
         os.closerange(pipe.fileno() + 1, 1 << 16)
-        limit = (int(used_kib[1]) << 10) + MOST_MEMORY
+        limit = (int(used_kib[1]) << 10) + MAX_MEMORY
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         while True:
             pipe.send_bytes(json.dumps(_call(function, pipe.recv_bytes())).encode())

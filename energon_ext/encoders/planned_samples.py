@@ -13,7 +13,7 @@ from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.stored_files import can_be_read_by_number, fingerprint_files, num_samples
 from energon_ext.encoders.sources import (
-    MOST_PLANNED_BUFFER_DOCS,
+    MAX_PLANNED_BUFFER_DOCS,
     document_range,
     open_alone,
     planned_options,
@@ -81,7 +81,7 @@ def sample_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> Sampl
         OneEach(count, fingerprint_files(factory)) if table is None else table,
         SampleReader(encoder, entry.key, seed, numbers, excluded, samples, table),
         packer=packer_of(encoder),
-        buffer_docs=MOST_PLANNED_BUFFER_DOCS,
+        buffer_docs=MAX_PLANNED_BUFFER_DOCS,
         **planned_options(encoder, entry, count, repeat, seed=seed, block=encoder.sample_block),
     )
 
@@ -95,7 +95,7 @@ def token_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> TokenR
         files,
         encoder.pack_tokens,
         packer=BestFitPacker(encoder.seq_len),
-        buffer_docs=MOST_PLANNED_BUFFER_DOCS,
+        buffer_docs=MAX_PLANNED_BUFFER_DOCS,
         **planned_options(encoder, entry, len(files), repeat, seed=seed),
     )
 

@@ -115,7 +115,7 @@ have no transition to train.
         check_tokenizer(tokenizer)
         check_integer("packing_buffer_docs", packing_buffer_docs, 1)
         if balance not in (None, "attention"):
-            raise ConfigError(f"balance: {balance!r} found, 'attention' or None is allowed.")
+            raise ConfigError(f"balance: {balance!r} found, 'attention' or None is needed.")
         if cost is not None and balance is None:
             raise ConfigError("cost: has no effect without balance='attention'; give both.")
         if not train_on_eos and tokenizer.eos_id is None:

@@ -137,7 +137,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         return CutDocuments(
             files,
             source=key,
-            most_tokens=self.seq_len + 1,
+            max_tokens=self.seq_len + 1,
             over_long=self.over_long,
             untrained=None if self.train_on_eos else self.tokenizer.eos_id,
         )

@@ -27,13 +27,13 @@ logger = log_of(__name__)
 
 #: Documents of planned sources that are packed together, unless ``packing_buffer_docs`` is more:
 #: in total, and the minimum and maximum per source.
-PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MOST_PLANNED_BUFFER_DOCS = 2**20, 1024, 4096
+PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MAX_PLANNED_BUFFER_DOCS = 2**20, 1024, 4096
 
 
 def planned_buffer_docs(sources: int) -> int:
     """Return how many documents each source packs together; a plan reads only their lengths."""
     shared = PLANNED_BUFFERS_DOCS // max(1, sources)
-    return min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
+    return min(MAX_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
 
 
 def document_range(entry: Entry, total: int) -> tuple[int, int]:

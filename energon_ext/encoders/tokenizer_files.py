@@ -16,7 +16,7 @@ from energon_ext.data_files import open_data, read_data
 from energon_ext.errors import ConfigError
 
 #: Size limit of each tokenizer file; the largest known ones have about 40 MB.
-MOST_FILE_BYTES = 2**28
+MAX_FILE_BYTES = 2**28
 _FILE_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 
 #: A line of a tiktoken file (a token in base 64 and its rank), and the encodings it downloads.
@@ -24,15 +24,15 @@ _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s*")
 _TIKTOKEN_NAMES = re.compile("(r50k|p50k|cl100k|o200k)_(base|edit|harmony)")
 
 #: Maximum number of characters into which the steps around a tokenizer's model may expand one.
-MOST_GROWTH = 16
+MAX_GROWTH = 16
 
 
 def load_with_transformers(name: str, what: str) -> Any:
     """Load the ``transformers`` tokenizer of a folder or name; errors begin with ``what``."""
     transformers = optional_module("transformers", what, "transformers", "energon_ext[hf]")
     for path in Path(name).glob("*"):  # a folder may also contain large model files
-        if path.suffix in _FILE_SUFFIXES and path.stat().st_size > MOST_FILE_BYTES:
-            raise ConfigError(f"{what}: {path} has more than {MOST_FILE_BYTES:,} bytes.")
+        if path.suffix in _FILE_SUFFIXES and path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{what}: {path} has more than {MAX_FILE_BYTES:,} bytes.")
     with errors_of_library(f"{what}: transformers cannot load it", "Check the path or the name."):
         loaded = transformers.AutoTokenizer.from_pretrained(
             name, use_fast=True, trust_remote_code=False
@@ -46,7 +46,7 @@ def load_tokenizer_file(path: str) -> Any:
     """Load the ``tokenizers.Tokenizer`` of a ``tokenizer.json``."""
     what = f"Tokenizer file {path!r}"
     tokenizers = optional_module("tokenizers", what, "tokenizers", "energon_ext[hf]")
-    content = read_data(path, MOST_FILE_BYTES)
+    content = read_data(path, MAX_FILE_BYTES)
     advice = "Give the file that `tokenizer.save()` wrote."
     with errors_of_library(f"{what} is not a tokenizer.json", advice):
         loaded = tokenizers.Tokenizer.from_buffer(content)
@@ -59,7 +59,7 @@ def load_sentencepiece(path: str) -> tuple[Any, str]:
     what = f"Tokenizer file {path!r}"
     library = optional_module("sentencepiece", what, "sentencepiece", "sentencepiece")
     try:
-        content = read_data(path, MOST_FILE_BYTES)
+        content = read_data(path, MAX_FILE_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"{what} does not exist; check the path.") from error
     with errors_of_library(f"{what} is not a sentencepiece model"):
@@ -97,7 +97,7 @@ def _is_tiktoken(path: Path) -> bool:
 def special_tokens_next_to(path: Path) -> dict[str, str | None]:
     """Return the special tokens in the ``tokenizer_config.json`` next to a tokenizer file."""
     try:
-        config = json.loads(read_data(path.with_name("tokenizer_config.json"), MOST_FILE_BYTES))
+        config = json.loads(read_data(path.with_name("tokenizer_config.json"), MAX_FILE_BYTES))
         tokens = {role: config.get(f"{role}_token") for role in ("bos", "eos", "pad")}
     except (OSError, ValueError, RecursionError, AttributeError):
         return {}
@@ -119,9 +119,9 @@ def errors_of_library(what: str, advice: str = "Use a different one.") -> Iterat
 
 def _check_growth(tokenizer: Any, what: str) -> None:
     for part in (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder):
-        if part is not None and _growth(json.loads(part.__getstate__())) > MOST_GROWTH:
+        if part is not None and _growth(json.loads(part.__getstate__())) > MAX_GROWTH:
             raise ConfigError(
-                f"{what}: expands one character to more than {MOST_GROWTH}, so a text could fill "
+                f"{what}: expands one character to more than {MAX_GROWTH}, so a text could fill "
                 f"the memory. Use a different one."
             )
 

@@ -12,7 +12,7 @@ from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.progress import DescribedRow
 
 #: Maximum number of batches to prefetch.
-_MOST_ROUNDS_AHEAD = 64
+_MAX_ROUNDS_AHEAD = 64
 
 #: Batches by which a reader extends its look-ahead with each batch.
 _MORE_AHEAD = 4
@@ -23,7 +23,7 @@ def rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
     row_bytes = max((rows.read_bytes for rows in dataset.rows), default=0)
     if not row_bytes:
         return 0
-    return min(_MOST_ROUNDS_AHEAD, num_bytes // (dataset.topology.batch_rows * row_bytes))
+    return min(_MAX_ROUNDS_AHEAD, num_bytes // (dataset.topology.batch_rows * row_bytes))
 
 
 def with_later_rows(
@@ -38,10 +38,10 @@ def with_later_rows(
     planned: deque[tuple[int, list[DescribedRow] | Failure]] = deque()
     for number in itertools.count():
         turn = number // readers
-        passed, window = min(most, _MORE_AHEAD * turn), min(most, _MORE_AHEAD * (turn + 1))
-        planned.extend(itertools.islice(rounds, window * readers + 1 - len(planned)))
+        before, now = min(most, _MORE_AHEAD * turn), min(most, _MORE_AHEAD * (turn + 1))
+        planned.extend(itertools.islice(rounds, now * readers + 1 - len(planned)))
         if not planned:
             return
-        later = list(planned)[max(1, passed) * readers : window * readers + 1 : readers]
+        later = list(planned)[max(1, before) * readers : now * readers + 1 : readers]
         later_rows = [row for _, rows in later if isinstance(rows, list) for row in rows]
         yield *planned.popleft(), later_rows

@@ -12,7 +12,7 @@ In torch's terms, the planner is the ``sampler`` of a ``DataLoader`` over the re
 map-style dataset. Without workers, everything runs in the trainer. With workers, the planner runs
 in its own process, as a one-worker ``DataLoader``, so planning does not delay training steps.
 
-The state is that of the last batch that the trainer took, no matter what was read ahead.
+The state is that after the last batch the trainer took, no matter what was read ahead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.documents.range_reader import READ_REQUESTS, use_requests
-from energon_ext.errors import ConfigError, log_of
+from energon_ext.errors import ConfigError
 from energon_ext.loader.ahead import rounds_ahead, with_later_rows
 from energon_ext.loader.processes import (
     Failure,
@@ -47,8 +47,6 @@ from energon_ext.plan.state import cursor_of
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_seal, sealed
 
-logger = log_of(__name__)
-
 #: Steps by which the planner's process runs ahead.
 PLANNED_STEPS = 2
 
@@ -63,7 +61,7 @@ class ExactDataLoader:
         dataset: dataset of :func:`energon_ext.get_train_dataset` with planned sources.
         prefetch_factor: batches that each worker reads ahead.
         timeout: seconds to wait for a batch from the workers; live weights get a quarter of it.
-        read_ahead_bytes: approximate bytes to prefetch of token files in an object store.
+        read_ahead_bytes: approximate bytes to prefetch from an object store.
         read_requests: concurrent requests to an object store, over all workers.
 
     Attributes:
@@ -235,7 +233,7 @@ class ExactDataLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict` of any rank, with any number of ranks and workers.
 
-        A state saved within a step only continues with the same ranks, batch size and mix.
+        A state saved inside a step only continues with the same ranks, batch size and mix.
 
         Raises:
             StateFormatError: the state is damaged, or not a data state.

@@ -23,7 +23,7 @@ from megatron.energon.wrappers.gc_dataset import gc_init_worker
 from torch.utils.data._utils import signal_handling
 
 from energon_ext.documents.file_set import check_open_files
-from energon_ext.errors import WorkerError
+from energon_ext.errors import WorkerError, one_line
 
 
 class RemoteTraceback(Exception):
@@ -75,7 +75,7 @@ def explained_deaths(workers: int) -> Iterator[None]:
             "(see `df /dev/shm`), or use num_workers=0."
         ) from error
     except RuntimeError as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = one_line(error)
         if "DataLoader timed out" in reason:
             raise WorkerError(
                 f"No batch: {reason}. Check what the data workers wait for (py-spy dump), or give "
@@ -125,6 +125,6 @@ def begin_worker(worker: int) -> None:
 
 
 def _exit_with(trainer: Any) -> None:
-    """Exit when the trainer does; a worker that starts while it is killed would stay forever."""
+    """Exit when the trainer does; a worker that was starting when it died would stay forever."""
     connection.wait([trainer.sentinel])
     os._exit(1)

@@ -46,7 +46,7 @@ class Reader(Dataset[Any]):
         config.worker_activate(number // workers, cache_pool=NoCachePool())
         try:
             if later:
-                self._dataset.announce([*rows, *later])
+                self._dataset.prefetch([*rows, *later])
             return self._dataset.read(rows)
         except StopIteration as error:  # would silently end the pass
             raise RuntimeError("The TaskEncoder raised StopIteration in a batch.") from error

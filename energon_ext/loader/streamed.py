@@ -27,6 +27,11 @@ from energon_ext.streamed.blend import STATE_CLASS, StreamedBlend
 
 _CLASS, _VERSION = "EnergonExtStreamed", 1
 _SHAPE = {"topology": {str: object}, "drawn": COUNT, "state": (None, {str: object})}
+_OTHER_LOADER = (
+    "It was saved with planned sources, or without this package. Finish that run with its original "
+    "setup, or start a new one."
+)
+_SAME_TOPOLOGY = "A streamed run needs the ranks, workers, batch size and buffers that saved it."
 
 
 def open_loader(dataset: SavableDataset, **options: Any) -> Any:
@@ -131,13 +136,10 @@ class StreamedLoader:
         if self.batches_drawn:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
-        advice = "It was saved with planned sources, or without this package. Finish that run with "
-        advice += "its original setup, or start a new one."
-        check_class(content, _CLASS, _VERSION, _SHAPE, advice)
+        check_class(content, _CLASS, _VERSION, _SHAPE, _OTHER_LOADER)
         if content["state"] is None:
             return
-        advice = "A streamed run continues with the ranks, workers, batch size and buffers that "
-        check_fingerprint(content["topology"], self._topology, advice=f"{advice}saved it.")
+        check_fingerprint(content["topology"], self._topology, advice=_SAME_TOPOLOGY)
         saved = from_plain(content["state"])
         blends = [_blend_in(worker) for worker in saved.worker_states]
         for blend in blends:  # otherwise a worker would reject it at the first batch

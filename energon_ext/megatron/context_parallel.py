@@ -21,7 +21,7 @@ _FIELDS_OF_POSITIONS = ("tokens", "labels", "token_weights", "position_ids", "lo
 
 @dataclass(kw_only=True)
 class ContextParallelSlice(PackedBatch):
-    """One rank's part of a batch; a batch itself, whose segments are the rank's parts of each."""
+    """One rank's part of a batch: a batch with this rank's part of every segment."""
 
     # Of the whole batch:
     aligned_ends: torch.Tensor  # int32 [m + 1], ends of the aligned segments

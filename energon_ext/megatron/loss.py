@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator, Mapping
 import torch
 from megatron.core import parallel_state
 
+from energon_ext.arguments import check_integer
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.losses import check_denominator, check_ratio_limit, truncated_ratios
@@ -87,8 +88,7 @@ def check_loss_inputs(
     """Raise the errors of :func:`make_loss_func`; this waits for the GPU if the batch is on one."""
     check_denominator(denominator)
     check_ratio_limit(ratio_limit, batch.log_probs)
-    if weight_scale < 1:
-        raise ConfigError(f"weight_scale must be an integer >= 1, got {weight_scale!r}.")
+    check_integer("weight_scale", weight_scale, 1)
     counted = _counted(batch, denominator)
     if weight_scale == 1 and bool((counted != counted.round()).any()):
         raise SampleError(

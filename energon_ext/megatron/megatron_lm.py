@@ -69,7 +69,7 @@ def train_valid_test_dataloaders_provider(
 
     args = get_args()
     if vp_stage:
-        return *(stages and stages[vp_stage] for stages in _stage_iterators), None
+        return _iterators_of(vp_stage)
     loaders: list[Any] = [None, None]
 
     def build() -> None:
@@ -90,11 +90,16 @@ def train_valid_test_dataloaders_provider(
     count = args.virtual_pipeline_model_parallel_size
     _stage_iterators[:] = [loader and itertools.tee(loader, count) for loader in loaders]
     save_for_all_stages(training)
-    return *(stages and stages[0] for stages in _stage_iterators), None
+    return _iterators_of(0)
 
 
 #: Training and validation iterators of all virtual pipeline stages of this process.
 _stage_iterators: list[Any] = []
+
+
+def _iterators_of(vp_stage: int) -> tuple[Any, Any, None]:
+    training, validation = (stages and stages[vp_stage] for stages in _stage_iterators)
+    return training, validation, None
 
 
 def _build_loaders(
@@ -155,7 +160,7 @@ def _warn_of_fp8(args: argparse.Namespace) -> None:
     positions = args.seq_length // ranks
     if getattr(args, "fp8", None) and positions % 16:
         logger.warning(
-            "--fp8-format with --seq-length %d: each rank holds %d positions of a row, but FP8 "
+            "--fp8-format with --seq-length %d: each rank gets %d positions of a row, but FP8 "
             "matrices need a multiple of 16; make --seq-length a multiple of %d.",
             *(args.seq_length, positions, 16 * ranks),
         )

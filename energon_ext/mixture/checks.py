@@ -22,7 +22,7 @@ from energon_ext.weights import ScheduleAxis
 DROWNED_SHARE = 1e-3
 
 #: Most sources that one warning names; the others are counted.
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 class BlendWarning(UserWarning):
@@ -103,11 +103,11 @@ def _drowned(tree: Tree, keys: list[str]) -> Iterator[str]:
     is_low &= [key in constant for key in keys]
     if is_low.any():
         drowned = [keys[number] for number in np.flatnonzero(is_low.any(0))]
-        others = f" and {len(drowned) - MOST_NAMED} others" if len(drowned) > MOST_NAMED else ""
+        others = f" and {len(drowned) - MAX_NAMED} others" if len(drowned) > MAX_NAMED else ""
         lowest = np.where(is_low, shares, 1.0)
         position = positions[int(lowest.min(1).argmin())]
         yield (
-            f"{', '.join(drowned[:MOST_NAMED])}{others}: a constant weight that drops to "
+            f"{', '.join(drowned[:MAX_NAMED])}{others}: a constant weight that drops to "
             f"{lowest.min():.1e} of the blend at position {position}; is it on the same scale as "
             f"the scheduled weights?"
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from energon_ext.mixture.blend import BlendSampler, InOrderSampler
 from energon_ext.mixture.interleave import Credits, InterleaveSampler
-from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree
+from energon_ext.mixture.tree import BLEND, INTERLEAVE, ZERO, Tree
 from energon_ext.weights import Weights
 
 
@@ -73,8 +73,8 @@ class Mixture:
         """Update the credits by the tokens read since the last call, int64 [sources]."""
         self._root.settle(tokens)
 
-    def begin_here(self, row_tokens: float = 1.0) -> None:
-        """Convert credits from rows to tokens, at ``row_tokens`` per row, and reset the counts."""
+    def restart_counts(self, row_tokens: float = 1.0) -> None:
+        """Count tokens from 0 again; convert credits from rows to tokens at ``row_tokens`` each."""
         for _, sampler in self._interleaves:
             sampler.credits = sampler.credits * row_tokens
             sampler.tokens = 0
@@ -105,7 +105,7 @@ class Mixture:
         self.open(position)
         by_identity = {entry["identity"]: name for name, entry in state.items()}
         claimed = {by_identity.get(branch.identity) for branch, _ in self._interleaves}
-        left, names, found = set(state), dict(renamed), []
+        left, names, matched = set(state), dict(renamed), []
         for branch, sampler in self._interleaves:
             saved = by_identity.get(branch.identity)
             if saved is None and branch.name not in claimed:
@@ -113,10 +113,10 @@ class Mixture:
             if saved in left:
                 left.remove(saved)
                 names[saved] = branch.name
-                found.append((branch, sampler, state[saved]))
-        for branch, sampler, own in found:
-            sampler.restore_state(own, names, branch.shares_of_new())
-        self._retained = {name: own for name, own in state.items() if name in left}
+                matched.append((branch, sampler, state[saved]))
+        for branch, sampler, entry in matched:
+            sampler.restore_state(entry, names, branch.shares_of_new())
+        self._retained = {name: entry for name, entry in state.items() if name in left}
 
 
 class _Branch:
@@ -127,7 +127,7 @@ class _Branch:
     ):
         node = tree.node
         self.name, self.identity = name, node.identity
-        self._new_at_zero = node.new_source == NEW_SOURCES[1]
+        self._new_at_zero = node.new_source == ZERO
         self._weights = Weights(node.weights)
         #: Number of the source of each member, -1 for a node.
         members = [-1 if isinstance(member, Tree) else numbers[member] for member in tree.members]

@@ -13,7 +13,7 @@ BLEND, INTERLEAVE, IN_ORDER = "blend", "interleave", "in order"
 
 #: Start of an interleave member that is missing from the resumed state: level with the others, or
 #: as if it had been a member from the first token and never been drawn.
-NEW_SOURCES = ("baseline", "zero")
+NEW_SOURCES = BASELINE, ZERO = "baseline", "zero"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Node:
     rule: str
     weights: Sequence[WeightSpec]
     wheres: Sequence[str] = ()
-    new_source: str = NEW_SOURCES[0]
+    new_source: str = BASELINE
     allow_nested_schedules: bool = False
     live: LiveWeights | None = None
     location: str = ""

@@ -23,7 +23,7 @@ from energon_ext.packing.pieces import PackPlan, Pieces
 
 #: Most pieces carried over. With buffers of at least 512 web pages and books this is enough to fill
 #: 99.95 % of all positions.
-MOST_CARRIED = 256
+MAX_CARRIED = 256
 
 #: One in this many carried-over pieces, the oldest ones, is not carried over again.
 CARRIED_PER_DUE = 16
@@ -104,7 +104,7 @@ class BestFitPacker(Packer):
         """Return the bins to carry over."""
         bins = np.argsort(filled, kind="stable")[: int(self.carry * len(counts))]
         bins = bins[filled[bins] < capacity]
-        return bins[np.cumsum(counts[bins]) <= MOST_CARRIED]
+        return bins[np.cumsum(counts[bins]) <= MAX_CARRIED]
 
 
 def _shuffled(bins: np.ndarray, seed: int) -> np.ndarray:

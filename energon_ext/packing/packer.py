@@ -57,9 +57,12 @@ class Packer(ABC):
             last: no more documents will come, so nothing is carried over.
         """
 
-    @abstractmethod
     def resumed(self, carried: Pieces) -> Pieces:
-        """Compute the stops of carried-over pieces; a state contains only their starts."""
+        """Compute the stops of carried-over pieces, here the ends of their documents.
+
+        A state contains only their starts, unless they stop elsewhere.
+        """
+        return carried
 
     def to_json(self) -> dict[str, Any]:
         """Return name and options, for a fingerprint; ``seq_len`` is a separate field there."""

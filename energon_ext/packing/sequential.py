@@ -31,9 +31,6 @@ class SequentialPacker(Packer):
     name = "sequential"
     cuts_documents = True
 
-    def resumed(self, carried: Pieces) -> Pieces:
-        return carried  # they extend to the end of their documents
-
     def plan(
         self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
     ) -> PackPlan:

@@ -62,7 +62,8 @@ class BatchOptions:
             step is dropped.
         fingerprint: JSON values saved with a state, which is refused if they differ.
         encoder: JSON values from which the encoder can be rebuilt.
-        cost: cost of rows; if given, each step is distributed so that its ranks take equally long.
+        cost: cost of rows; if given, the rows of a step are distributed so that all ranks take
+            equally long.
     """
 
     assemble: Callable[[list[Any]], Any]
@@ -164,15 +165,16 @@ class PlannedDataset(Blend, SavableDataset):
     def _drawn(self, step: Step) -> DrawnStep:
         number = self.plan.step - 1
         is_read = not self.clock.is_skipped(number)
-        rounds = range(self.topology.rounds if is_read else 0)
-        own = map(self.topology.rows_of, rounds)
-        described = [[self._describe(step, row) for row in rows] for rows in own]
+        rounds = map(self.topology.rows_of, range(self.topology.rounds if is_read else 0))
+        described = [[self._describe(step, row) for row in rows] for rows in rounds]
         return DrawnStep(number, described, self.plan.advance(), tuple(self.plan.just_ended))
 
     @staticmethod
     def _describe(step: Step, row: int) -> DescribedRow:
-        found = step.taken(row)
-        return None if found is None else (found[2], found[0].description(found[1]))
+        if (found := step.taken(row)) is None:
+            return None
+        taken, index, source = found
+        return source, taken.description(index)
 
     @functools.cached_property
     def inside(self) -> dict[str, Any]:
@@ -236,23 +238,25 @@ class PlannedDataset(Blend, SavableDataset):
 
     def read(self, rows: Sequence[DescribedRow]) -> Any:
         """Read rows and build a batch from them."""
-        self.announce(rows)
+        self.prefetch(rows)
         return self.batches.assemble([self._read_row(row) for row in rows])
 
-    def announce(self, rows: Sequence[DescribedRow]) -> None:
+    def prefetch(self, rows: Sequence[DescribedRow]) -> None:
         """Ask the storage to prefetch rows."""
         for row in rows:
             if row is not None:
-                self.rows[row[0]].announce(row[1])
+                source, description = row
+                self.rows[source].prefetch(description)
 
     def _read_row(self, row: DescribedRow) -> Any:
-        if row is not None:
-            return self.rows[row[0]].read(row[1])
-        assert self.batches.padding is not None
-        return self.batches.padding()
+        if row is None:
+            assert self.batches.padding is not None
+            return self.batches.padding()
+        source, description = row
+        return self.rows[source].read(description)
 
     def end_pass(self) -> None:
-        """Start again with the first row if every pass does."""
+        """Start again with the first row if passes restart."""
         if self.passes.restarts:
             self.reset_state_own()
 

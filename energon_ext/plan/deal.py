@@ -14,7 +14,7 @@ from megatron.energon import WorkerConfig
 from energon_ext.errors import ConfigError
 
 #: Ranks swap rows until the heaviest is within this factor of the mean, at most this many times.
-NEARLY_EQUAL, MOST_SWAPS = 1.005, 256
+NEARLY_EQUAL, MAX_SWAPS = 1.005, 256
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
 
 
 def _swap_rows(rows: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """Swap rows between ranks; return those of each, most expensive first, int64 [ranks, rows]."""
+    """Swap rows between ranks; return int64 [ranks, rows], each rank's most expensive row first."""
     totals = costs[rows].sum(1)
     enough = NEARLY_EQUAL * totals.mean()
-    for _ in range(MOST_SWAPS):
+    for _ in range(MAX_SWAPS):
         most, least = totals.argmax(), totals.argmin()
         gap = totals[most] - totals[least]
         gains = costs[rows[most]][:, None] - costs[rows[least]]

@@ -17,7 +17,7 @@ from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND
 from energon_ext.plan.forecast import (
     Forecast,
-    check_any,
+    check_not_empty,
     forecast_of,
     position_of,
     start_of,
@@ -27,7 +27,7 @@ from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Blend, Source
 
-#: Rows to skip at the start, where a packer fills them better, and rows to sample after them.
+#: First rows, which a packer fills better than later ones, and rows to sample after them.
 _FIRST_ROWS, _SAMPLED_ROWS = 256, 256
 
 
@@ -57,7 +57,7 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
             edges.append(math.ceil(last))
         if last < end:
             break
-    check_any(edges)
+    check_not_empty(edges)
     by_window = np.array(rows)
     total = by_window.sum()
     is_random = any(node.rule == BLEND for node in blend.tree.nodes())

@@ -36,7 +36,8 @@ class Forecast:
         first: the first step, > 0 after a saved state.
         before: tokens and documents of each source before ``first``, int64 [2, sources].
         ends: the step after the last one of each window, int64 [windows].
-        shares: at the first step of each window, 0 if ended before; float64 [windows, sources].
+        shares: share of each source at the first step of each window, 0 if the source has ended;
+            float64 [windows, sources].
         tokens, documents: amounts read in each window, float64 [windows, sources].
         epoch_documents, epoch_tokens: size of an epoch, float64 [sources]; tokens may be NaN.
         exhausted: key -> the first step without the source, after its last epoch.
@@ -111,7 +112,7 @@ class Forecast:
 def forecast_of(
     blend: Blend, edges: Sequence[int], exhausted: dict[str, int], **figures: Any
 ) -> Forecast:
-    """Build a forecast of the windows between some steps."""
+    """Build a forecast from the edges and the figures of its windows."""
     mixture, shares = Mixture(blend.tree, blend.keys, seed=""), []
     ended_at = np.array([exhausted.get(key, math.inf) for key in blend.keys])
     for step in edges[:-1]:
@@ -133,7 +134,7 @@ def forecast_of(
     )
 
 
-def check_any(edges: Sequence[int]) -> None:
+def check_not_empty(edges: Sequence[int]) -> None:
     """Raise ConfigError if there is no window between the edges."""
     if len(edges) < 2:
         raise ConfigError("No row is left: all sources have ended; raise a max_epochs.")
@@ -181,7 +182,7 @@ def planned(
     if done > edges[-1]:  # all sources ended inside a window
         edges.append(done)
         counts.append((plan.tokens, plan.documents))
-    check_any(edges)
+    check_not_empty(edges)
     read = np.diff(np.array(counts, np.float64), axis=0)
     return forecast_of(
         blend,

@@ -44,10 +44,10 @@ class Taken(ABC):
 
     @abstractmethod
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lengths of the segments of all rows, and where each row ends among them."""
+        """Return the segment lengths of all rows, and where each row ends among them."""
 
     def further_costs(self) -> np.ndarray:
-        """Return the cost of each row beyond that of its lengths (images), float64 [rows]."""
+        """Return the cost of each row in addition to its lengths (images), float64 [rows]."""
         return np.zeros(len(self))
 
 
@@ -74,7 +74,7 @@ class RowSource(ABC):
     kind: ClassVar[str]  # names the kind of rows in a state
     window: Window
     next_row: int
-    read_bytes = 0  # approximate bytes per row if announcing rows of later batches helps, else 0
+    read_bytes = 0  # approximate bytes per row if prefetching rows helps, else 0
 
     def __init__(self, key: str, fingerprint: Mapping[str, Any]):
         self.key = key
@@ -98,7 +98,7 @@ class RowSource(ABC):
     def read(self, description: Any) -> Row:
         """Read the row that :meth:`Taken.description` describes."""
 
-    def announce(self, description: Any) -> None:  # noqa: B027 - most sources need not do anything
+    def prefetch(self, description: Any) -> None:  # noqa: B027 - most sources need not do anything
         """Ask the storage to prefetch a row, if it can."""
 
     @abstractmethod
@@ -106,7 +106,7 @@ class RowSource(ABC):
         """Start again with the first row."""
 
     def options(self) -> dict[str, Any]:
-        """Return the settings that decide later rows, as JSON values; may change between steps."""
+        """Return settings of later rows, which may change between steps, as JSON values."""
         return {}
 
     def state_at(self, window: Window, next_row: int) -> dict[str, Any]:

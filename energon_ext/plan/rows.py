@@ -25,7 +25,7 @@ from energon_ext.plan.row_source import RowSource, Taken
 from energon_ext.state.match import check_fingerprint
 
 #: If documents are long, a pack plan takes at most this many rows of tokens.
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 
 #: Approximate bytes per token in an object store.
 _TOKEN_BYTES = 4
@@ -125,8 +125,8 @@ class PlannedRows(RowSource):
 
     @property
     def ended(self) -> bool:
-        is_out = self.next_row == len(self._plan)
-        return is_out and not len(self._plan.carried) and self._order.ended
+        is_plan_taken = self.next_row == len(self._plan)
+        return is_plan_taken and not len(self._plan.carried) and self._order.ended
 
     def take(self, count: int) -> "TakenRows":
         taken = self._taken()
@@ -154,7 +154,7 @@ class PlannedRows(RowSource):
         numbers = self._order.peek(wanted) + self._first
         epoch, position = self._order.epoch, self._order.position
         places, lengths = self.documents.locate(numbers)
-        most = MOST_ROWS * self._packer.seq_len
+        most = MAX_ROWS * self._packer.seq_len
         fitting = int(np.searchsorted(np.cumsum(lengths), most, "right"))
         count = min(len(numbers), max(1, fitting))
         self._order.position += count
@@ -165,7 +165,7 @@ class PlannedRows(RowSource):
             position=position,
             documents=carried.documents,
             starts=carried.starts,
-            stops=self._own_stops(carried),
+            stops=self._saved_stops(carried),
             rows_before=rows_before,
             taken=count,
             excluded=numbers[:count][is_excluded],
@@ -174,21 +174,21 @@ class PlannedRows(RowSource):
         new = Pieces.whole(numbers[kept], places[kept], lengths[kept])
         self._pack(self._packer, window, carried, new)
 
-    def _own_stops(self, carried: Pieces) -> np.ndarray | None:
-        """Return the stops of carried-over pieces; None if the packer can compute them."""
+    def _saved_stops(self, carried: Pieces) -> np.ndarray | None:
+        """Return the stops of carried-over pieces to save; None if the packer can compute them."""
         whole = dataclasses.replace(carried, stops=carried.lengths)
-        follow = np.array_equal(carried.stops, self._packer.resumed(whole).stops)
-        return None if follow else carried.stops
+        is_implied = np.array_equal(carried.stops, self._packer.resumed(whole).stops)
+        return None if is_implied else carried.stops
 
     def _pack(self, packer: Packer, window: PackWindow, carried: Pieces, new: Pieces) -> None:
         self._plan = packer.plan(carried, new, rows_before=window.rows_before, last=window.is_last)
         self.window = dataclasses.replace(window, digest=self._plan.digest)
         self.next_row = 0
 
-    def announce(self, description: Description) -> None:
+    def prefetch(self, description: Description) -> None:
         if self.read_bytes:
             for piece in zip(*description[:3]):
-                self.documents.expect(*piece)  # type: ignore[attr-defined]  # they are remote
+                self.documents.prefetch(*piece)  # type: ignore[attr-defined]  # they are remote
 
     def read(self, description: Description) -> Row:
         places, starts, stops, documents, tokens = description
@@ -273,7 +273,7 @@ class PlannedRows(RowSource):
             self._order.position,
             documents=rest.documents,
             starts=rest.starts,
-            stops=self._own_stops(rest),
+            stops=self._saved_stops(rest),
             rows_before=rows_before,
         )
         self._plan, self.next_row = dataclasses.replace(PackPlan.none(), carried=rest), 0
@@ -312,11 +312,6 @@ class TakenRows(Taken):
 
     def description(self, number: int) -> Description:
         plan, row, _ = self._rows[number]
-        pieces, own = plan.pieces, plan.extent(row)
-        return (
-            pieces.places[own].tolist(),
-            pieces.starts[own].tolist(),
-            pieces.stops[own].tolist(),
-            int(plan.documents[row]),
-            int(plan.tokens[row]),
-        )
+        pieces = plan.pieces[plan.extent(row)]
+        ranges = pieces.places.tolist(), pieces.starts.tolist(), pieces.stops.tolist()
+        return *ranges, int(plan.documents[row]), int(plan.tokens[row])

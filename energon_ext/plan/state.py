@@ -65,42 +65,30 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
     check_format(state)
     _check_configuration(dataset, state)
     if state["done"]:
-        check_fingerprint(
-            state["inside"] or {},
-            dataset.inside,
-            advice="The state was saved inside a step, which must be finished with the same "
-            "weights, limits, excluded documents and packing buffers; to change them, save at the "
-            "end of a step.",
-        )
-    saved, clock = state["plan"], dataset.clock
-    if state["done"] and clock.is_skipped(saved["step"]):
-        raise ConfigError(
-            f"skip: step {saved['step']} was partly read when the state was saved; skip steps from "
-            f"{saved['step'] + 1} on, or resume from a state that was saved between two steps."
-        )
-    row_lengths = _row_lengths(state, clock.row_tokens)
-    position = clock.at(saved["step"], saved["row"], row_lengths)
+        _check_open_step(dataset, state)
+    saved, plan = state["plan"], dataset.plan
+    row_lengths = _row_lengths(state, dataset.clock.row_tokens)
+    position = dataset.clock.at(saved["step"], saved["row"], row_lengths)
     for live in dataset.live_weights:
         if live.key in state["weights"]:
             live.check_used(state["weights"][live.key], _begun(saved, state["done"]))
         # New members start with the last weights used: later ones may not be decided yet.
         position = max(0, saved["step"] - 1)
     matched = match_sources(saved["sources"], dataset.source_names)
-    plan = dataset.plan
     packing = packing_of(state["fingerprint"])
     for number, (key, rows) in enumerate(zip(dataset.keys, dataset.rows)):
         if key in matched:
-            own = saved["sources"][matched[key]]
-            _restore_rows(rows, own["rows"], own["packing"] or packing, dataset)
-            plan.documents[number], plan.tokens[number] = own["documents"], own["tokens"]
+            source = saved["sources"][matched[key]]
+            _restore_rows(rows, source["rows"], source["packing"] or packing, dataset)
+            plan.documents[number], plan.tokens[number] = source["documents"], source["tokens"]
     plan.step, plan.row, plan.row_lengths = saved["step"], saved["row"], row_lengths
     plan.begin_here()
     renamed = {old: key for key, old in matched.items() if old != key}
     plan.mixture.restore_state(saved["mixture"], renamed, position)
     claimed = set(matched.values())
     dataset.retained = {
-        key: {**own, "packing": own["packing"] or packing}
-        for key, own in saved["sources"].items()
+        key: {**source, "packing": source["packing"] or packing}
+        for key, source in saved["sources"].items()
         if key not in claimed
     }
     skipped = tuple((first, stop) for first, stop in state["skipped"])
@@ -110,20 +98,36 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
 
 def _check_configuration(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
     """Compare fingerprints; between two steps the packing may change if all sources allow it."""
-    saved, current = state["fingerprint"], dataset.fingerprint
+    saved, current = dict(state["fingerprint"]), dict(dataset.fingerprint)
     if not state["done"] and all(rows.may_be_repacked for rows in dataset.rows):
-        saved, current = ({**each} for each in (saved, current))
         for fields in (saved, current):
             for name in packing_of(fields):
                 del fields[name]
     check_fingerprint(saved, current)
 
 
-def _row_lengths(state: Mapping[str, Any], now: int) -> RowLengths:
-    """Return the lengths of earlier rows, including the saved length if it differs from ``now``."""
+def _check_open_step(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
+    """Raise if the step in which a state was saved cannot be finished as it was begun."""
+    check_fingerprint(
+        state["inside"] or {},
+        dataset.inside,
+        advice="The state was saved inside a step, which must be finished with the same weights, "
+        "limits, excluded documents and packing buffers; to change them, save at the end of a "
+        "step.",
+    )
+    step = state["plan"]["step"]
+    if dataset.clock.is_skipped(step):
+        raise ConfigError(
+            f"skip: step {step} was partly read when the state was saved; skip steps from "
+            f"{step + 1} on, or resume from a state that was saved between two steps."
+        )
+
+
+def _row_lengths(state: Mapping[str, Any], current: int) -> RowLengths:
+    """Return the lengths of earlier rows; the saved length is one if the current one differs."""
     earlier = tuple((row, length) for row, length in state["row_lengths"])
     length, row = state["fingerprint"].get("seq_len"), state["plan"]["row"]
-    if is_count(length) and row and now not in (0, length):
+    if is_count(length) and row and current not in (0, length):
         earlier += ((row, length),)
     return earlier
 
@@ -133,10 +137,10 @@ def _restore_rows(
 ) -> None:
     """Restore rows to a state, which was packed with the options ``packing``."""
     rows.check_state(state)
-    now = packing_of(dataset.fingerprint)
+    current = packing_of(dataset.fingerprint)
     if not rows.may_be_repacked:
-        check_fingerprint(packing, now, rows.key)
-    rows.restore_state(state, None if packing == now else rows.former_packer(packing))
+        check_fingerprint(packing, current, rows.key)
+    rows.restore_state(state, None if packing == current else rows.former_packer(packing))
 
 
 def _begun(plan: Mapping[str, Any], done: int) -> int:

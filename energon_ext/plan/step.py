@@ -139,15 +139,14 @@ class Plan:
         while len(missing) and self.mixture.open(position):
             missing = self._draw(step, missing, attempt)
             attempt += 1  # draw again where a source had no row left
-        if len(missing) == count and not self.mixture.ended.all():
-            left = [k for k, ended in zip(self.mixture.keys, self.mixture.ended) if not ended]
-            raise ConfigError(
-                f"Every weight is 0 at position {position} of the schedules among the sources that "
-                f"have rows left: {', '.join(left)}. Give one of them a weight > 0 there, or raise "
-                f"a max_epochs."
-            )
         if len(missing) == count:
-            return None
+            left = [key for key, ended in zip(self.mixture.keys, self.mixture.ended) if not ended]
+            if not left:
+                return None
+            raise ConfigError(
+                f"Every weight is 0 at position {position} for the sources with rows left: "
+                f"{', '.join(left)}. Give one of them a weight > 0 there, or raise a max_epochs."
+            )
         self.step += 1
         self.row += count
         self._update_ended()
@@ -195,28 +194,25 @@ class Plan:
             windows=changed,
         )
 
-    def to_json(self, now: Advance, names: Sequence[Sequence[str]]) -> dict[str, Any]:
+    def to_json(self, advance: Advance, names: Sequence[Sequence[str]]) -> dict[str, Any]:
         """Return an advance as JSON values; it must contain the windows of all sources.
 
         Args:
             names: names by which each source is found if its key has changed.
         """
-        drawn = zip(now.next_rows.tolist(), now.documents.tolist(), now.tokens.tolist())
         sources = {
             key: {
-                "rows": rows.state_at(now.windows[number], next_row),
-                "documents": documents,
-                "tokens": tokens,
+                "rows": rows.state_at(advance.windows[number], int(advance.next_rows[number])),
+                "documents": int(advance.documents[number]),
+                "tokens": int(advance.tokens[number]),
                 "names": list(names[number]),
                 "packing": None,
             }
-            for number, (key, rows, (next_row, documents, tokens)) in enumerate(
-                zip(self.mixture.keys, self.sources, drawn)
-            )
+            for number, (key, rows) in enumerate(zip(self.mixture.keys, self.sources))
         }
         return {
-            "step": now.step,
-            "row": now.row,
-            "mixture": self.mixture.credits_to_json(now.credits),
+            "step": advance.step,
+            "row": advance.row,
+            "mixture": self.mixture.credits_to_json(advance.credits),
             "sources": sources,
         }

@@ -22,8 +22,8 @@ from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job, Record, sha256
 from energon_ext.state.files import write_file
 
-MOST_RECORD_BYTES = 2**30
-_MOST_ACCOUNT_BYTES = 2**20
+MAX_RECORD_BYTES = 2**30
+_MAX_ACCOUNT_BYTES = 2**20
 ACCOUNTS = "accounts"
 
 
@@ -63,7 +63,7 @@ class Preparation:
         written = self.accounts()
         # Also check any one account, so that a part with different options fails before it starts.
         for name in {*written[:1], *set(names).intersection(written)}:
-            account = read_json(self.work / ACCOUNTS / f"{name}.json", _MOST_ACCOUNT_BYTES)
+            account = read_json(self.work / ACCOUNTS / f"{name}.json", _MAX_ACCOUNT_BYTES)
             if account is not None:
                 self._check_options(account.pop("options"))
                 found[name] = account
@@ -165,10 +165,10 @@ def write_json(path: Path, content: Record) -> None:
     write_file(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
-def read_json(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> Record | None:
+def read_json(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> Record | None:
     """Read a file written by :func:`write_json`; None if it is missing or damaged."""
     try:
-        content = json.loads(read_data(path, most_bytes))
+        content = json.loads(read_data(path, max_bytes))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return content if isinstance(content, dict) else None

@@ -32,7 +32,7 @@ SPLIT = "tokens"
 
 #: Approximate tokenizer speed of one core, and the longest work that starts automatically.
 BYTES_PER_SECOND = 2_500_000
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 
 #: How long a process waits for another one to finish; NCCL collectives time out after 600 s.
 WAIT_SECONDS = 480.0
@@ -90,7 +90,7 @@ def ensure_prepared(wanted: Sequence[Cached]) -> None:
     if not missing:
         return
     known = [cached.seconds for cached in missing if cached.seconds is not None]
-    if sum(known) > MOST_SECONDS or len(known) < len(missing):
+    if sum(known) > MAX_SECONDS or len(known) < len(missing):
         names = missing[0].name + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         work = f"about {sum(known):,.0f} s of work" if known else "not local"
         raise ConfigError(

@@ -19,7 +19,7 @@ from energon_ext.errors import ConfigError
 STALE_SECONDS = 30.0
 _BEAT_SECONDS = 3.0
 _POLL_SECONDS = 0.2
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 class ClaimedError(ConfigError):
@@ -117,7 +117,7 @@ def _this_machine() -> str:
 
 def _owner_in(path: Path) -> tuple[str, str]:
     """Read the machine and the process ID from a claim; empty if not yet written."""
-    machine, _, process = read_data(path, _MOST_BYTES).decode("utf-8", "replace").rpartition(" ")
+    machine, _, process = read_data(path, _MAX_BYTES).decode("utf-8", "replace").rpartition(" ")
     return machine, process
 
 

@@ -20,11 +20,11 @@ from energon_ext.prepare.input_files import describe, input_files, open_input
 UNIT_BYTES = 256 * 2**20
 UNIT_ROWS = 65_536  # for Hugging Face datasets
 READ_CHARACTERS = 1 << 20
-MOST_LINE_BYTES = 1 << 28  # a small compressed file may expand to a single line of any length
-MOST_CHARACTERS = 1 << 28  # per text
+MAX_LINE_BYTES = 1 << 28  # a small compressed file may expand to a single line of any length
+MAX_CHARACTERS = 1 << 28  # per text
 COMPRESSED = (".gz", ".zst")
 _BLOCK = 1 << 24
-_MOST_GROUP_BYTES = 1 << 32
+_MAX_GROUP_BYTES = 1 << 32
 _PARQUET_ROWS = 16  # rows read at once: a small file may expand to rows of any length
 
 
@@ -74,11 +74,11 @@ def _texts(path: StoredObject, separator: str | None) -> Iterator[str]:
     # Line ends are kept; a byte-order mark is dropped.
     with io.TextIOWrapper(open_input(path), encoding="utf-8-sig", newline="") as file:
         unfinished = ""
-        while piece := file.read(READ_CHARACTERS if separator else MOST_CHARACTERS + 1):
+        while piece := file.read(READ_CHARACTERS if separator else MAX_CHARACTERS + 1):
             text = unfinished + piece
             *finished, unfinished = text.split(separator) if separator else [text]
-            if len(unfinished) > MOST_CHARACTERS:
-                raise ConfigError(f"{path}: a text has more than {MOST_CHARACTERS:,} characters.")
+            if len(unfinished) > MAX_CHARACTERS:
+                raise ConfigError(f"{path}: a text has more than {MAX_CHARACTERS:,} characters.")
             yield from finished
         yield unfinished
 
@@ -106,7 +106,7 @@ def _line_ranges(path: StoredObject) -> Iterator[tuple[int, int]]:
     with open_input(path) as file:
         while begin < path.size:
             file.seek(min(begin + UNIT_BYTES, path.size))
-            file.readline(MOST_LINE_BYTES)
+            file.readline(MAX_LINE_BYTES)
             yield begin, file.tell()
             begin = file.tell()
 
@@ -115,7 +115,7 @@ def _lines(path: StoredObject, begin: int, stop: int | None) -> Iterator[tuple[b
     """Yield the lines between two bytes of a file, with origins and sizes; None for the end."""
     with open_input(path) as stored, _unpacked(stored, path) as file:
         position, number = begin, 1 + _lines_before(file, path, begin)
-        while line := file.readline(MOST_LINE_BYTES):
+        while line := file.readline(MAX_LINE_BYTES):
             if line.strip():
                 place = f"@{position}" if begin and is_remote(path) else f":{number}"
                 yield line, f"{path}{place}", len(line)
@@ -150,7 +150,7 @@ def _read_line(read_row: RowReader, line: bytes, origin: str, num_bytes: int) ->
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        reason = error if len(line) < MOST_LINE_BYTES else f"over {MOST_LINE_BYTES:,} bytes"
+        reason = error if len(line) < MAX_LINE_BYTES else f"over {MAX_LINE_BYTES:,} bytes"
         raise ConfigError(f"{origin}: not JSON ({reason}).") from error
     return read_row(row, origin, num_bytes)
 
@@ -171,7 +171,7 @@ def parquet_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         for group in groups:
             packed = sum(group.column(n).total_compressed_size for n in range(group.num_columns))
-            if group.total_byte_size > min(_MOST_GROUP_BYTES, max(UNIT_BYTES, 200 * packed)):
+            if group.total_byte_size > min(_MAX_GROUP_BYTES, max(UNIT_BYTES, 200 * packed)):
                 raise ConfigError(
                     f"{path}: a row group of {packed:,} bytes expands to "
                     f"{group.total_byte_size:,}; write the file with smaller row groups."

@@ -25,7 +25,7 @@ BATCH_BYTES = 2**20
 BATCH_DOCUMENTS = 4096
 
 #: Number of consecutive refused documents that stops a preparation, as in Energon.
-MOST_REFUSED_IN_A_ROW = 100
+MAX_REFUSED_IN_A_ROW = 100
 
 #: Token ids and label weights, None if all are 1; or the error of a refused document.
 Encoded = tuple[np.ndarray, np.ndarray | None] | SampleError
@@ -172,9 +172,9 @@ def _encoded(
                 _count(skipped["refused"], encoded)
                 logger.debug("refused: %s", encoded)
                 refused_in_a_row += 1
-                if refused_in_a_row == MOST_REFUSED_IN_A_ROW:
+                if refused_in_a_row == MAX_REFUSED_IN_A_ROW:
                     raise ConfigError(
-                        f"{unit.description['path']}: {MOST_REFUSED_IN_A_ROW} documents in a row "
+                        f"{unit.description['path']}: {MAX_REFUSED_IN_A_ROW} documents in a row "
                         f"cannot be trained on, the last: {str(encoded).rstrip('.')}. Is this the "
                         f"data of another task?"
                     ) from encoded

@@ -54,7 +54,7 @@ def _read(source: SampleSource, numbers: range) -> Documents:
     samples = NumberedSamples(source.open(), source.path)
     for number in numbers:
         if number + _READ_AHEAD in numbers:
-            samples.announce(number + _READ_AHEAD)
+            samples.prefetch(number + _READ_AHEAD)
         with as_worker():
             key, sample = _read_one(samples, number)
         if isinstance(sample, Exception) and not source.keeps_damaged:

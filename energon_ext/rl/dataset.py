@@ -34,9 +34,9 @@ from energon_ext.state.together import end_together
 
 _logger = log_of(__name__)
 
-#: Arguments that are integers >= 1, and those that a state depends on in addition to the seed.
+#: Arguments that are integers >= 1, and those besides the seed that a state depends on.
 _SIZES = ("seq_len", "rows", "groups_per_batch", "max_attempts", "batches_per_step", "alignment")
-_SAVED_UNDER = (
+_SAVED_ARGUMENTS = (
     *("groups_per_batch", "max_staleness", "batches_per_step", "alignment"),
     *("reward_clip", "advantage_clip", "min_reward_std"),
 )
@@ -138,7 +138,7 @@ class RLDataset:
         self._epoch_limits = blend.epoch_limits
         self._vocab_size: int = blend.fingerprint.get("vocab_size", 2**31)
         self._seed = f"{self.seed}/{self.prompts.worker_config.rank}"
-        self._fingerprint = {name: getattr(self, name) for name in _SAVED_UNDER}
+        self._fingerprint = {name: getattr(self, name) for name in _SAVED_ARGUMENTS}
         self._fingerprint["seed"] = self._seed
         self._iterator: Iterator[list[Prompt]] | None = None
         self._drawn: list[Prompt] = []

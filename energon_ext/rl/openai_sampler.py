@@ -88,7 +88,7 @@ class OpenAISampler:
         install = "energon_ext[openai]"
         self._openai = optional_module("openai", "OpenAISampler", "openai", install)
         if self.api not in _APIS:
-            raise ConfigError(f"api: {self.api!r} found, {' or '.join(_APIS)} allowed.")
+            raise ConfigError(f"api: {self.api!r} found, one of {', '.join(_APIS)} is needed.")
         for name, least in {"group_size": 2, "max_new_tokens": 1, "max_concurrent": 1}.items():
             check_integer(f"OpenAISampler.{name}", getattr(self, name), least)
         check_integer("OpenAISampler.max_retries", self.max_retries, 0)

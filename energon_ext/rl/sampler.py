@@ -233,7 +233,7 @@ def _fault(group: Any, prompt: Prompt, vocab_size: int) -> str | None:
         is_absent = value is None and name in ("response_lens", "truncated")
         if not isinstance(value, torch.Tensor) and not is_absent:
             return f"{name} must be a tensor, got a {type(value).__name__}"
-    tokens, length, lengths = group.tokens, len(prompt.tokens), group.response_lens
+    tokens, length = group.tokens, len(prompt.tokens)
     if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < 2:
         return f"tokens must be integers [N >= 2, T], got {_shape(tokens)}"
     samples, generated = len(tokens), tokens.shape[1] - length
@@ -253,6 +253,7 @@ def _fault(group: Any, prompt: Prompt, vocab_size: int) -> str | None:
             return f"{name} must be finite, got {value.tolist()!s:.80}"
     if (largest := float(group.log_probs.detach().max())) > _MAX_LOG_PROB:
         return f"log_probs must be at most 0, got {largest:g}"
+    lengths = group.response_lens
     if lengths is not None and (
         lengths.is_floating_point()
         or not 1 <= int(lengths.min()) <= int(lengths.max()) <= generated

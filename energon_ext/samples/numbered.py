@@ -97,11 +97,11 @@ class NumberedSamples:
             return None
         return RawSampleData(__restore_key__=("Webdataset", number), data=data)
 
-    def announce(self, number: int) -> None:
+    def prefetch(self, number: int) -> None:
         """Ask the operating system or the store to prefetch a sample, if it is in tar files."""
         for reader in self._readers:
             if isinstance(reader, TarReader):
-                reader.announce(number)
+                reader.prefetch(number)
 
     def stored_bytes(self) -> int:
         """Return the average bytes per sample in an object store; 0 if none is there."""

@@ -30,9 +30,6 @@ class OnePerRow(Packer):
         ends, documents = np.arange(1, len(new) + 1), np.ones(len(new), np.int64)
         return PackPlan.of(new, ends, documents, Pieces.none(), self.seq_len)
 
-    def resumed(self, carried: Pieces) -> Pieces:
-        return carried
-
 
 @dataclass(frozen=True)
 class WholePacker(BestFitPacker):
@@ -118,6 +115,3 @@ class OwnPacker(Packer):
                 "select_samples_to_pack: no rows, or a sample in two rows; put each sample in one "
                 "row or leave it for the next buffer."
             )
-
-    def resumed(self, carried: Pieces) -> Pieces:
-        return carried

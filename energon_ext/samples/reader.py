@@ -21,7 +21,7 @@ from energon_ext.samples.numbered import NumberedSamples, key_of
 
 logger = log_of(__name__)
 
-#: Consecutive unusable samples that end a run, unless the encoder sets another limit.
+#: Unusable samples in a row that end a run, unless the encoder sets another limit.
 _TOLERANCE = 100
 
 
@@ -48,10 +48,10 @@ class SampleReader:
         sample = self.samples.stored(number)
         return () if sample is None else [part for part in sample.data if part is not None]
 
-    def announce(self, numbers: Sequence[int]) -> None:
+    def prefetch(self, numbers: Sequence[int]) -> None:
         """Ask the operating system or the store to prefetch samples."""
         for number in numbers:
-            self.samples.announce(number)
+            self.samples.prefetch(number)
 
     def __call__(self, numbers: Sequence[int], epoch: int) -> Any:
         """Return the encoded sample of a row, or its samples packed together."""
@@ -69,7 +69,7 @@ class SampleReader:
             if sample is not None:
                 return sample
         raise SampleError(
-            f"{self.key}: {self._tolerance + 1} consecutive samples cannot be used; the last one: "
+            f"{self.key}: {self._tolerance + 1} samples in a row cannot be used, the last: "
             f"{self._reason} Is this the data of another task?"
         )
 

@@ -107,8 +107,8 @@ class SampleRows(PlannedRows):
         """Return the files of a sample by extension, per dataset of a join; empty if excluded."""
         return self._read_row.stored(number)
 
-    def announce(self, description: tuple[list[int], int]) -> None:  # type: ignore[override]
-        self._read_row.announce(description[0])
+    def prefetch(self, description: tuple[list[int], int]) -> None:  # type: ignore[override]
+        self._read_row.prefetch(description[0])
 
     def read(self, description: tuple[list[int], int]) -> Any:  # type: ignore[override]
         """Read and encode a row."""

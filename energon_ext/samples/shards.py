@@ -18,7 +18,7 @@ from energon_ext.documents.range_reader import range_reader
 from energon_ext.documents.stored_files import sample_ends
 
 #: Local shards that are open at once.
-MOST_OPEN = 64
+MAX_OPEN = 64
 
 
 class LocalShards:
@@ -36,7 +36,7 @@ class LocalShards:
         """Read a part of a shard; it is shorter at the end of the shard."""
         return os.pread(self._open(shard)[0], size, begin)
 
-    def announce(self, shard: int, begin: int, size: int) -> None:
+    def prefetch(self, shard: int, begin: int, size: int) -> None:
         """Prefetch a part if possible; errors are raised when it is read."""
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError, OverflowError):
@@ -50,7 +50,7 @@ class LocalShards:
             path = str(self._infos[shard].path)
             ends = sample_ends(f"{path}.idx", self._infos[shard].count)
             self._opened[shard] = open_descriptor(path), ends
-            if len(self._opened) > MOST_OPEN:
+            if len(self._opened) > MAX_OPEN:
                 os.close(self._opened.popitem(last=False)[1][0])
         return self._opened[shard]
 
@@ -73,8 +73,8 @@ class StoredShards:
     def read(self, shard: int, begin: int, size: int) -> bytes:
         return range_reader().take(self._all()[shard][0], begin, size)
 
-    def announce(self, shard: int, begin: int, size: int) -> None:
-        range_reader().expect(self._all()[shard][0], begin, size)
+    def prefetch(self, shard: int, begin: int, size: int) -> None:
+        range_reader().prefetch(self._all()[shard][0], begin, size)
 
     def _all(self) -> list[tuple[StoredObject, np.ndarray]]:
         """Look up all shards and their indices, once and in parallel."""

@@ -27,7 +27,7 @@ _PLAIN = (b"ustar\x0000", b"ustar  \x00")
 
 #: Maximum bytes of a sample, and of an extended header; before Python 3.11.10, tarfile takes
 #: quadratic time for such a header (CVE-2024-6232).
-MOST_SAMPLE_BYTES, MOST_HEADER_BYTES = 1 << 31, 1 << 14
+MAX_SAMPLE_BYTES, MAX_HEADER_BYTES = 1 << 31, 1 << 14
 
 
 class TarReader:
@@ -48,19 +48,19 @@ class TarReader:
             tar.members.clear()  # it would grow with every sample
         return sample
 
-    def announce(self, number: int) -> None:
+    def prefetch(self, number: int) -> None:
         """Prefetch a sample if possible; errors are raised when it is read."""
         if self.shards is not None:
             with contextlib.suppress(OSError, ValueError, ConfigError):
-                self.shards.announce(*self._place(self.shards, number))
+                self.shards.prefetch(*self._place(self.shards, number))
 
     def _place(self, shards: Shards, number: int) -> tuple[int, int, int]:
         """Return the shard of a sample, its first byte in the shard, and its size in bytes."""
         shard = self._shard_of(number)
         first = number - self._reader.shard_count_cumsum[shard]
         begin, end = shards.ends(shard)[first : first + 2].tolist()
-        if not 0 <= end - begin <= MOST_SAMPLE_BYTES:
-            raise ValueError(f"{end - begin:,} bytes, must be 0 to {MOST_SAMPLE_BYTES:,}")
+        if not 0 <= end - begin <= MAX_SAMPLE_BYTES:
+            raise ValueError(f"{end - begin:,} bytes, must be 0 to {MAX_SAMPLE_BYTES:,}")
         return shard, begin, end - begin
 
     def _files(self, shards: Shards, number: int) -> list[tuple[str, bytes]] | None:
@@ -112,7 +112,7 @@ def plain_files(content: bytes) -> list[tuple[str, bytes]] | None:
         begin += _BLOCK
         part = content[begin : begin + size]
         if kind in b"xgXLK" and (
-            size > MOST_HEADER_BYTES or re.search(rb"GNU\.sparse| size=", part)
+            size > MAX_HEADER_BYTES or re.search(rb"GNU\.sparse| size=", part)
         ):
             raise ValueError(f"it has an extended header of {size:,} bytes, or a sparse file")
         if kind == b"S":

@@ -13,7 +13,7 @@ from energon_ext.splice.config import MultiSpliceConfig
 _TAU = {"by_coverage": 1.0, "by_document": 0.0}
 
 #: Maximum examples per document and epoch; products of two larger numbers could overflow int64.
-MOST_EXAMPLES = 2**31
+MAX_EXAMPLES = 2**31
 
 
 def document_quotas(
@@ -121,9 +121,9 @@ def _parts(
 
 
 def _largest_remainders(parts: np.ndarray, epoch_length: int) -> np.ndarray:
-    if parts.max() > MOST_EXAMPLES:
+    if parts.max() > MAX_EXAMPLES:
         found = f"{epoch_length} found, which gives one document {parts.max():.0f} examples"
-        raise ConfigError(f"epoch_length: {found}; at most {MOST_EXAMPLES} are allowed.")
+        raise ConfigError(f"epoch_length: {found}; at most {MAX_EXAMPLES} are allowed.")
     quotas = np.floor(parts).astype(np.int64)
     # Rounded so that remainders that differ only by floating-point error are ties.
     remainders = np.round(parts - quotas, 9)

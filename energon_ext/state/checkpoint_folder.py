@@ -20,7 +20,7 @@ from energon_ext.state.plain import from_plain
 from energon_ext.state.schema import STOCK_RUN, check_seal, sealed
 
 TRACKER, CURSOR = "latest_checkpointed_iteration.txt", "data.json"
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 _RANK_FILE = re.compile(r"(?:data_rank|train_dataloader_dprank)(\d+)\.(?:json|pt)")
 
 
@@ -30,7 +30,7 @@ def tracked_iteration(folder: Path) -> int | None:
         return None
     text = read_small_file(folder / TRACKER, 100).decode(errors="replace").strip()
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise StateFormatError(f"{folder / TRACKER} contains {text!r}, not the number of a save.")
+        raise StateFormatError(f"{folder / TRACKER}: contains {text!r}, not the number of a save.")
     return int(text)
 
 
@@ -75,7 +75,7 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """Read a JSON object and verify its digest, which is kept."""
-    content: dict[str, Any] = read_json(path, MOST_BYTES)
+    content: dict[str, Any] = read_json(path, MAX_BYTES)
     try:
         check_seal(content)
         return content
@@ -92,7 +92,7 @@ def read_state(path: Path) -> Any:
     """Read what :func:`write_state` wrote; StateFormatError if it is missing or damaged."""
     content = read_sealed(path)
     if "state" not in content:
-        raise StateFormatError(f"{path} contains no data state of a rank.")
+        raise StateFormatError(f"{path}: contains no data state of a rank.")
     return content["state"]
 
 
@@ -101,7 +101,7 @@ def read_megatron_lm_state(path: Path) -> Any:
 
     StateFormatError if it is missing, damaged, or contains objects.
     """
-    content = read_small_file(path, MOST_BYTES)
+    content = read_small_file(path, MAX_BYTES)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > len(content):
@@ -110,14 +110,14 @@ def read_megatron_lm_state(path: Path) -> Any:
         if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
             raise ValueError("it has no dataloader_state_dict, so Megatron-LM did not write it")
         state = saved["dataloader_state_dict"]
-        from_plain(state, most_values=len(content))  # rejects a state larger than its file
+        from_plain(state, max_values=len(content))  # rejects a state larger than its file
         return state
     except Exception as error:  # a malformed pickle can raise anything
         # torch wraps the reason in many lines of advice on how to disable the check
         reason = first_line(error.__context__ or error).split(" by default")[0]
         advice = STOCK_RUN if "megatron.energon" in reason else "Copy it again."
         raise StateFormatError(
-            f"{path} cannot be loaded, and no code in it was run: {reason}. {advice}"
+            f"{path}: cannot be loaded, and no code in it was run: {reason}. {advice}"
         ) from error
 
 

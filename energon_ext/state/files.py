@@ -35,27 +35,27 @@ def write_file(path: Path, content: bytes) -> None:
     fsync(path.parent)
 
 
-def read_small_file(path: Path, most_bytes: int) -> bytes:
+def read_small_file(path: Path, max_bytes: int) -> bytes:
     """Read a regular file.
 
     Raises:
-        StateFormatError: it cannot be read, is not a regular file, or exceeds ``most_bytes``.
+        StateFormatError: it cannot be read, is not a regular file, or exceeds ``max_bytes``.
     """
     try:
-        return read_data(path, most_bytes)
+        return read_data(path, max_bytes)
     except OSError as error:
-        raise StateFormatError(f"{path} cannot be read ({error.strerror}). {_ADVICE}") from error
+        raise StateFormatError(f"{path}: cannot be read ({error.strerror}). {_ADVICE}") from error
     except ConfigError as error:
         raise StateFormatError(f"{error} {_ADVICE}") from error
 
 
-def read_json(path: Path, most_bytes: int) -> Any:
+def read_json(path: Path, max_bytes: int) -> Any:
     """Read a JSON file; StateFormatError if it is damaged, or as in :func:`read_small_file`."""
-    content = read_small_file(path, most_bytes)
+    content = read_small_file(path, max_bytes)
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise StateFormatError(f"{path} is damaged ({first_line(error)}). {_ADVICE}") from error
+        raise StateFormatError(f"{path}: is damaged ({first_line(error)}). {_ADVICE}") from error
 
 
 def fsync(path: Path) -> None:

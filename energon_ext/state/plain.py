@@ -32,11 +32,11 @@ from megatron.energon.state import FlexState
 from energon_ext.errors import StateFormatError
 
 TAG = "__type__"
-MOST_VALUES = 2**26
+MAX_VALUES = 2**26
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a state into JSON values.
+    """Convert a state to JSON values.
 
     Raises:
         StateFormatError: the state contains an object of another type, which is named.
@@ -61,16 +61,16 @@ def to_plain(value: Any) -> Any:
     return {TAG: kind.__name__, "value": to_plain(take_apart(value))}
 
 
-def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
-    """Turn the JSON values of :func:`to_plain` back into a state, without running code in it.
+def from_plain(value: Any, max_values: int = MAX_VALUES) -> Any:
+    """Convert the JSON values of :func:`to_plain` back to a state, without running code in it.
 
     Args:
-        most_values: maximum number of values; a list that a pickle shares twice counts twice.
+        max_values: maximum number of values; a list that a pickle shares twice counts twice.
 
     Raises:
         StateFormatError: the value is too large, or not one that :func:`to_plain` returns.
     """
-    left = most_values
+    left = max_values
 
     def read(value: Any) -> Any:
         nonlocal left
@@ -86,7 +86,7 @@ def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
             raise ValueError(f"it contains a {kind.__name__}")
         if TAG not in value:
             return {key: read(each) for key, each in value.items()}
-        _, put_together = _TYPES[_NAMED[value[TAG]]]
+        _, put_together = _TYPES[_BY_NAME[value[TAG]]]
         return put_together(read(value["value"]))
 
     try:
@@ -141,4 +141,4 @@ _TYPES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 _LOADER_STATES = (SavableDataLoaderState, SavableDatasetCheckpoint, SavableDatasetState)
 for _class in (*_LOADER_STATES, SystemRngState, SliceState):
     _TYPES[_class] = (_fields_of, _builder(_class))
-_NAMED = {cls.__name__: cls for cls in _TYPES}
+_BY_NAME = {cls.__name__: cls for cls in _TYPES}

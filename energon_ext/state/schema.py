@@ -142,7 +142,7 @@ def digest_of(value: Any) -> str:
 
 
 def check_shape(value: Any, shape: Any, where: str) -> None:
-    """Compare a value with a shape: a type, a list of one shape, a mapping, or alternatives."""
+    """Raise StateFormatError unless a value fits a shape: type, list, mapping or alternatives."""
     if isinstance(shape, tuple):
         if value is not None or None not in shape:
             check_shape(value, shape[-1], where)
@@ -167,8 +167,7 @@ def _check_mapping(value: Any, shape: dict[Any, Any], where: str) -> None:
     if set(shape) == {str}:
         _require(all(isinstance(key, str) for key in value), value, "strings as keys", where)
         shape = dict.fromkeys(value, shape[str])
-    if set(value) != set(shape):
-        _require(False, sorted(map(str, value)), ", ".join(map(str, shape)), where)
+    _require(set(value) == set(shape), [*value], ", ".join(map(str, shape)), where)
     for name, inner in shape.items():
         check_shape(value[name], inner, f"{where}.{name}")
 

@@ -23,7 +23,7 @@ from energon_ext.arguments import check_choice
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, StateMismatchError, log_of
 from energon_ext.mixture.mixture import Mixture
-from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree, blend_of
+from energon_ext.mixture.tree import BASELINE, BLEND, INTERLEAVE, NEW_SOURCES, Tree, blend_of
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Blend, Source
@@ -50,7 +50,7 @@ _SHAPE = {
 
 #: The interleave of a worker begins as if it had made up to this many draws; if all workers began
 #: with the first draw, they would all draw the same member at the same time.
-_MOST_DRAWS_BEFORE = 4096
+_MAX_DRAWS_BEFORE = 4096
 
 
 class StreamedBlend(Blend, BaseWrapperDataset):
@@ -85,7 +85,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         size_of: Callable[[Any], float] = num_tokens_of,
         repeats: bool = False,
         restarts: bool = False,
-        new_source: str = NEW_SOURCES[0],
+        new_source: str = BASELINE,
     ):
         check_choice("new_source", new_source, NEW_SOURCES)
         weights = {source.key: source.weight for source in sources}
@@ -169,7 +169,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         mixture, tokens = self._active_mixture(), np.zeros(len(self.keys), np.int64)
         tokens[number] = round(size)
         if not self._drawn:
-            mixture.begin_here(size)
+            mixture.restart_counts(size)
         mixture.settle(tokens)
 
     def _position(self) -> int:
@@ -185,9 +185,9 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             key = f"{config.seed_offset}/worker {worker}"
             mixture = self._mixture = Mixture(self.tree, self.keys, seed=key)
             if worker and mixture.credits() and mixture.open(self.clock.at(0, 0)):
-                drawn = mixture.draw(np.arange(1 + stable_hash(key) % _MOST_DRAWS_BEFORE))
+                drawn = mixture.draw(np.arange(1 + stable_hash(key) % _MAX_DRAWS_BEFORE))
                 mixture.settle(np.bincount(drawn, minlength=len(self.keys)))
-                mixture.begin_here()
+                mixture.restart_counts()
         return self._mixture
 
     # State --------------------------------------------------------------------------------------

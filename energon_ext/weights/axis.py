@@ -12,14 +12,14 @@ from energon_ext.errors import ConfigError
 
 STEPS = "steps"
 UNITS = (STEPS, "tokens", "samples", "batches")
-MOST_BREAKPOINT = 10**36
+MAX_BREAKPOINT = 10**36
 
 #: Accepted spellings of integers, for messages.
 EXAMPLES = "1000, 1_000, 10k, 2.5M, 40B, 1T or 1e9"
 
 _COUNT = re.compile(r"([+-]?\d+(?:_\d+)*(?:\.\d+)?(?:[eE]\+?\d{1,3})?)([kMBT]?)", re.ASCII)
 _SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_MOST_CHARACTERS = 64
+_MAX_CHARACTERS = 64
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class ScheduleAxis:
 
     def __post_init__(self) -> None:
         if self.unit not in (None, *UNITS):
-            raise ConfigError(f"ScheduleAxis.unit: {self.unit!r} found; known: {', '.join(UNITS)}.")
+            needed = f"one of {', '.join(UNITS)} is needed"
+            raise ConfigError(f"ScheduleAxis.unit: {self.unit!r} found, {needed}.")
         if self.end is not None:
             check_integer("ScheduleAxis.end", self.end, 0)
 
@@ -76,15 +77,15 @@ def as_pairs(points: Any, where: str) -> list[tuple[Any, Any]]:
         pairs = list(points)
         if all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
             return [tuple(pair) for pair in pairs]
-    allowed = "{breakpoint: value} or [[breakpoint, value]]"
-    raise ConfigError(f"{where}: {points!r} found, {allowed} is allowed.")
+    needed = "{breakpoint: value} or [[breakpoint, value]] is needed"
+    raise ConfigError(f"{where}: {points!r:.80} found, {needed}.")
 
 
 def checked_breakpoint(breakpoint: Any, where: str) -> int:
     """Return a breakpoint as an integer; Energon's YAML loader turns mapping keys into text."""
     count = count_from(breakpoint)
-    if count is None or not 0 <= count <= MOST_BREAKPOINT:
-        allowed = f"an integer from 0 to {MOST_BREAKPOINT:.0e}, such as {EXAMPLES}"
+    if count is None or not 0 <= count <= MAX_BREAKPOINT:
+        allowed = f"an integer from 0 to {MAX_BREAKPOINT:.0e}, such as {EXAMPLES}"
         raise ConfigError(f"{where}: breakpoint {breakpoint!r:.80} is not {allowed}.")
     return count
 
@@ -93,7 +94,7 @@ def count_from(value: Any) -> int | None:
     """Return a number, or a text such as ``40B``, as an integer; None if it is not one."""
     if isinstance(value, str):
         text = value.strip()
-        match = _COUNT.fullmatch(text) if len(text) <= _MOST_CHARACTERS else None
+        match = _COUNT.fullmatch(text) if len(text) <= _MAX_CHARACTERS else None
         if match is None:
             return None
         number, suffix = match.groups()

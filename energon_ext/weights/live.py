@@ -27,7 +27,7 @@ from energon_ext.data_files import open_data, read_to_limit
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
 from energon_ext.weights.schedule import Segment, WeightSpec, checked_value
 
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 _FIELDS = {"from_step", "through", "weights"}
 _LONGEST_PAUSE = 1.0  # seconds between two reads of a file
 
@@ -139,7 +139,7 @@ class LiveWeights:
             with open_data(self.path) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(self._bytes)
-                content = read_to_limit(file, MOST_BYTES, self.path)
+                content = read_to_limit(file, MAX_BYTES, self.path)
         except FileNotFoundError:
             size, content = 0, b""
         except OSError as error:
@@ -161,7 +161,7 @@ class LiveWeights:
         names = line.weights if self._names is None else self._names
         for name in line.weights:
             if name not in names:
-                raise ConfigError(f"{where}: no source {name!r}; known: {choices(name, names)}")
+                raise ConfigError(f"{where}: no source {name!r}; there are {choices(name, names)}")
         state = self._states[-1]
         if self.lines or line.weights:  # a first line without weights changes nothing
             content = state["digest"] + json.dumps([line.from_step, line.weights], sort_keys=True)
@@ -183,7 +183,7 @@ class LiveWeights:
         if self.lines and first != self._stop:
             needed = "no further line" if self._stop == math.inf else f"{self._stop}"
             raise ConfigError(
-                f"{where}: from_step: {first} found, {needed} is needed; {self._last}."
+                f"{where}: from_step: {first} found, {needed} is needed; {self._covered}."
             )
         if not isinstance(weights, dict):
             raise ConfigError(f"{where}: weights: {weights!r:.80} found, a mapping is needed.")
@@ -198,7 +198,7 @@ class LiveWeights:
         while not self.covers(step):
             waited = time.monotonic() - began
             if waited >= self.deadline:
-                problem = f"no line covers step {step} after {self.deadline:g} s; {self._last}"
+                problem = f"no line covers step {step} after {self.deadline:g} s; {self._covered}"
                 advice = "Check that the controller is running and ahead of the plan."
                 raise WorkerError(f"{self.path}: {problem}. {advice}")
             time.sleep(min(_LONGEST_PAUSE, 0.01 + waited / 10))
@@ -210,7 +210,7 @@ class LiveWeights:
         return self.lines[-1].stop if self.lines else 0
 
     @property
-    def _last(self) -> str:
+    def _covered(self) -> str:
         """The steps that the file covers so far, for messages."""
         if not self.lines:
             return f"the file has no {'complete ' * self._has_partial_line}line"
@@ -251,7 +251,7 @@ class LiveWeights:
             before, after = (f"{each['lines']} {each['digest'][:12]}" for each in (saved, now))
             raise StateMismatchError(
                 {f"{self.path}: lines for the steps before {steps}": (before, after)},
-                f"Now {self._last}. Lines already used must not change; later ones may. Restore "
+                f"Now {self._covered}. Lines already used must not change; later ones may. Restore "
                 f"the file, or resume from an earlier state.",
             )
 

@@ -24,7 +24,7 @@ import numpy as np
 from energon_ext.errors import ConfigError
 from energon_ext.weights.axis import as_pairs, checked_breakpoint
 
-MOST_WEIGHT = 1e15  # sums and products of weights stay finite
+MAX_WEIGHT = 1e15  # sums and products of weights stay finite
 
 #: Largest warp before a breakpoint; rounding could give 1, which belongs to the breakpoint itself.
 _BELOW_ONE = np.nextafter(1.0, 0.0)
@@ -141,7 +141,8 @@ class ScheduledWeight(WeightSpec):
         where: str = "weight",
     ):
         if kind not in KINDS:
-            raise ConfigError(f"{where}: unknown kind {kind!r}; known: {', '.join(KINDS)}.")
+            needed = f"one of {', '.join(KINDS)} is needed"
+            raise ConfigError(f"{where}: {kind!r:.80} found, {needed}.")
         pairs: dict[int, float] = {}
         for breakpoint, value in as_pairs(points, f"{where}.{kind}"):
             index = checked_breakpoint(breakpoint, f"{where}.{kind}")
@@ -245,8 +246,8 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
     if not isinstance(value, Mapping):
         return ConstantWeight(checked_value(value, where))
     if len(value) != 1:
-        allowed = f"exactly one of {', '.join(KINDS)}"
-        raise ConfigError(f"{where}: {list(value)} found, {allowed} is allowed.")
+        needed = f"exactly one of {', '.join(KINDS)} is needed"
+        raise ConfigError(f"{where}: {list(value)} found, {needed}.")
     ((kind, points),) = value.items()
     return ScheduledWeight(kind, points, where)
 
@@ -254,7 +255,7 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
 def checked_value(value: Any, where: str) -> float:
     """Return a weight as a float; raise ConfigError unless it is a finite number >= 0."""
     is_number = isinstance(value, (int, float, np.integer, np.floating))
-    if isinstance(value, bool) or not is_number or not 0 <= value <= MOST_WEIGHT:
-        most = f"<= {MOST_WEIGHT:g} and " if is_number and value > MOST_WEIGHT else ""
+    if isinstance(value, bool) or not is_number or not 0 <= value <= MAX_WEIGHT:
+        most = f"<= {MAX_WEIGHT:g} and " if is_number and value > MAX_WEIGHT else ""
         raise ConfigError(f"{where}: {value!r:.80} is not a finite number {most}>= 0.")
     return float(value)

@@ -247,7 +247,7 @@ def test_a_damaged_file_is_named(data):
     file = saved / "iter_0000006" / "data.json"
     file.write_bytes(file.read_bytes()[:-10])
     result = diff(saved, data / "mix.yaml")
-    assert result.exit_code == 2 and "data.json is damaged" in result.output
+    assert result.exit_code == 2 and "data.json: is damaged" in result.output
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
 
 def test_a_line_has_a_size_limit(tmp_path, monkeypatch):
     """A compressed file of a few kilobytes can be one line of gigabytes."""
-    monkeypatch.setattr(inputs, "MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr(inputs, "MAX_LINE_BYTES", 1000)
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(b'{"text": "' + b"0" * 5000))
     error = error_line(prepare(tmp_path / "out", "--jsonl", str(tmp_path / "bomb.jsonl.gz")))
     assert "bomb.jsonl.gz:1: not JSON (over 1,000 bytes)" in error

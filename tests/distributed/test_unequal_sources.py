@@ -18,7 +18,7 @@ from tests.megatron import processes
 from tests.support import config, write_dataset, write_tokens
 
 SIZES = [1, 2, 3, 5, 8, 13]
-MOST_BATCHES = 200
+MAX_BATCHES = 200
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def read_to_the_end(path, rank, ranks, workers):
         for _ in loader:
             batches += 1
             dist.barrier()  # as a training step would
-            assert batches < MOST_BATCHES
+            assert batches < MAX_BATCHES
     except (EnergonExtError, RuntimeError) as error:
         return batches, type(error).__name__, str(error)
     finally:
@@ -70,23 +70,23 @@ def read_to_the_end(path, rank, ranks, workers):
             loader.close()
 
 
-def run_rank(rank, ranks, paths, most_workers, folder):
+def run_rank(rank, ranks, paths, max_workers, folder):
     """A rank that raises leaves its group, as one does whose process ends."""
     warnings.simplefilter("ignore")
     patience, found = datetime.timedelta(seconds=60), []
     for number, path in enumerate(paths):
         store = dist.FileStore(str(folder / f"store{number}"), ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=patience)
-        found.append(read_to_the_end(path, rank, ranks, number % (1 + most_workers)))
+        found.append(read_to_the_end(path, rank, ranks, number % (1 + max_workers)))
         dist.destroy_process_group()
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
 
 
-def check_cases(data, folder, ranks, seeds, most_workers=0):
+def check_cases(data, folder, ranks, seeds, max_workers=0):
     """How many cases ended with the data of all sources."""
     paths = [write_case(data, seed) for seed in seeds]
     started = [
-        processes.start(run_rank, (rank, ranks, paths, most_workers, folder), folder / f"err{rank}")
+        processes.start(run_rank, (rank, ranks, paths, max_workers, folder), folder / f"err{rank}")
         for rank in range(ranks)
     ]
     codes = processes.finish(started)
@@ -113,4 +113,4 @@ def test_ranks_of_unequal_sources_make_equally_many_steps(data, tmp_path, ranks,
 @pytest.mark.parametrize("first", range(100, 200, 10))
 def test_ranks_of_many_unequal_sources_make_equally_many_steps(data, tmp_path, first):
     ranks = 2 + first // 10 % 2 * 2
-    assert check_cases(data, tmp_path, ranks, range(first, first + 10), most_workers=1) >= 2
+    assert check_cases(data, tmp_path, ranks, range(first, first + 10), max_workers=1) >= 2

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 #: Seconds, and bytes on top of what the process already uses.
-MOST_SECONDS, MOST_MEMORY = 20, 3 * 2**29
+MAX_SECONDS, MAX_MEMORY = 20, 3 * 2**29
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +20,8 @@ def _limits():
         used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
     before = resource.getrlimit(resource.RLIMIT_DATA)
     handler = signal.signal(signal.SIGALRM, too_long)
-    resource.setrlimit(resource.RLIMIT_DATA, (used + MOST_MEMORY, before[1]))
-    signal.alarm(MOST_SECONDS)
+    resource.setrlimit(resource.RLIMIT_DATA, (used + MAX_MEMORY, before[1]))
+    signal.alarm(MAX_SECONDS)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, handler)

@@ -56,7 +56,7 @@ def write_looped_folder(folder):
     ],
 )
 def test_a_metadataset_cannot_ask_for_endless_work(skip, path, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("energon_ext.documents.token_paths.MOST_FOLDERS", 2000)
+    monkeypatch.setattr("energon_ext.documents.token_paths.MAX_FOLDERS", 2000)
     write_looped_folder(tmp_path / "web")
     mix = write_mix(tmp_path / "mix.yaml", [(path, 1)])
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "skip": skip}))
@@ -250,7 +250,7 @@ MESSAGES = [{"role": "user", "content": "a"}]
     ],
 )
 def test_an_endless_chat_template_is_stopped(template, monkeypatch):
-    monkeypatch.setattr(limited, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(limited, "MAX_SECONDS", 0.2)
     with pytest.raises(ConfigError, match="the chat template: takes more than"):
         HFChatTemplate(_Template(template)).render(MESSAGES)
 

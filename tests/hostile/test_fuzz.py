@@ -21,7 +21,7 @@ from energon_ext.errors import StateFormatError
 from energon_ext.state.schema import sealed
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
-from tests.hostile.conftest import MOST_SECONDS
+from tests.hostile.conftest import MAX_SECONDS
 from tests.saves import save_cursor
 from tests.support import (
     config,
@@ -193,7 +193,7 @@ def check(folder, number):
         shutil.copytree(folder, place)
         (place / name).write_bytes(damage((place / name).read_bytes(), rng))
         before = contents(place)
-        signal.alarm(MOST_SECONDS)
+        signal.alarm(MAX_SECONDS)
         command = rng.choice(COMMANDS[name])
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(place)

@@ -187,7 +187,7 @@ def test_one_pass_follows_the_other_without_repeat(folder, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epochized_blend_goes_on_at_every_batch_of_its_second_pass(folder, workers, monkeypatch):
     """Also after its first batch, of two rows, in which not all of three sources were drawn."""
-    monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)  # many plans in a pass
+    monkeypatch.setattr(sources, "MAX_PLANNED_BUFFER_DOCS", 1)  # many plans in a pass
     for name in ("c", "d"):
         write(folder / name, [[7 + n] * (9 + n % 20) for n in range(12)])
     path = write_mix(folder / "epochized.yaml", [])

@@ -139,7 +139,7 @@ def test_an_error_of_the_planner_comes_behind_all_batches_of_the_steps_before(fo
     found, raised = drawn_before(loader, ConfigError)
     assert len(found) % 3 == 0 and len(found) > 9
     step = len(found) // 3
-    assert str(raised).startswith(f"Every weight is 0 at position {step} of the schedules among ")
+    assert str(raised).startswith(f"Every weight is 0 at position {step} for the sources ")
     assert "rows left: a. " in str(raised)
     if workers:
         assert "drawn_steps" in str(raised.__cause__)

@@ -574,8 +574,8 @@ def test_the_file_of_one_rank_is_enough_for_two_in_a_planned_run(two_ranks):
 @pytest.mark.parametrize(
     ("scenario", "words"),
     [
-        ("data with a cut file", "StateFormatError: .*dprank001.pt cannot be loaded"),
-        ("tensor with a cut file", "StateFormatError: .*dprank000.pt cannot be loaded"),
+        ("data with a cut file", "StateFormatError: .*dprank001.pt: cannot be loaded"),
+        ("tensor with a cut file", "StateFormatError: .*dprank000.pt: cannot be loaded"),
         ("tensor of another seed", "StateMismatchError: .*seed: saved 7, now 8"),
         ("data of another seed", "StateMismatchError: .*seed: saved 7, now 8"),
         ("data with a bad argument", "ConfigError: .*--micro-batch-size must be 1"),
@@ -765,7 +765,7 @@ def test_rows_that_matrices_in_fp8_cannot_have_are_warned_of(launch, caplog, len
     launch.seq_length, launch.context_parallel_size, launch.fp8 = length, 2, "hybrid"
     with caplog.at_level(logging.WARNING):
         provide()
-    assert ("each rank holds 36 positions of a row" in caplog.text) is warned
+    assert ("each rank gets 36 positions of a row" in caplog.text) is warned
     assert caplog.text.endswith("make --seq-length a multiple of 32.\n") is warned
 
 

@@ -391,10 +391,10 @@ def test_rows_drawn_to_start_are_scaled_and_not_counted():
     drawn = mixture.draw(np.arange(13))
     assert drawn.tolist() == [1, 0, 1, 1] * 3 + [1]
     mixture.settle(np.bincount(drawn, minlength=2))
-    mixture.begin_here()
+    mixture.restart_counts()
     assert saved(mixture)[""] == {
         "identity": "", "credits": {"s000": 0.25, "s001": -0.25}, "tokens": 0
     }  # fmt: skip
-    mixture.begin_here(200)
+    mixture.restart_counts(200)
     assert saved(mixture)[""]["credits"] == {"s000": 50, "s001": -50}
     assert mixture.draw(np.arange(1)).tolist() == [0]

@@ -208,7 +208,7 @@ from energon_ext.documents.object_store import find_object
 from energon_ext.documents.range_reader import range_reader
 stored = find_object(sys.argv[1])
 for begin in range(0, stored.size - 4, 4):
-    range_reader().expect(stored, begin, 4)
+    range_reader().prefetch(stored, begin, 4)
 range_reader().take(stored, 0, 4)
 """
 

@@ -97,8 +97,8 @@ def first_fit_decreasing(lengths, capacity):
     return decreasing(lengths, capacity, lambda space, index: index)
 
 
-def carried_over(bins, lengths, capacity, carry, num_due, most_carried):
-    """Return the emptiest bins without a due item, up to ``most_carried`` items in total."""
+def carried_over(bins, lengths, capacity, carry, num_due, max_carried):
+    """Return the emptiest bins without a due item, up to ``max_carried`` items in total."""
     filled = [sum(lengths[item] for item in items) for items in bins]
     may_stay = [
         index
@@ -109,13 +109,13 @@ def carried_over(bins, lengths, capacity, carry, num_due, most_carried):
     staying, count = [], 0
     for index in may_stay[: int(carry * len(bins))]:
         count += len(bins[index])
-        if count > most_carried:
+        if count > max_carried:
             break
         staying.append(index)
     return staying
 
 
-def best_fit(lengths, seq_len, buffer_docs, carry=0.3, most=None, most_carried=256):
+def best_fit(lengths, seq_len, buffer_docs, carry=0.3, most=None, max_carried=256):
     """Yield the sorted rows of each buffer, which includes the documents carried over."""
     buffer, arrived, capacity = [], 0, seq_len + 1
     while arrived < len(lengths) or buffer:
@@ -128,7 +128,7 @@ def best_fit(lengths, seq_len, buffer_docs, carry=0.3, most=None, most_carried=2
         bins = best_fit_decreasing(sizes, capacity, most, num_due)
         staying = []
         if arrived < len(lengths):
-            staying = carried_over(bins, sizes, capacity, carry, num_due, most_carried)
+            staying = carried_over(bins, sizes, capacity, carry, num_due, max_carried)
         rows = []
         for items in (items for index, items in enumerate(bins) if index not in staying):
             spans = [buffer[item] for item in items]

@@ -20,7 +20,7 @@ SQUARES = AttentionCost(linear=0, quadratic=1)
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     # Otherwise small buffers are raised to the default.
-    monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)
+    monkeypatch.setattr(sources, "MAX_PLANNED_BUFFER_DOCS", 1)
     for number, name in enumerate("abc"):
         write_numbered(tmp_path / name, 150, 100 + 10_000 * number, seed=number)
     return tmp_path

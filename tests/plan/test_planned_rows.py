@@ -151,7 +151,7 @@ def test_a_stream_carries_over_at_most_one_row():
 
 @every_packing
 def test_a_plan_of_long_documents_is_limited_by_its_rows(packing, monkeypatch):
-    monkeypatch.setattr(plan_rows, "MOST_ROWS", 50)
+    monkeypatch.setattr(plan_rows, "MAX_ROWS", 50)
     rows = planned([10 * 16 + 1] * 40, packing=packing, buffer_docs=4096, epochs=2)
     found = []
     while not rows.ended:
@@ -163,7 +163,7 @@ def test_a_plan_of_long_documents_is_limited_by_its_rows(packing, monkeypatch):
 
 @every_packing
 def test_a_document_longer_than_a_plan_gets_its_own_plan(packing, monkeypatch):
-    monkeypatch.setattr(plan_rows, "MOST_ROWS", 3)
+    monkeypatch.setattr(plan_rows, "MAX_ROWS", 3)
     lengths = [5, 900, 7, 800, 9]
     rows = planned(lengths, packing=packing, buffer_docs=64, epochs=1)
     found = []

@@ -22,8 +22,8 @@ B = documents(40_000, np.random.default_rng(1).integers(1, 40, 60).tolist())
 C = documents(60_000, [5, 30, 1, 16, 17, 39, 2, 8, 11])
 SOURCES = {"a": A, "b": B, "c": C}
 #: Three sources with at most eight carried-over documents each; counts grow by digits.
-MOST_STATE_BYTES = 4096
-MOST_GROWTH_BYTES = 8 * 2**20
+MAX_STATE_BYTES = 4096
+MAX_GROWTH_BYTES = 8 * 2**20
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def check_long_run(folder, packing, scale, every):
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
 def test_a_long_run_reads_every_document_up_to_its_limit(folder, packing):
     count, sizes, _ = check_long_run(folder, packing, scale=1, every=300)
-    assert count > 1000 and max(sizes) <= MOST_STATE_BYTES
+    assert count > 1000 and max(sizes) <= MAX_STATE_BYTES
 
 
 @pytest.mark.nightly
@@ -111,5 +111,5 @@ def test_a_long_run_reads_every_document_up_to_its_limit(folder, packing):
 def test_a_million_batches_keep_memory_and_states_bounded(folder, packing):
     count, sizes, resident = check_long_run(folder, packing, scale=900, every=100_000)
     print(f"{packing}: {count} batches, states of {sizes} bytes, {resident} bytes resident")
-    assert count > 1_000_000 and max(sizes) <= MOST_STATE_BYTES
-    assert max(resident) - resident[0] <= MOST_GROWTH_BYTES
+    assert count > 1_000_000 and max(sizes) <= MAX_STATE_BYTES
+    assert max(resident) - resident[0] <= MAX_GROWTH_BYTES

@@ -23,7 +23,7 @@ from tests.mixture.slow import places_of_equals, uniform
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, write_split
 from tests.support import LargeTokenizer, write_tokens
 
-MOST_EPOCHS, MOST_PROCESSES = 3, 6
+MAX_EPOCHS, MAX_PROCESSES = 3, 6
 ROUNDING = Fraction(1, 10**9)
 
 
@@ -161,10 +161,10 @@ def weight_at(weight, step):
 class Chain:
     """A random chain."""
 
-    def __init__(self, folder, seed, most_workers):
+    def __init__(self, folder, seed, max_workers):
         self.folder, self.rng = folder, random.Random(seed)
         self.packing = "sequential" if seed % 3 else "bin"
-        self.workers_left = most_workers if seed % 2 else 0
+        self.workers_left = max_workers if seed % 2 else 0
         self.rule = "blend" if seed % 4 > 2 else "interleave"
         self.names = [f"source{n}" for n in range(self.rng.choice([1, 3, 4, 5]))]
         self.documents = {}
@@ -182,7 +182,7 @@ class Chain:
         mix = {
             "rule": self.rule if self.rng.random() < 0.8 else "blend",
             "weights": {name: self.weight(step) for name in names},
-            "limits": {n: MOST_EPOCHS if is_last else self.rng.choice([1, 3, 3]) for n in names},
+            "limits": {n: MAX_EPOCHS if is_last else self.rng.choice([1, 3, 3]) for n in names},
             "buffer": self.rng.choice([1, 3, 20]),
             "excluded": {name: [] for name in names},
             "skip": [],
@@ -220,7 +220,7 @@ class Chain:
 
     def workers(self, ranks):
         """Return a number of workers, which may change inside a step too."""
-        most = min(3, MOST_PROCESSES // ranks - 1, self.workers_left // ranks)
+        most = min(3, MAX_PROCESSES // ranks - 1, self.workers_left // ranks)
         workers = self.rng.randint(0, max(most, 0))
         self.workers_left -= ranks * workers
         return workers
@@ -272,14 +272,14 @@ def stopped_anywhere(chain, mix, rows, state, expected, states):
     return state
 
 
-def check_chain(folder, seed, segments, most_workers):
+def check_chain(folder, seed, segments, max_workers):
     """Check one chain.
 
     Args:
         segments: Number of mixes.
-        most_workers: Worker processes that the chain may start in total; they are slow to start.
+        max_workers: Worker processes that the chain may start in total; they are slow to start.
     """
-    chain = Chain(folder, seed, most_workers)
+    chain = Chain(folder, seed, max_workers)
     model = ListRun({name: ListSource(name, docs) for name, docs in chain.documents.items()})
     state, trained, ever_excluded, number = None, Counter(), set(), 0
     for segment in range(segments):
@@ -312,20 +312,20 @@ def check_totals(chain, trained, ever_excluded, skipped):
     for document in itertools.chain(*chain.documents.values()):
         counts = {trained[pair] for pair in itertools.pairwise(document)}
         if document[0] in ever_excluded or skipped:
-            assert max(counts, default=0) <= MOST_EPOCHS
+            assert max(counts, default=0) <= MAX_EPOCHS
         else:
-            assert counts <= {MOST_EPOCHS}, document[0]
+            assert counts <= {MAX_EPOCHS}, document[0]
 
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch):
-    monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)
+    monkeypatch.setattr(sources, "MAX_PLANNED_BUFFER_DOCS", 1)
 
 
 @pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
 @pytest.mark.parametrize("seed", range(40))
 def test_a_chain_of_changes_and_stops_reads_what_the_list_model_reads(tmp_path, seed):
-    check_chain(tmp_path, seed, segments=4, most_workers=7)
+    check_chain(tmp_path, seed, segments=4, max_workers=7)
 
 
 @pytest.mark.nightly
@@ -334,4 +334,4 @@ def test_a_chain_of_changes_and_stops_reads_what_the_list_model_reads(tmp_path, 
 def test_a_thousand_chains_read_what_the_list_model_reads(tmp_path, first):
     for seed in range(first, first + 10):
         (tmp_path / str(seed)).mkdir()
-        check_chain(tmp_path / str(seed), seed, segments=6, most_workers=1000)
+        check_chain(tmp_path / str(seed), seed, segments=6, max_workers=1000)

@@ -386,7 +386,7 @@ def test_a_server_without_new_weights_shows_in_the_gap(server, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"api": "tgi"}, "api: 'tgi' found, vllm or sglang allowed"),
+        ({"api": "tgi"}, "api: 'tgi' found, one of vllm, sglang is needed"),
         ({"group_size": 1}, "group_size: 1 found, an integer >= 2"),
         ({"max_new_tokens": 0}, "max_new_tokens: 0 found"),
         ({"max_retries": -1}, "max_retries: -1 found"),

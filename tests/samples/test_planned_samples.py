@@ -235,7 +235,7 @@ def test_an_excluded_sample_replaces_none(data):
 def test_where_no_sample_can_be_used_the_run_ends_with_the_reason(data):
     encoder = Choosy()
     encoder.wanted = set()
-    with pytest.raises(SampleError, match="101 consecutive samples .*SkipSample"):
+    with pytest.raises(SampleError, match="101 samples in a row .*SkipSample"):
         run(mix(data), 1, encoder=encoder)
 
 

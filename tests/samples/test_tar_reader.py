@@ -47,7 +47,7 @@ def reader_of(folder, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_read_in_any_order_equal_those_of_energon(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(shards, "MOST_OPEN", 1)
+    monkeypatch.setattr(shards, "MAX_OPEN", 1)
     folder = write_shards(tmp_path / "data", kind)
     expected, reader = reader_of(folder), TarReader(reader_of(folder))
     numbers = random.Random(0).choices(range(60), k=100)

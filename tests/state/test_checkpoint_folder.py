@@ -208,7 +208,7 @@ def hostile_files(marker):
 
 
 def refusal(path):
-    with pytest.raises(StateFormatError, match=f"^{path} cannot be loaded, and no code") as caught:
+    with pytest.raises(StateFormatError, match=f"^{path}: cannot be loaded, and no code") as caught:
         read_megatron_lm_state(path)
     assert "\n" not in str(caught.value)
     return str(caught.value)

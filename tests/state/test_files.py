@@ -88,20 +88,20 @@ def large(path):
 def test_what_is_no_small_file_is_refused_in_one_line_that_names_it(make, tmp_path):
     message = make(tmp_path / "a")
     with pytest.raises(StateFormatError, match=f"^{tmp_path}/a:? {message}") as caught:
-        read_small_file(tmp_path / "a", most_bytes=4)
+        read_small_file(tmp_path / "a", max_bytes=4)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_of_just_the_limit_is_read(tmp_path):
     (tmp_path / "a").write_bytes(b"1234")
-    assert read_small_file(tmp_path / "a", most_bytes=4) == b"1234"
+    assert read_small_file(tmp_path / "a", max_bytes=4) == b"1234"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 5000])
 def test_what_is_no_json_is_refused_in_one_line_that_names_it(content, tmp_path):
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(StateFormatError, match=f"^{tmp_path}/a is damaged") as caught:
-        read_json(tmp_path / "a", most_bytes=1 << 20)
+    with pytest.raises(StateFormatError, match=f"^{tmp_path}/a: is damaged") as caught:
+        read_json(tmp_path / "a", max_bytes=1 << 20)
     assert "\n" not in str(caught.value)
 
 

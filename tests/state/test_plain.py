@@ -219,8 +219,8 @@ def test_lists_of_one_list_twice_are_refused_before_anybody_counts_them():
     for _ in range(50):
         value = [value, value]
     with pytest.raises(StateFormatError, match="larger than any state"):
-        from_plain(value, most_values=1000)
-    assert from_plain([1, 2], most_values=3) == [1, 2]
+        from_plain(value, max_values=1000)
+    assert from_plain([1, 2], max_values=3) == [1, 2]
 
 
 def test_a_mutated_state_is_read_or_refused_and_nothing_else():

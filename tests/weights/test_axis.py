@@ -51,7 +51,7 @@ def test_tokens_cannot_be_counted_without_a_fixed_row_length():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unit": "epochs"}, "ScheduleAxis.unit: 'epochs' found; known: steps, tokens"),
+        ({"unit": "epochs"}, "ScheduleAxis.unit: 'epochs' found, one of steps, tokens"),
         ({"end": -1}, "ScheduleAxis.end: -1"),
         ({"end": True}, "ScheduleAxis.end: True"),
     ],
