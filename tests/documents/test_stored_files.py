@@ -93,7 +93,7 @@ def folder(prepared, tmp_path):
         (lambda folder: write_jsonl(folder / "lines.jsonl", OTHERS), "lines.jsonl", {"sample"}),
     ],
 )
-def test_other_documents_are_refused_by_the_name_of_their_source(folder, change, source, fields):
+def test_changed_documents_are_refused_naming_their_source(folder, change, source, fields):
     states = []
     for num_workers in (0, 1):
         loader = new_loader(folder, num_workers)
@@ -107,7 +107,7 @@ def test_other_documents_are_refused_by_the_name_of_their_source(folder, change,
         assert {*refused.value.differences} == {f"{source}: {field}" for field in fields}
 
 
-def test_a_folder_tells_what_its_dataset_yaml_fills_each_field_from(folder):
+def test_a_folder_reports_the_fields_of_its_dataset_yaml(folder):
     other = {"text": "txt,json[title][0]", "__restore_key__": "json[id]"}
     content = json.dumps({"sample_type": TEXT_SAMPLE, "field_map": other})
     (folder / "web" / ".nv-meta" / "other.yaml").write_text(content)
@@ -118,7 +118,7 @@ def test_a_folder_tells_what_its_dataset_yaml_fills_each_field_from(folder):
         assert fingerprint_files(factory)["fields"] == [fields]
 
 
-def test_a_folder_whose_samples_code_loads_tells_no_fields(folder):
+def test_a_folder_with_a_sample_loader_reports_no_fields(folder):
     meta = folder / "web" / ".nv-meta"
     (meta / "code.py").write_text(
         "import functools\n"
@@ -132,7 +132,7 @@ def test_a_folder_whose_samples_code_loads_tells_no_fields(folder):
 
 
 @pytest.mark.parametrize("change", [None, other_shards, other_fields])
-def test_the_same_documents_prepared_or_moved_again_go_on(folder, change):
+def test_the_same_documents_prepared_again_or_moved_resume(folder, change):
     loader = new_loader(folder)
     take(loader, 3)
     state = loader.save_state_rank()
@@ -172,7 +172,7 @@ def test_a_missing_or_cut_shard_is_named_while_building(folder, name, damage, me
     assert "\n" not in str(error.value)
 
 
-def test_an_index_that_says_a_line_is_empty_is_an_error_with_its_source(folder):
+def test_an_index_with_an_empty_line_is_an_error_naming_its_source(folder):
     path = folder / "lines.jsonl.idx"
     begins = np.fromfile(path, "<u8")
     begins[100] = begins[101]
@@ -189,7 +189,7 @@ def only_lines(folder, lines):
     return new_loader(folder)
 
 
-def test_lines_that_are_no_json_are_left_out_and_said_with_their_number(folder, caplog):
+def test_lines_that_are_not_json_are_skipped_and_reported_by_number(folder, caplog):
     lines = [b'{"text": "one"}', b'{"text": two}', b'{"text": "thr\xffe"}', b'{"text": "four"}']
     loader = only_lines(folder, lines)
     batches = take(loader, 1)
@@ -201,13 +201,13 @@ def test_lines_that_are_no_json_are_left_out_and_said_with_their_number(folder, 
     assert said in caplog.text
 
 
-def test_a_file_of_which_no_line_is_json_is_one_typed_error(folder):
+def test_a_file_without_any_json_line_is_one_typed_error(folder):
     with pytest.raises(ConfigError, match="broken.jsonl: 100 documents in a row cannot be trained"):
         only_lines(folder, [b"{a}"] * 150)
 
 
 @pytest.mark.parametrize("damage", [os.remove, lambda path: os.truncate(path, 5000)])
-def test_a_run_does_not_need_its_text_once_it_is_tokenized_and_the_next_start_does(folder, damage):
+def test_tokenized_text_is_needed_only_at_the_next_start(folder, damage):
     loader = new_loader(folder)
     for number in range(4):
         damage(folder / "web" / f"shard_00{number}.tar")
@@ -216,7 +216,7 @@ def test_a_run_does_not_need_its_text_once_it_is_tokenized_and_the_next_start_do
         new_loader(folder)
 
 
-def test_of_three_hundred_shards_sixty_four_are_looked_at(tmp_path, monkeypatch):
+def test_at_most_sixty_four_shards_are_inspected(tmp_path, monkeypatch):
     write_web(tmp_path / "web", [f"text {number}" for number in range(600)], shard_size=2)
     factory = CrudeWebdataset(
         EPath(tmp_path / "web"), split_part="train", training=True, worker_config=config()

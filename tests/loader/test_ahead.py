@@ -10,9 +10,7 @@ from energon_ext.loader.ahead import with_later_rows
 @pytest.mark.parametrize(
     "batches, readers, ahead", [(40, 1, 9), (41, 3, 12), (7, 2, 64), (9, 2, 0)]
 )
-def test_every_reader_is_told_each_of_its_later_batches_once_and_before_it_comes(
-    batches, readers, ahead
-):
+def test_each_reader_learns_of_its_later_batches_once_and_in_time(batches, readers, ahead):
     items = list(with_later_rows(((n, [n]) for n in range(batches)), readers, ahead))
     assert [number for number, _, _ in items] == list(range(batches))
     for reader in range(readers):
@@ -24,7 +22,7 @@ def test_every_reader_is_told_each_of_its_later_batches_once_and_before_it_comes
             assert all(row > number for row in later)
 
 
-def test_a_reader_looks_further_ahead_with_every_batch_until_it_looks_far_enough():
+def test_look_ahead_grows_with_every_batch_up_to_its_limit():
     planned = []
 
     def rounds():

@@ -107,9 +107,7 @@ def test_batches_and_states_never_depend_on_workers_or_prefetch(
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_a_save_at_any_batch_after_a_resume_is_that_of_the_run_that_was_not_stopped(
-    folder, workers
-):
+def test_saves_after_a_resume_equal_those_of_an_uninterrupted_run(folder, workers):
     path = mix(folder, skip=SKIP)
     expected, done, state = history(new_loader(path), 30), 0, None
     for count in (1, 4, 3, 2, 7, 1, 5):
@@ -121,14 +119,14 @@ def test_a_save_at_any_batch_after_a_resume_is_that_of_the_run_that_was_not_stop
         loader.close()
 
 
-def test_a_mark_remembers_the_batch_that_it_was_made_at(folder):
+def test_a_mark_gives_the_state_at_its_batch(folder):
     loader = new_loader(mix(folder, skip=SKIP), 1)
     marks = [(loader.mark(), loader.state_dict()) for _ in zip(range(10), loader)]
     assert [loader.state_dict(mark) for mark, _ in marks] == [state for _, state in marks]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_from_before_the_first_batch_starts_at_the_first(folder, workers):
+def test_a_state_from_before_the_first_batch_starts_there(folder, workers):
     path = mix(folder)
     loader = new_loader(path, workers)
     iter(loader)
@@ -139,7 +137,7 @@ def test_a_state_from_before_the_first_batch_starts_at_the_first(folder, workers
     assert hashes(take(again, 3)) == hashes(take(new_loader(path), 3))
 
 
-def test_a_state_is_given_and_taken_by_the_names_of_energons_loader_too(folder):
+def test_energons_save_and_restore_method_names_work_too(folder):
     loader = new_loader(mix(folder))
     take(loader, 5)
     assert loader.save_state_rank() == loader.state_dict()
@@ -151,7 +149,7 @@ def test_a_state_is_given_and_taken_by_the_names_of_energons_loader_too(folder):
     assert again.batches_drawn == 9
 
 
-def test_a_state_does_not_grow_with_what_was_read(folder):
+def test_state_size_does_not_grow_with_batches_read(folder):
     loader = new_loader(mix(folder), rows_per_step=BATCH, packing="sequential")
     sizes = {}
     for number, _ in zip(range(1, 1001), loader):
@@ -164,7 +162,7 @@ def test_a_state_does_not_grow_with_what_was_read(folder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_has_ended_stays_ended_and_goes_on_where_a_limit_is_raised(folder, workers):
+def test_an_ended_run_stays_ended_until_a_limit_is_raised(folder, workers):
     loader = new_loader(mix(folder, limits=(1, 1)), workers)
     batches = list(loader)
     assert len(batches) > 20
@@ -175,7 +173,7 @@ def test_a_run_that_has_ended_stays_ended_and_goes_on_where_a_limit_is_raised(fo
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_one_pass_follows_the_other_without_repeat(folder, workers):
+def test_passes_follow_each_other_without_repeat(folder, workers):
     loader = new_loader(mix(folder), workers, repeat=False)
     first = history(loader, 1000)
     assert history(loader, 1000) == first
@@ -185,7 +183,7 @@ def test_one_pass_follows_the_other_without_repeat(folder, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epochized_blend_goes_on_at_every_batch_of_its_second_pass(folder, workers, monkeypatch):
+def test_an_epochized_blend_resumes_anywhere_in_its_second_pass(folder, workers, monkeypatch):
     """Also after its first batch, of two rows, in which not all of three sources were drawn."""
     monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)  # many plans in a pass
     for name in ("c", "d"):
@@ -205,7 +203,7 @@ def test_an_epochized_blend_goes_on_at_every_batch_of_its_second_pass(folder, wo
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_virtual_epochs_with_skipped_steps_end_where_they_did_after_a_resume(folder, workers):
+def test_virtual_epochs_with_skipped_steps_end_the_same_after_a_resume(folder, workers):
     path, length = mix(folder, skip=SKIP), 8
 
     def epochs(loader, count):
@@ -222,7 +220,7 @@ def test_virtual_epochs_with_skipped_steps_end_where_they_did_after_a_resume(fol
 
 
 @pytest.mark.parametrize("others", [loader_for, stock_loader_for])
-def test_two_loaders_over_one_dataset_go_on_from_each_other(folder, others):
+def test_two_loaders_over_one_dataset_continue_each_other(folder, others):
     """A plan is a step ahead of the batches, or was drawn in another process."""
     path = mix(folder)
     expected = hashes(take(new_loader(path), 9))
@@ -238,7 +236,7 @@ def test_two_loaders_over_one_dataset_go_on_from_each_other(folder, others):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_closed_loader_still_has_its_state_and_draws_nothing(folder, workers):
+def test_a_closed_loader_keeps_its_state_but_draws_nothing(folder, workers):
     path = mix(folder)
     loader = new_loader(path, workers)
     expected = history(loader, 4)
@@ -256,7 +254,7 @@ def test_a_closed_loader_still_has_its_state_and_draws_nothing(folder, workers):
         loader.load_state_dict(loader.state_dict())
 
 
-def test_a_loader_whose_pass_has_ended_takes_no_state(folder):
+def test_a_loader_refuses_a_state_after_its_pass_has_ended(folder):
     loader = new_loader(mix(folder, limits=(1, 1)))
     before = loader.state_dict()
     assert len(list(loader)) > 1
@@ -267,7 +265,7 @@ def test_a_loader_whose_pass_has_ended_takes_no_state(folder):
 @pytest.mark.parametrize(
     ("option", "value"), [("prefetch_factor", 0), ("prefetch_factor", 2.5), ("timeout", 0)]
 )
-def test_an_option_that_cannot_be_is_refused(folder, option, value):
+def test_invalid_options_are_refused(folder, option, value):
     with pytest.raises(ConfigError, match=f"ExactDataLoader: {option}: {value} found"):
         ExactDataLoader(new_dataset(mix(folder)), **{option: value})
 
@@ -278,7 +276,7 @@ class Plain(DynamicBlendMixin, DefaultTaskEncoder):
     plan_samples = False
 
 
-def test_a_dataset_that_is_not_planned_is_refused_with_what_to_do(folder, tmp_path):
+def test_a_dataset_that_is_not_planned_is_refused_with_a_remedy(folder, tmp_path):
     write_dataset(tmp_path / "text", ["some words"] * 20)
     streamed = get_train_dataset(
         tmp_path / "text", worker_config=config(), batch_size=2, task_encoder=Plain()
@@ -305,7 +303,7 @@ class Asking(PackedTaskEncoder):
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_an_encoder_is_called_as_by_energons_worker_whose_turn_it_is(folder, workers):
+def test_an_encoder_sees_the_energon_worker_whose_turn_it_is(folder, workers):
     loader = new_loader(mix(folder), workers, encoder=Asking)
     state = torch.get_rng_state()
     found = take(loader, 7)

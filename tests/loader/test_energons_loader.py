@@ -102,12 +102,12 @@ def test_batches_are_those_of_the_exact_loader_and_so_are_those_after_two_resume
 @pytest.mark.nightly
 @pytest.mark.parametrize("workers", range(5))
 @pytest.mark.parametrize("name", MIXES)
-def test_a_resume_is_exact_at_every_batch_once_each_worker_has_yielded(folder, name, workers):
+def test_resumes_are_exact_at_every_batch_once_all_workers_yielded(folder, name, workers):
     check_resumes(folder, name, workers, saves=range(max(1, workers), 25))
 
 
 @every_number_of_workers
-def test_virtual_epochs_are_those_of_the_exact_loader(folder, workers):
+def test_virtual_epochs_equal_those_of_the_exact_loader(folder, workers):
     exact = loader_for(new_dataset(folder, workers=workers, virtual_epoch_length=6))
     stock = stock_loader_for(new_dataset(folder, workers=workers, virtual_epoch_length=6))
     expected = [[batch_hash(batch) for batch in exact] for _ in range(5)]
@@ -118,7 +118,7 @@ def test_virtual_epochs_are_those_of_the_exact_loader(folder, workers):
 
 
 @every_number_of_workers
-def test_a_pass_ends_for_all_workers_and_the_next_one_begins_with_its_first_batch(folder, workers):
+def test_a_pass_ends_for_all_workers_before_the_next_begins(folder, workers):
     for source in "xy":
         write_tokens(folder / f"few_{source}", [[ord(source)] * 50] * 12)
 

@@ -99,7 +99,7 @@ def test_an_error_of_the_encoder_comes_at_its_batch_as_it_is(folder, workers, er
 
 
 @every_number_of_workers
-def test_an_encoder_that_raises_stop_iteration_does_not_end_the_pass_in_silence(folder, workers):
+def test_stop_iteration_from_an_encoder_is_an_error(folder, workers):
     loader = new_loader(folder / "mix.yaml", workers, Failing, StopIteration())
     found, raised = drawn_before(loader, RuntimeError)
     assert len(found) == 7 and "raised StopIteration" in str(raised)
@@ -118,7 +118,7 @@ def test_an_encoder_that_raises_stop_iteration_does_not_end_the_pass_in_silence(
         ),
     ],
 )
-def test_what_cannot_leave_a_worker_is_an_error_at_its_batch(folder, workers, error, words):
+def test_unpicklable_results_are_an_error_at_their_batch(folder, workers, error, words):
     loader = new_loader(folder / "mix.yaml", workers, Failing, error)
     found, raised = drawn_before(loader, WorkerError)
     assert len(found) == 7
@@ -128,7 +128,7 @@ def test_what_cannot_leave_a_worker_is_an_error_at_its_batch(folder, workers, er
 
 
 @every_number_of_workers
-def test_an_error_of_the_planner_comes_behind_all_batches_of_the_steps_before(folder, workers):
+def test_a_planner_error_comes_after_all_batches_of_earlier_steps(folder, workers):
     """From step 3 on b alone has a weight, until it has ended; a has rows left, and no weight."""
     path = write_mix(folder / "ending.yaml", [("a", {"step": {0: 1, 3: 0}}), ("b", 1)])
     content = json.loads(path.read_text())
@@ -146,7 +146,7 @@ def test_an_error_of_the_planner_comes_behind_all_batches_of_the_steps_before(fo
     assert loader.state_dict()["plan"]["step"] == step
 
 
-def test_a_signal_handler_is_wrapped_once_and_its_absence_is_left_alone():
+def test_a_signal_handler_is_wrapped_once_and_only_if_present():
     before, calls = signal.getsignal(signal.SIGCHLD), []
     try:
         for absent in (signal.SIG_DFL, signal.SIG_IGN):

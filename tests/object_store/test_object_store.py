@@ -69,9 +69,7 @@ def hashes(loader, count):
         pytest.param("{}/part-1.bin", "msc://store/", marks=pytest.mark.nightly),
     ],
 )
-def test_batches_of_a_pair_a_folder_and_a_pattern_equal_the_local_ones(
-    path, scheme, pairs, tmp_path
-):
+def test_batches_of_a_pair_folder_or_pattern_equal_local_ones(path, scheme, pairs, tmp_path):
     local, name = pairs
     expected = hashes(loader_for(dataset(path.format(local), tmp_path)), 12)
     assert hashes(loader_for(dataset(path.format(scheme + name), tmp_path)), 12) == expected
@@ -84,9 +82,7 @@ BOTH_CLIENTS = pytest.mark.parametrize(
 
 @BOTH_CLIENTS
 @pytest.mark.parametrize("workers, ranks", [(2, 1), pytest.param(0, 2, marks=pytest.mark.nightly)])
-def test_a_run_goes_on_when_its_yaml_and_files_moved_to_a_store_on_other_ranks_and_workers(
-    workers, ranks, pairs, store
-):
+def test_a_run_moved_to_a_store_resumes_on_other_ranks_and_workers(workers, ranks, pairs, store):
     local, name = pairs
     mix = write_mix(local.parent / "mix.yaml", [("web", 1)])
     store.s3.upload_file(str(mix), "corpus", f"{name}.yaml")
@@ -105,7 +101,7 @@ def test_a_run_goes_on_when_its_yaml_and_files_moved_to_a_store_on_other_ranks_a
 
 
 @BOTH_CLIENTS
-def test_prepared_json_stands_for_the_listing_and_the_headers(store, tmp_path):
+def test_prepared_json_replaces_listing_and_headers(store, tmp_path):
     (tmp_path / "in.jsonl").write_text(
         "".join(json.dumps({"text": f"{n} " * (n % 40)}) + "\n" for n in range(200))
     )
@@ -127,7 +123,7 @@ def test_prepared_json_stands_for_the_listing_and_the_headers(store, tmp_path):
     assert len(store.asked("GET", ".idx")) == 1  # the copy is there
 
 
-def test_rows_of_later_batches_are_asked_for_early(pairs, store, tmp_path):
+def test_rows_of_later_batches_are_prefetched(pairs, store, tmp_path):
     found = dataset(f"msc://store/{pairs[1]}", tmp_path)
     row_bytes = 2 * 64 * 4  # a batch of two rows
     asked = {}
@@ -150,7 +146,7 @@ def test_rows_of_later_batches_are_asked_for_early(pairs, store, tmp_path):
         pytest.param("short", "check that the object", marks=pytest.mark.nightly),
     ],
 )
-def test_a_store_that_fails_ends_the_batch_with_one_line_and_the_run_resumes(
+def test_a_failing_store_is_a_one_line_error_and_the_run_resumes(
     fault, reason, pairs, store, tmp_path
 ):
     local, name = pairs
@@ -175,7 +171,7 @@ def test_a_store_that_fails_ends_the_batch_with_one_line_and_the_run_resumes(
 
 
 @pytest.mark.parametrize("content", [b"\x01\x00" * 2000, None])
-def test_an_object_that_was_replaced_is_refused_when_it_is_looked_at_again(
+def test_a_replaced_object_is_refused_at_the_next_read(
     content, pairs, store, tmp_path, monkeypatch
 ):
     """None: other bytes of the same length, which the ETag alone tells."""
@@ -189,7 +185,7 @@ def test_an_object_that_was_replaced_is_refused_when_it_is_looked_at_again(
         files.document(0)
 
 
-def test_what_is_not_there_and_a_login_in_a_path_are_refused(pairs, tmp_path):
+def test_missing_objects_and_logins_in_paths_are_refused(pairs, tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         dataset(f"msc://store/{pairs[1]}/nothing", tmp_path)
     with pytest.raises(ConfigError, match=r"s3://\*\*\*@corpus/web found, which is not a path"):
@@ -197,7 +193,7 @@ def test_what_is_not_there_and_a_login_in_a_path_are_refused(pairs, tmp_path):
 
 
 @pytest.mark.parametrize("client", ["rust"])
-def test_the_rust_client_finds_the_objects_that_it_lists(pairs):
+def test_the_rust_client_finds_the_objects_it_lists(pairs):
     listed = object_store.objects_below(f"msc://store/{pairs[1]}")
     assert len(listed) > 5 and listed == [object_store.find_object(each.url) for each in listed]
 
@@ -214,9 +210,7 @@ range_reader().take(stored, 0, 4)
 
 
 @BOTH_CLIENTS
-def test_a_process_that_ends_while_the_store_is_read_ahead_ends_at_once_and_without_a_fault(
-    pairs, store, monkeypatch
-):
+def test_a_process_that_ends_during_read_ahead_exits_cleanly(pairs, store, monkeypatch):
     monkeypatch.setattr(store, "delay", 0.02)
     url = f"msc://store/{pairs[1]}/part-0.bin"
     command = [sys.executable, "-c", ENDS_AMID_REQUESTS, url]

@@ -33,7 +33,7 @@ def mixes(tmp_path, store):
 
 @pytest.mark.parametrize("client", [pytest.param("boto3", marks=pytest.mark.nightly), "rust"])
 @pytest.mark.parametrize("encoder", [None, pytest.param(PackedCaptions, marks=pytest.mark.nightly)])
-def test_rows_are_those_of_local_files_on_any_ranks_and_workers(mixes, encoder):
+def test_stored_rows_equal_local_rows_on_any_ranks_and_workers(mixes, encoder):
     local, stored = mixes
     options = {} if encoder is None else {"encoder": encoder()}
     expected, _ = run(local, 8, **options)
@@ -43,7 +43,7 @@ def test_rows_are_those_of_local_files_on_any_ranks_and_workers(mixes, encoder):
     assert run(stored, 6, state=after_two, **options)[0] == expected[2:]
 
 
-def test_samples_of_later_batches_are_asked_for_early(mixes, store):
+def test_samples_of_later_batches_are_prefetched(mixes, store):
     _, stored = mixes
     asked = {}
     for ahead in (0, 8):
@@ -59,7 +59,7 @@ def test_samples_of_later_batches_are_asked_for_early(mixes, store):
     assert asked[8] > 3 * asked[0] > 0
 
 
-def test_a_store_that_fails_ends_the_batch_with_one_line_and_the_run_goes_on_later(mixes, store):
+def test_a_failing_store_is_a_one_line_error_and_samples_resume(mixes, store):
     _, stored = mixes
     expected, _ = run(stored, 4)
     loader = loader_for(dataset_of(stored))
@@ -75,7 +75,7 @@ def test_a_store_that_fails_ends_the_batch_with_one_line_and_the_run_goes_on_lat
     assert run(stored, 2, state=state)[0] == expected[2:]
 
 
-def test_json_lines_in_a_store_are_streamed_and_the_log_says_why(store, tmp_path, caplog):
+def test_json_lines_in_a_store_are_streamed_with_a_logged_reason(store, tmp_path, caplog):
     lines = tmp_path / "folder" / "captions.jsonl"
     lines.parent.mkdir()
     lines.write_text('{"caption": "caption 1"}\n' * 9)

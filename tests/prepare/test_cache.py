@@ -76,7 +76,7 @@ def refuse_to_make(monkeypatch):
     monkeypatch.setattr(text_sources, "TokenWriter", fail)
 
 
-def test_text_is_tokenized_at_first_use_and_found_afterwards(mix, tmp_path, monkeypatch):
+def test_text_is_tokenized_at_first_use_and_reused_afterwards(mix, tmp_path, monkeypatch):
     first = hashes(mix)
     names = caches(tmp_path)
     assert [name.rpartition("-")[0] for name in names] == ["lines.jsonl", "web"]
@@ -98,7 +98,7 @@ def test_text_gives_the_rows_that_token_files_of_its_documents_give(tmp_path):
     assert hashes(mixes[0], 60) == hashes(mixes[1], 60)
 
 
-def test_the_environment_names_the_cache_and_metadatasets_share_it(mix, tmp_path, monkeypatch):
+def test_an_environment_variable_sets_the_cache_that_metadatasets_share(mix, tmp_path, monkeypatch):
     monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "shared" / "deep"))
     first = hashes(mix)
     other = tmp_path / "other"
@@ -109,7 +109,7 @@ def test_the_environment_names_the_cache_and_metadatasets_share_it(mix, tmp_path
     assert caches(tmp_path) == caches(other) == []
 
 
-def test_subsets_share_the_tokens_of_the_whole_and_read_their_documents(tmp_path):
+def test_subsets_share_the_tokens_of_the_whole(tmp_path):
     write_lines(tmp_path / "lines.jsonl")
     halves = [{"range": ["0%", "50%"]}, {"range": [200, 300]}]
     for subset, expected in zip(halves, (range(150), range(200, 300))):
@@ -125,7 +125,7 @@ def test_subsets_share_the_tokens_of_the_whole_and_read_their_documents(tmp_path
     assert len(caches(tmp_path)) == 1
 
 
-def test_a_refused_or_empty_sample_is_a_document_without_a_token(tmp_path, caplog):
+def test_a_rejected_or_empty_sample_is_a_document_without_tokens(tmp_path, caplog):
     lines = ['{"text": "one"}', '{"other": 1}', '{"text": two}', '{"text": "three"}']
     (tmp_path / "lines.jsonl").write_text("\n".join(lines) + "\n")
     mix = write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 1)])
@@ -160,13 +160,13 @@ def test_a_changed_file_is_tokenized_again(mix, tmp_path, change):
     assert len(first) == 12
 
 
-def test_another_tokenizer_has_tokens_of_its_own(mix, tmp_path):
+def test_another_tokenizer_gets_its_own_tokens(mix, tmp_path):
     load(mix)
     load(mix, PackedTaskEncoder(ByteTokenizer(add_bos=False), 64))
     assert len(caches(tmp_path)) == 4
 
 
-def test_validation_is_every_document_once_and_in_order(tmp_path):
+def test_validation_reads_every_document_once_in_order(tmp_path):
     write_lines(tmp_path / "lines.jsonl", TEXTS[:50])
     mix = write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 1)], split="val")
     encoder = PackedTaskEncoder(ByteTokenizer(), 64, packing="sequential")
@@ -205,7 +205,7 @@ def with_fingerprint(encoder_class, value):
 
 
 @pytest.mark.parametrize("encoder_class", [Shouting, Backwards])
-def test_own_code_needs_a_fingerprint_by_which_its_tokens_are_found(
+def test_custom_encoders_need_a_fingerprint_for_the_cache(
     mix, tmp_path, encoder_class, monkeypatch
 ):
     with pytest.raises(ConfigError, match=rf"{encoder_class.__name__}: .* is custom code"):
@@ -218,7 +218,7 @@ def test_own_code_needs_a_fingerprint_by_which_its_tokens_are_found(
     load(mix, with_fingerprint(encoder_class, {"version": 1}))
 
 
-def test_an_own_encode_document_decides_tokens_and_weights(mix, caplog):
+def test_a_custom_encode_document_decides_tokens_and_weights(mix, caplog):
     loader = loader_for(load(mix, with_fingerprint(Shouting, {"version": 1}), repeat=False))
     weights, text = set(), ""
     for batch in loader:
@@ -232,7 +232,7 @@ def test_an_own_encode_document_decides_tokens_and_weights(mix, caplog):
 # What takes long ----------------------------------------------------------------------------------
 
 
-def test_much_text_is_one_line_with_the_command_that_tokenizes_it(mix, tmp_path, monkeypatch):
+def test_large_text_is_a_one_line_error_with_the_command_to_run(mix, tmp_path, monkeypatch):
     monkeypatch.setattr(text_sources, "BYTES_PER_SECOND", 100)
     with pytest.raises(ConfigError) as error:
         load(mix)
@@ -248,9 +248,7 @@ def test_much_text_is_one_line_with_the_command_that_tokenizes_it(mix, tmp_path,
     assert len(hashes(mix)) == 12
 
 
-def test_the_command_is_that_of_the_outermost_metadataset_and_makes_what_is_missing(
-    tmp_path, monkeypatch
-):
+def test_the_command_names_the_outermost_metadataset_and_fills_gaps(tmp_path, monkeypatch):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         write_lines(tmp_path / name / "lines.jsonl", [f"{name} {n}" for n in range(30)])
@@ -269,21 +267,21 @@ def test_the_command_is_that_of_the_outermost_metadataset_and_makes_what_is_miss
     load(outer)
 
 
-def test_where_the_command_knows_no_such_tokenizer_it_takes_the_users_encoder(mix, monkeypatch):
+def test_the_suggested_command_uses_an_encoder_for_unknown_tokenizers(mix, monkeypatch):
     monkeypatch.setattr(text_sources, "BYTES_PER_SECOND", 100)
     encoder = PackedTaskEncoder(ByteTokenizer(add_bos=False), 64)
     with pytest.raises(ConfigError, match="tokenize .*mix.yaml --encoder MODULE:FUNCTION. first"):
         load(mix, encoder)
 
 
-def test_text_is_tokenized_where_standard_error_is_closed(mix, monkeypatch):
+def test_text_is_tokenized_with_standard_error_closed(mix, monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     assert len(load(mix).sources) == 2
 
 
-def test_datasets_are_built_in_threads_and_each_prints_where_it_did(mix, capsys):
+def test_building_in_threads_leaves_stdout_alone(mix, capsys):
     before = sys.stdout
 
     def build(number):
@@ -301,7 +299,7 @@ def test_datasets_are_built_in_threads_and_each_prints_where_it_did(mix, capsys)
     )
 
 
-def test_the_command_divides_the_samples_among_processes(mix, tmp_path, monkeypatch):
+def test_the_command_divides_samples_among_processes(mix, tmp_path, monkeypatch):
     expected = hashes(mix)
     for name in caches(tmp_path):
         os.rename(tmp_path / cache.DEFAULT_NAME / name, tmp_path / name)
@@ -312,7 +310,7 @@ def test_the_command_divides_the_samples_among_processes(mix, tmp_path, monkeypa
     assert hashes(mix) == expected
 
 
-def test_parts_of_several_commands_make_the_tokens_of_one(mix, tmp_path, monkeypatch):
+def test_parts_by_several_commands_equal_one_command(mix, tmp_path, monkeypatch):
     expected = hashes(mix)
     shutil.rmtree(tmp_path / cache.DEFAULT_NAME)
     monkeypatch.setattr(samples, "UNIT_SAMPLES", 16)
@@ -324,7 +322,7 @@ def test_parts_of_several_commands_make_the_tokens_of_one(mix, tmp_path, monkeyp
     assert hashes(mix) == expected
 
 
-def test_the_command_takes_an_encoder_of_the_user(mix, tmp_path, monkeypatch):
+def test_the_command_accepts_a_custom_encoder(mix, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(
         "from tests.prepare.test_cache import Shouting, with_fingerprint\n"
         "def encoder(): return with_fingerprint(Shouting, {'version': 1})\n"
@@ -389,7 +387,7 @@ def test_of_processes_at_once_one_tokenizes_and_all_read_the_same(mix, tmp_path)
     assert len(caches(tmp_path)) == 2
 
 
-def test_a_process_takes_over_from_one_that_was_killed_and_makes_only_the_rest(mix, tmp_path):
+def test_a_process_takes_over_from_a_killed_one_and_does_the_rest(mix, tmp_path):
     first, _ = start(mix, seconds=0.01)
     wait_for(lambda: len(parts(tmp_path)) >= 3)
     second, pipe = start(mix, seconds=0)
@@ -403,7 +401,7 @@ def test_a_process_takes_over_from_one_that_was_killed_and_makes_only_the_rest(m
     assert all(not name.startswith(".") for name in caches(tmp_path))
 
 
-def test_a_process_that_is_stopped_is_waited_for_until_a_deadline(mix, tmp_path):
+def test_a_stopped_process_is_awaited_until_a_deadline(mix, tmp_path):
     first, _ = start(mix, seconds=0.01)
     wait_for(lambda: parts(tmp_path))
     os.kill(first.pid, signal.SIGSTOP)
@@ -433,7 +431,7 @@ def fill_the_disk(mix, there):
     there.send(str(error.value))
 
 
-def test_a_full_disk_is_one_line_and_the_next_start_goes_on(mix, tmp_path):
+def test_a_full_disk_is_a_one_line_error_and_the_next_start_continues(mix, tmp_path):
     here, there = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=fill_the_disk, args=(mix, there))
     process.start()
@@ -446,7 +444,7 @@ def test_a_full_disk_is_one_line_and_the_next_start_goes_on(mix, tmp_path):
     assert len(hashes(mix)) == 12
 
 
-def test_a_part_that_is_gone_is_named_with_what_to_do(mix, tmp_path):
+def test_a_missing_part_is_named_with_a_remedy(mix, tmp_path):
     load(mix)
     (part,) = tmp_path.glob(f"{cache.DEFAULT_NAME}/lines*/tokens/part-00000.idx")
     part.unlink()

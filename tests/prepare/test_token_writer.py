@@ -32,13 +32,13 @@ def test_megatron_reads_what_is_written(tmp_path, vocab_size):
     assert len(ours) == len(DOCUMENTS) and ours.document(99_999).tolist() == DOCUMENTS[99_999]
 
 
-def test_a_pair_without_documents_is_one(tmp_path):
+def test_a_pair_may_have_no_documents(tmp_path):
     TokenWriter(tmp_path / "web", 300).close()
     assert len(open_token_files(tmp_path / "web")) == 0
     assert len(IndexedDataset(str(tmp_path / "web"), mmap=False)) == 0
 
 
-def test_weights_begin_with_the_first_document_that_has_some(tmp_path):
+def test_weights_begin_with_the_first_weighted_document(tmp_path):
     writer = TokenWriter(tmp_path / "chat", 300, "float32")
     writer.write(np.array([1, 2, 3]), origin="first")
     writer.write(np.array([4, 5]), np.array([0.0, 0.5]), "second\nline")
@@ -50,13 +50,13 @@ def test_weights_begin_with_the_first_document_that_has_some(tmp_path):
 
 
 @pytest.mark.parametrize("token", [-1, 300])
-def test_an_id_that_the_vocabulary_does_not_have_is_refused_with_its_document(tmp_path, token):
+def test_an_id_outside_the_vocabulary_is_refused_naming_its_document(tmp_path, token):
     writer = TokenWriter(tmp_path / "web", 300)
     with pytest.raises(ConfigError, match=f"a.txt: token id {token}, but the tokenizer has 300"):
         writer.write(np.array([1, token]), origin="a.txt")
 
 
-def test_preparing_does_not_wait_for_megatron_core(tmp_path):
+def test_prepare_does_not_import_megatron_core(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     program = (
         "import sys\nfrom energon_ext.cli.main import main\n"

@@ -38,7 +38,7 @@ def cost_of(row):
     return sum(length + 100 * len(greys) for _, length, greys in row)
 
 
-def test_the_cost_of_a_row_is_that_of_its_tokens_and_its_images(data):
+def test_row_cost_sums_tokens_and_images(data):
     dataset = dataset_of(alone(data), encoder=Dear())
     dataset.batches = dataclasses.replace(dataset.batches, cost=None)  # in their natural order
     step = next(dataset.planned_steps())
@@ -48,7 +48,7 @@ def test_the_cost_of_a_row_is_that_of_its_tokens_and_its_images(data):
         assert cost == sum(length_of_number(n) + 100 * (n % 3) for n in numbers)
 
 
-def test_ranks_end_together_and_the_rows_of_a_step_stay_the_same(data):
+def test_balancing_evens_out_ranks_without_changing_a_steps_rows(data):
     natural, balanced = PackedCaptions(), Dear()
     path = alone(data)
 
@@ -65,7 +65,7 @@ def test_ranks_end_together_and_the_rows_of_a_step_stay_the_same(data):
     assert shorter_waits.mean() - 1 < (waits.mean() - 1) / 2
 
 
-def test_costs_that_changed_are_refused_inside_a_step_and_taken_between_two(data):
+def test_changed_costs_are_refused_within_a_step_but_not_between_steps(data):
     path = alone(data)
 
     def resume(batches, encoder):
@@ -89,7 +89,7 @@ def test_costs_that_changed_are_refused_inside_a_step_and_taken_between_two(data
 
 
 @pytest.mark.parametrize("encoder, reason", [(PlannedCaptions, "has no length_of")])
-def test_a_cost_that_deals_nothing_is_refused(data, encoder, reason):
+def test_a_cost_without_effect_is_refused(data, encoder, reason):
     chosen = encoder()
     chosen.cost = AttentionCost()
     with pytest.raises(ConfigError, match=reason):

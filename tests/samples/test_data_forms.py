@@ -110,7 +110,7 @@ def cook_sound(sample):
     return Whatever(**basic_sample_keys(sample), content=(len(frames), sample["txt"].decode()))
 
 
-def test_sound_is_read_by_number(tmp_path):
+def test_audio_is_read_by_number(tmp_path):
     class Heard(Plain):
         cookers = [Cooker(cook_sound, has_subflavors={"sound": True})]
 
@@ -132,7 +132,7 @@ def cook_with_file(sample, pictures):
     return Whatever(**basic_sample_keys(sample), content=content)
 
 
-def test_auxiliary_files_and_the_subflavors_of_an_entry_reach_the_cooker(tmp_path):
+def test_auxiliary_files_and_subflavors_reach_the_cooker(tmp_path):
     class WithFiles(Plain):
         cookers = [Cooker(cook_with_file)]
 
@@ -162,7 +162,7 @@ def cook_size(sample, primary):
 
 
 @pytest.mark.nightly
-def test_lengths_may_come_from_the_media_metadata_that_energon_prepares(tmp_path):
+def test_lengths_can_come_from_energons_media_metadata(tmp_path):
     class BySize(Plain):
         seq_len, encoding_fingerprint = 120, {"version": 1}
         cookers = [Cooker(cook_size)]

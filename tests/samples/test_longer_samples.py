@@ -165,11 +165,11 @@ PACKERS = [(Sized, Sized), (FirstFit, FirstFit), (Sized, FirstFit)]  # before an
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 99))]
 )
-def test_hops_over_lengths_topologies_and_mixes_read_every_sample_once_an_epoch(data, orders, seed):
+def test_resumes_with_other_lengths_and_mixes_read_each_sample_once(data, orders, seed):
     assert chain(data, orders, seed).is_complete
 
 
-def test_an_interleave_keeps_its_shares_over_changes_of_length(data):
+def test_an_interleave_keeps_its_shares_when_row_length_changes(data):
     state, path = None, mix(data, {"photos": 1, "charts": 1}, epochs=99)
     for seq_len in (40, 64, 21, 100):
         _, state = run(path, 4, 1, 0, state, encoder=Sized(seq_len))
@@ -180,7 +180,7 @@ def test_an_interleave_keeps_its_shares_over_changes_of_length(data):
     assert state["row_lengths"] == [[32, 40], [64, 64], [96, 21]]
 
 
-def test_an_axis_of_tokens_counts_rows_as_long_as_they_were(data):
+def test_a_token_axis_counts_rows_at_their_length_when_read(data):
     """Two steps of 8 rows of 40 and one of 64: 1,152 tokens; photos alone before, charts behind."""
     weights = {"photos": {"step": {0: 1, 1152: 0}}, "charts": {"step": {0: 0, 1152: 1}}}
     path = mix(data, weights, "blend", epochs=99, schedule_axis="tokens")
@@ -191,7 +191,7 @@ def test_an_axis_of_tokens_counts_rows_as_long_as_they_were(data):
     assert read == [{"photos"}] * 3 + [{"charts"}] * 2
 
 
-def test_a_run_that_changes_nothing_reads_what_one_without_a_stop_reads(data):
+def test_an_unchanged_resume_equals_an_uninterrupted_run(data):
     path = mix(data, {"photos": 1, "charts": 2})
     for encoder in (Sized, FirstFit):
         expected, state, read = run(path, 6, encoder=encoder())[0], None, []
@@ -215,7 +215,7 @@ def exclude(folder, numbers):
 
 
 @pytest.mark.parametrize("encoder", [Sized, FirstFit])
-def test_samples_that_do_not_fit_any_more_are_counted_before_the_first_step(data, encoder):
+def test_samples_that_no_longer_fit_are_counted_before_the_first_step(data, encoder):
     path = mix(data, {"photos": 1})
     _, state = run(path, 2, encoder=encoder(40))
     loader = loader_for(dataset_of(path, encoder=encoder(12)))
@@ -231,7 +231,7 @@ def test_samples_that_do_not_fit_any_more_are_counted_before_the_first_step(data
 
 
 @pytest.mark.parametrize("encoder", [Sized, FirstFit])
-def test_rows_may_become_too_short_for_samples_that_are_excluded(data, encoder):
+def test_rows_may_be_too_short_for_excluded_samples(data, encoder):
     """Also for those that were at hand; a state goes on before the first row as well."""
     path, model = mix(data, {"photos": 1}), Counter()
     read, state = run(path, 2, encoder=encoder(40))
@@ -248,7 +248,7 @@ def test_rows_may_become_too_short_for_samples_that_are_excluded(data, encoder):
 
 
 @pytest.mark.parametrize("encoder", [Sized, FirstFit])
-def test_samples_that_were_too_long_are_read_in_longer_rows(data, encoder):
+def test_samples_that_were_too_long_are_read_once_rows_are_longer(data, encoder):
     path, model = mix(data, {"photos": 1}), Counter()
     read, state = run(path, 1, encoder=encoder(12))
     model.update(number for step in read for row in step for _, number, _ in row)
@@ -276,7 +276,7 @@ class WithText(Sized):
 
 
 @pytest.mark.parametrize("lengths", [(40, 90, 24), (90, 30, 64)])
-def test_token_files_beside_samples_are_packed_anew_as_well(data, lengths):
+def test_token_files_alongside_samples_are_repacked_too(data, lengths):
     texts = [f"{number:03d}{'abcdefghij' * (number % 9)}" for number in range(120)]
     write_texts(data / "text", texts)
     entries = [{"path": path, "max_epochs": 2} for path in ("photos", "text/train")]
@@ -317,7 +317,7 @@ def saved_run(data, tmp_path):
     return tmp_path / "run", path, steps
 
 
-def test_a_trace_crosses_the_change_without_the_users_code(saved_run):
+def test_a_trace_crosses_a_length_change_without_user_code(saved_run):
     folder, path, steps = saved_run
     for number, rows in enumerate(steps):
         result = energon_ext("trace", folder, path, "--step", number, "--json")
@@ -330,7 +330,7 @@ def test_a_trace_crosses_the_change_without_the_users_code(saved_run):
     assert "step 3, row 0" in result.stdout
 
 
-def test_the_difference_says_how_many_samples_are_packed_anew(saved_run, data, orders):
+def test_checkpoint_diff_counts_repacked_samples(saved_run, data, orders):
     folder, path, steps = saved_run
     result = energon_ext("checkpoint", "diff", folder, path, "--seq-length", 100)
     assert result.exit_code == 0, result.output
@@ -347,14 +347,14 @@ def test_the_difference_says_how_many_samples_are_packed_anew(saved_run, data, o
     assert "samples have more than the 20 tokens of a row" in result.output
 
 
-def test_a_packer_of_token_files_is_none_of_samples(saved_run):
+def test_a_token_file_packer_is_refused_for_samples(saved_run):
     for options in (("--packing", "sequential"),):
         result = energon_ext("checkpoint", "diff", *saved_run[:2], *options)
         assert result.exit_code == 1 and "samples keep the packer of their encoder" in result.output
 
 
 @pytest.mark.parametrize("seq_len", [64, 100])
-def test_a_forecast_from_the_checkpoint_counts_what_is_read(saved_run, seq_len):
+def test_a_forecast_from_a_checkpoint_matches_the_run(saved_run, seq_len):
     folder, path, _ = saved_run
     read, _ = run(path, 3, 1, 0, newest_cursor(folder), encoder=Sized(seq_len))
     result = energon_ext(
@@ -367,7 +367,7 @@ def test_a_forecast_from_the_checkpoint_counts_what_is_read(saved_run, seq_len):
         assert source["documents"] == [len(each) for each in lengths]
 
 
-def test_an_estimate_knows_how_many_samples_are_in_a_row(data):
+def test_an_estimate_uses_the_samples_per_row(data):
     blend = find_blend(dataset_of(mix(data, {"photos": 1, "charts": 1}), encoder=Sized()))
     guess, exact = estimated(blend, 12), planned(blend, 12)
     assert guess.tokens.sum() == pytest.approx(exact.tokens.sum(), rel=0.05)
@@ -407,7 +407,7 @@ class Wider(Fixed):
 
 
 @pytest.mark.parametrize("lengths", [(40, 64), (64, 40)])
-def test_a_packer_that_does_not_go_by_the_length_of_a_row_is_found_out(data, lengths):
+def test_a_packer_that_ignores_the_row_length_is_detected(data, lengths):
     path, (first, second) = mix(data, {"photos": 1}), lengths
     _, state = run(path, 1, encoder=Stale(first, first))
     loader = loader_for(dataset_of(path, encoder=Stale(second, second)))
@@ -426,7 +426,7 @@ def test_a_length_that_cannot_be_set_is_named(data):
         loader.load_state_dict(state)
 
 
-def test_an_encoder_without_the_method_that_packed_is_refused(data):
+def test_an_encoder_without_the_saved_packing_method_is_refused(data):
     path = mix(data, {"photos": 1})
     _, state = run(path, 1, encoder=FirstFit())
     loader = loader_for(dataset_of(path, encoder=Sized()))
@@ -434,7 +434,7 @@ def test_an_encoder_without_the_method_that_packed_is_refused(data):
         loader.load_state_dict(state)
 
 
-def test_samples_that_were_a_row_each_are_not_packed_in_the_middle_of_a_run(data):
+def test_packing_cannot_begin_in_the_middle_of_a_run(data):
     path = write(data / "alone.yaml", {"blend": [{"path": "photos"}]})
     for first, second in ((PlannedCaptions(), Sized()), (Sized(), PlannedCaptions())):
         _, state = run(path, 1, encoder=first)
@@ -443,7 +443,7 @@ def test_samples_that_were_a_row_each_are_not_packed_in_the_middle_of_a_run(data
             loader.load_state_dict(state)
 
 
-def test_inside_a_step_rows_stay_as_they_are(data):
+def test_row_length_cannot_change_within_a_step(data):
     path = mix(data, {"photos": 1})
     loader = loader_for(dataset_of(path, encoder=Sized(), batch_size=2))
     take(loader, 1)
@@ -466,7 +466,7 @@ class Cut(Sized):
         return Encoded.derive_from(whole, number=whole.number, greys=[], noise=noise)
 
 
-def test_samples_whose_lengths_are_others_in_longer_rows_are_refused(data):
+def test_samples_whose_length_depends_on_the_row_are_refused(data):
     path = mix(data, {"photos": 1})
     _, state = run(path, 1, encoder=Cut(12))
     loader = loader_for(dataset_of(path, encoder=Cut(16)))

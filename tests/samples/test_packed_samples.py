@@ -128,7 +128,7 @@ def test_lengths_are_measured_once(data, monkeypatch):
     assert {file: file.stat().st_mtime_ns for file in table.rglob("*")} == before
 
 
-def test_another_version_of_the_encoder_measures_anew(data):
+def test_another_encoder_version_measures_again(data):
     class Longer(PackedCaptions):
         encoding_fingerprint = {"version": 2}
 
@@ -138,7 +138,7 @@ def test_another_version_of_the_encoder_measures_anew(data):
     assert len(list((data / DEFAULT_NAME).iterdir())) == 2
 
 
-def test_shards_that_are_appended_are_measured_alone(data):
+def test_only_appended_shards_are_measured(data):
     path = alone(data)
     run(path, 1, encoder=PackedCaptions())
     (table,) = (data / DEFAULT_NAME).iterdir()
@@ -162,7 +162,7 @@ def test_shards_that_are_appended_are_measured_alone(data):
     }
 
 
-def test_sizes_alone_give_the_lengths_without_encoding(data):
+def test_sample_length_avoids_encoding(data):
     class BySize(PackedCaptions):
         encoded = 0
 
@@ -186,7 +186,7 @@ def test_sizes_alone_give_the_lengths_without_encoding(data):
 # What does not fit ------------------------------------------------------------------------------
 
 
-def test_samples_longer_than_a_row_are_left_out_and_counted(data, caplog):
+def test_samples_longer_than_a_row_are_skipped_and_counted(data, caplog):
     encoder = PackedCaptions()
     encoder.seq_len = 20
     with caplog.at_level(logging.WARNING, "energon_ext"):
@@ -197,7 +197,7 @@ def test_samples_longer_than_a_row_are_left_out_and_counted(data, caplog):
     assert not read & too_long and read
 
 
-def test_a_sample_that_is_longer_than_measured_is_left_out_of_its_row(data, caplog):
+def test_a_sample_longer_than_measured_is_dropped_from_its_row(data, caplog):
     path = alone(data)
     run(path, 1, encoder=PackedCaptions())
     growing = PackedCaptions()
@@ -210,7 +210,7 @@ def test_a_sample_that_is_longer_than_measured_is_left_out_of_its_row(data, capl
     assert run(path, 6, 2, 1, encoder=growing) == expected
 
 
-def test_a_damaged_sample_has_no_length_and_is_in_no_row(tmp_path, caplog):
+def test_a_damaged_sample_is_never_packed(tmp_path, caplog):
     write_images(tmp_path / "photos", 50, damaged=range(0, 50, 5))
     with caplog.at_level(logging.WARNING, "energon_ext"):
         loader = loader_for(dataset_of(alone(tmp_path, max_epochs=3), encoder=PackedCaptions()))
@@ -226,7 +226,7 @@ class OwnName(OwnPacker):
         return [[sample] for sample in samples if sample.num_patches]
 
 
-def test_a_packer_may_read_the_length_under_a_name_of_its_own_if_it_says_so(data):
+def test_a_packer_can_set_its_own_length_attribute(data):
     with pytest.raises(
         ConfigError, match="no attribute 'num_patches'. Samples only have their length"
     ):
@@ -261,12 +261,12 @@ class WrongLength(PackedCaptions):
         (WrongLength(), "WrongLength.length_of: 0.5 found, a number of tokens >= 1"),
     ],
 )
-def test_an_encoder_that_does_not_say_enough_is_refused(data, encoder, message):
+def test_an_incomplete_encoder_is_refused(data, encoder, message):
     with pytest.raises(ConfigError, match=message):
         dataset_of(alone(data), encoder=encoder)
 
 
-def test_a_large_source_without_lengths_is_refused_with_the_command(data, monkeypatch):
+def test_a_large_unmeasured_source_is_refused_with_the_command(data, monkeypatch):
     monkeypatch.setattr("energon_ext.encoders.measured.SECONDS_BY_ENCODING", 2.0)
     path = alone(data)
     with pytest.raises(
@@ -278,7 +278,7 @@ def test_a_large_source_without_lengths_is_refused_with_the_command(data, monkey
 
 
 @pytest.mark.parametrize("change", ["cut", "removed"])
-def test_a_damaged_table_is_named(data, change):
+def test_a_damaged_length_table_is_named(data, change):
     path = alone(data)
     run(path, 1, encoder=PackedCaptions())
     file = next((data / DEFAULT_NAME).glob("*/*/part-00001.lengths.bin"))
@@ -291,7 +291,7 @@ def test_a_damaged_table_is_named(data, change):
 
 
 @pytest.mark.parametrize("encoder", [PlannedCaptions, PackedCaptions])
-def test_a_trace_names_the_samples_that_a_step_reads_without_the_users_code(data, encoder):
+def test_trace_names_the_samples_of_a_step_without_user_code(data, encoder):
     path = mix(data, "blend")
     loader = loader_for(dataset_of(path, encoder=encoder()))
     read = take(loader, 5)[4]
@@ -308,7 +308,7 @@ def test_a_trace_names_the_samples_that_a_step_reads_without_the_users_code(data
     assert all(file["file"].startswith("shard_00") for row in rows for file in row["files"])
 
 
-def test_the_difference_of_a_resume_is_shown_without_the_users_code(data):
+def test_checkpoint_diff_works_without_user_code(data):
     path = mix(data)
     loader = loader_for(dataset_of(path, encoder=PackedCaptions()))
     take(loader, 3)
@@ -319,7 +319,7 @@ def test_the_difference_of_a_resume_is_shown_without_the_users_code(data):
     assert "photos" in result.stdout and "charts" in result.stdout
 
 
-def test_a_run_packed_by_the_users_own_method_is_not_traced(data):
+def test_a_run_with_a_custom_packer_cannot_be_traced(data):
     path = mix(data)
     loader = loader_for(dataset_of(path, encoder=OwnPacker()))
     save_cursor(data / "run", 0, loader.state_dict())
@@ -327,7 +327,7 @@ def test_a_run_packed_by_the_users_own_method_is_not_traced(data):
     assert "packed by select_samples_to_pack of its encoder" in said
 
 
-def test_a_state_whose_encoder_is_damaged_is_named(data):
+def test_a_state_with_a_damaged_encoder_is_refused(data):
     path = mix(data)
     state = loader_for(dataset_of(path, encoder=PackedCaptions())).state_dict()
     del state["energon_ext_digest"]
@@ -339,9 +339,7 @@ def test_a_state_whose_encoder_is_damaged_is_named(data):
         assert "The data state is damaged" in said
 
 
-def test_every_sample_of_a_batch_is_announced_to_the_disk_before_the_first_is_read(
-    data, monkeypatch
-):
+def test_all_samples_of_a_batch_are_prefetched_before_reading(data, monkeypatch):
     calls, advise, read = [], os.posix_fadvise, os.pread
 
     def announced(file, begin, size, advice):
@@ -366,7 +364,7 @@ def test_every_sample_of_a_batch_is_announced_to_the_disk_before_the_first_is_re
 # A mix that changes -----------------------------------------------------------------------------
 
 
-def test_sources_come_and_go_over_resumes_and_every_sample_is_read_as_often_as_it_may(data):
+def test_sources_come_and_go_and_every_sample_keeps_its_epoch_limit(data):
     photos, charts = ({"path": name, "max_epochs": 2} for name in ("photos", "charts"))
     path, read, state = data / "changing.yaml", [], None
     for entries, steps, ranks, workers in (
@@ -390,7 +388,7 @@ def test_sources_come_and_go_over_resumes_and_every_sample_is_read_as_often_as_i
     assert missing < ROWS * 8  # in the last rows, which make no whole step
 
 
-def test_steps_that_are_skipped_are_planned_and_not_read(data):
+def test_skipped_steps_are_planned_but_not_read(data):
     expected = run(alone(data), 6, encoder=PackedCaptions())[0]
     path = alone(data)
     path.write_text(json.dumps({**json.loads(path.read_text()), "skip": [[1, 3]]}))

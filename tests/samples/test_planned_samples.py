@@ -106,7 +106,7 @@ def test_random_numbers_depend_on_the_epoch_the_sample_and_the_seed(data):
     assert not {tuple(noise) for *_, noise in others} & set(drawn)
 
 
-def test_an_encoder_leaves_the_random_numbers_of_the_trainer_alone(data):
+def test_an_encoder_does_not_touch_the_trainers_random_state(data):
     import random
 
     import numpy as np
@@ -120,7 +120,7 @@ def test_an_encoder_leaves_the_random_numbers_of_the_trainer_alone(data):
     assert drawn(0) == drawn(4)
 
 
-def test_the_last_rows_that_make_no_whole_step_are_left_for_a_raised_limit(data, caplog):
+def test_rows_short_of_a_full_step_are_read_after_a_raised_limit(data, caplog):
     path = write(data / "ends.yaml", {"blend": [{"path": "photos", "max_epochs": 1}]})
     with caplog.at_level(logging.INFO, "energon_ext"):
         loader = loader_for(dataset_of(path))
@@ -134,7 +134,7 @@ def test_the_last_rows_that_make_no_whole_step_are_left_for_a_raised_limit(data,
     assert max(Counter(numbers).values()) == 2
 
 
-def test_energons_own_loader_reads_the_same(data):
+def test_energons_loader_reads_the_same(data):
     path = mix(data)
     expected, _ = run(path, 6, 2, 0)
     for workers in (0, 1, 3):
@@ -148,7 +148,7 @@ def blocks_of(size):
     return encoder
 
 
-def test_samples_in_blocks_are_read_close_to_each_other_on_any_topology(data, monkeypatch):
+def test_samples_of_a_block_are_read_together_on_any_topology(data, monkeypatch):
     monkeypatch.setattr(sources, "EpochOrder", partial(EpochOrder, mixed=1))
     path = write(data / "blocks.yaml", {"blend": [{"path": "photos", "max_epochs": 1}]})
     expected, state = run(path, 6, encoder=blocks_of(10))
@@ -196,7 +196,7 @@ def fresh_encoder():
     return Fresh()
 
 
-def test_the_seeds_of_energons_workers_have_no_say(data):
+def test_energons_worker_seeds_do_not_matter(data):
     path, per_rank = mix(data), []
     for rank in (0, 1):
         loader = loader_for(dataset_of(path, 2, 0, rank, encoder=fresh_encoder()))
@@ -217,13 +217,13 @@ class Choosy(PlannedCaptions):
         return super().encode_sample(sample)
 
 
-def test_random_numbers_are_the_same_where_the_method_of_the_parent_class_seeds_them(data):
+def test_random_numbers_are_reproducible_when_a_parent_method_seeds(data):
     expected = run(mix(data), 3, encoder=Choosy())
     assert {number for step in expected[0] for _, number, *_ in step} <= Choosy.wanted
     assert run(mix(data), 3, 2, 1, encoder=Choosy()) == expected
 
 
-def test_an_excluded_sample_replaces_none(data):
+def test_an_excluded_sample_is_never_a_replacement(data):
     key = 'photos:train{"caption": true}'
     (data / "tens.txt").write_text("".join(f"{key}:{number}\n" for number in range(0, 50, 10)))
     path = write(data / "replaced.yaml", {"blend": [{"path": "photos"}]})
@@ -232,14 +232,14 @@ def test_an_excluded_sample_replaces_none(data):
     assert {number for step in steps for _, number, *_ in step} == {5, 15, 25, 35, 45}
 
 
-def test_where_no_sample_can_be_used_the_run_ends_with_the_reason(data):
+def test_a_run_without_usable_samples_ends_with_the_reason(data):
     encoder = Choosy()
     encoder.wanted = set()
     with pytest.raises(SampleError, match="101 consecutive samples .*SkipSample"):
         run(mix(data), 1, encoder=encoder)
 
 
-def test_a_tar_that_lost_its_end_is_named(tmp_path):
+def test_a_truncated_tar_is_named(tmp_path):
     folder = write_images(tmp_path / "photos", 40)
     path = write(tmp_path / "mix.yaml", {"blend": [{"path": "photos"}]})
     shard = folder / "shard_001.tar"
@@ -313,7 +313,7 @@ def streamed():
         (streamed(), {}, "plan_samples is False"),
     ],
 )
-def test_what_cannot_be_planned_is_streamed_and_the_log_says_why(
+def test_unplannable_encoders_are_streamed_with_a_logged_reason(
     data, caplog, encoder, options, reason
 ):
     with caplog.at_level(logging.INFO, "energon_ext"):
@@ -322,7 +322,7 @@ def test_what_cannot_be_planned_is_streamed_and_the_log_says_why(
     assert f"Samples are streamed, which fixes the ranks x workers: {reason}" in caplog.text
 
 
-def test_the_method_that_coming_task_encoders_have_is_no_size_of_the_user(data, monkeypatch):
+def test_an_inherited_blend_sample_size_does_not_prevent_planning(data, monkeypatch):
     def blend_sample_size(self, sample):
         return 1.0
 
@@ -332,11 +332,11 @@ def test_the_method_that_coming_task_encoders_have_is_no_size_of_the_user(data, 
     assert isinstance(sized, StreamedBlend)
 
 
-def test_an_encoder_that_yields_its_one_sample_reads_what_one_that_returns_it_reads(data):
+def test_yielding_one_sample_equals_returning_it(data):
     assert run(mix(data), 4, encoder=Yields())[0] == run(mix(data), 4)[0]
 
 
-def test_a_sample_of_which_several_are_made_ends_the_run_and_one_of_none_is_replaced(data):
+def test_yielding_several_samples_is_an_error_and_none_a_replacement(data):
     encoder = Yields()
     encoder.odd, encoder.times = 7, 2
     loader = loader_for(dataset_of(mix(data), encoder=encoder))
@@ -347,7 +347,7 @@ def test_a_sample_of_which_several_are_made_ends_the_run_and_one_of_none_is_repl
     assert 7 not in {number for step in read for _, number, *_ in step}
 
 
-def test_a_subset_and_excluded_samples_are_left_out_on_any_topology(data):
+def test_subsets_and_exclusions_hold_on_any_topology(data):
     key = 'photos:train[10, 30]{"caption": true}'
     (data / "excluded.txt").write_text(f"{key}:12\n{key}:17\n")
     split = {"blend": [{"path": "photos", "subset": {"range": [10, 30]}}]}
@@ -378,9 +378,7 @@ def test_a_stateless_encoder_over_text_samples_is_planned_too(tmp_path):
         ("tokens", "token files yield packed rows; load them with a PackedTaskEncoder"),
     ],
 )
-def test_sources_that_the_encoder_cannot_read_are_refused_when_the_dataset_is_built(
-    data, path, message
-):
+def test_sources_the_encoder_cannot_read_are_refused_at_build_time(data, path, message):
     class Plain(DynamicBlendMixin, DefaultTaskEncoder):
         """Knows no crude samples."""
 

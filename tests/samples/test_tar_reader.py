@@ -57,7 +57,7 @@ def test_samples_in_any_order_are_those_of_energon(tmp_path, kind, monkeypatch):
     assert is_plain == (kind in ("plain", "folders"))
 
 
-def test_filters_of_energon_hold(tmp_path):
+def test_energons_filters_apply(tmp_path):
     folder = write_shards(tmp_path / "data", "plain")
     options = {
         "part_filter": lambda ext: ext == "txt",
@@ -68,7 +68,7 @@ def test_filters_of_energon_hold(tmp_path):
     assert reader[7] is None and set(reader[8]) & {"txt", "json"} == {"txt"}
 
 
-def test_what_was_read_is_not_kept(tmp_path):
+def test_read_samples_are_not_kept_in_memory(tmp_path):
     reader = reader_of(write_shards(tmp_path / "data", "pax"))
     own = TarReader(reader)
     for number in range(60):
@@ -76,7 +76,7 @@ def test_what_was_read_is_not_kept(tmp_path):
     assert not any(tar.members for tar in reader.itar_files_cache.values())
 
 
-def test_a_shard_that_was_cut_is_an_error(tmp_path):
+def test_a_truncated_shard_is_an_error(tmp_path):
     folder = write_images(tmp_path / "data", 20)
     reader = TarReader(reader_of(folder))
     shard = folder / "shard_000.tar"

@@ -136,7 +136,7 @@ def in_blend(data):
     ("num_workers", "world_size", "pack"),
     [(0, 1, True), (3, 2, False), pytest.param(3, 2, True, marks=pytest.mark.nightly)],
 )
-def test_one_epoch_shows_every_pair_once_whatever_the_ranks_and_workers(
+def test_one_epoch_shows_every_pair_once_on_any_ranks_and_workers(
     data, num_workers, world_size, pack
 ):
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "pack_contents": pack})
@@ -191,7 +191,7 @@ def test_a_row_is_the_frame_of_its_pair(data):
     assert len(seen) == 160 < len(frames)
 
 
-def test_an_attended_prefix_is_of_the_segment_of_the_document(data):
+def test_an_attended_prefix_belongs_to_the_segment_of_its_document(data):
     splice = SpliceConfig(doc_index=17, attend_prefix=True, eos_token_id=2)
     batch = take(loader_for(build(in_blend(data), one(splice), batch_size=16)), 1)[0].validate()
     doc, moved = text_of_book(17), 0
@@ -207,7 +207,7 @@ def test_an_attended_prefix_is_of_the_segment_of_the_document(data):
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_contents_cut_by_the_end_of_the_frame_are_examples_too(data, pack):
+def test_contents_cut_at_the_frame_end_are_examples_too(data, pack):
     splice = SpliceConfig(doc_index=17, cut_at_frame_end=True, min_copy_len=5, pack_contents=pack)
     dataset = build(in_blend(data), one(splice), repeat=False)
     doc = text_of_book(17)
@@ -219,7 +219,7 @@ def test_contents_cut_by_the_end_of_the_frame_are_examples_too(data, pack):
     assert ("book:train/doc17", tuple(doc[:5]), SEQ_LEN - 5) in found
 
 
-def test_a_cyclic_document_goes_on_at_its_beginning(data):
+def test_a_cyclic_document_continues_at_its_beginning(data):
     splice = SpliceConfig(doc_index=3, content_start_mode="cyclic_roll")
     dataset = build(in_blend(data), one(splice), repeat=False)
     doc = text_of_book(3)
@@ -282,13 +282,13 @@ def test_a_spliced_source_takes_its_share_of_an_interleave_in_tokens(data, weigh
     assert abs(book - web / factor) <= 4 * SEQ_LEN < book
 
 
-def test_the_name_of_a_folder_chooses_what_is_spliced(data):
+def test_a_folder_name_selects_the_spliced_source(data):
     path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
     assert "web" in find_blend(build(path, many(splice))).planned_shares(0)
 
 
-def test_a_name_or_subflavors_of_no_source_are_refused_and_the_sources_named(data):
+def test_a_name_or_subflavors_without_a_match_list_the_sources(data):
     """Of text and of token files, also where an entry is spliced by settings of its own."""
     path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
     named = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "bok"})
@@ -341,7 +341,7 @@ def test_a_spliced_source_ends_at_its_limit_and_a_raised_limit_adds_its_epochs(
     close_loaders()
 
 
-def test_the_state_of_a_spliced_source_is_one_number_and_its_fingerprint(data):
+def test_spliced_state_is_one_number_and_a_fingerprint(data):
     loader = loader_for(build(in_blend(data), many()))
     take(loader, 5)
     (source,) = loader.state_dict()["plan"]["sources"].values()
@@ -403,7 +403,7 @@ def rows_in(batch):
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_the_rows_of_a_step_are_equal_on_all_ranks_and_workers_and_over_hops(data, pack):
+def test_rows_of_a_step_match_on_any_topology_and_after_resumes(data, pack):
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "pack_contents": pack})
     expected = SplicedRun(data, splice).steps(1, 0, ROWS_PER_STEP, 8)
     assert len({json.dumps(step) for step in expected}) == 8
@@ -419,7 +419,7 @@ def test_the_rows_of_a_step_are_equal_on_all_ranks_and_workers_and_over_hops(dat
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_an_epoch_shows_every_pair_once_over_hops(data, pack):
+def test_an_epoch_shows_every_pair_once_across_resumes(data, pack):
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "pack_contents": pack})
     whole = SplicedRun(data, splice, repeat=False).steps(1, 0, 4)
     run, found = SplicedRun(data, splice, repeat=False), []
@@ -431,14 +431,14 @@ def test_an_epoch_shows_every_pair_once_over_hops(data, pack):
     assert trained == sum(len(d) - t - 1 for d in documents for t, _ in slow.pairs(len(d), SEQ_LEN))
 
 
-def test_seeds_and_keys_give_orders_of_their_own(data):
+def test_every_seed_and_key_has_its_own_order(data):
     first = take(loader_for(build(in_blend(data), many())), 1)[0]
     again = take(loader_for(build(in_blend(data), many())), 1)[0]
     other = take(loader_for(build(in_blend(data), many(), seed=1)), 1)[0]
     assert batch_hash(first) == batch_hash(again) != batch_hash(other)
 
 
-def test_many_documents_are_counted_under_the_key_of_their_source(data):
+def test_many_documents_are_counted_under_their_source_key(data):
     for named, names in ((False, {"book:train"}), (None, None)):
         encoder = many(named_documents=named)
         shares = find_blend(build(in_blend(data), encoder)).planned_shares(0)
@@ -448,7 +448,7 @@ def test_many_documents_are_counted_under_the_key_of_their_source(data):
     }
 
 
-def test_batches_lead_to_what_is_known_of_a_document(data):
+def test_batches_give_access_to_document_metadata(data):
     dataset = build(in_blend(data), many())
     (source,) = splices_of(dataset)
     batch = take(loader_for(dataset), 1)[0]
@@ -463,13 +463,13 @@ def test_batches_lead_to_what_is_known_of_a_document(data):
     assert numbers == three_longest_short()
 
 
-def test_a_key_chooses_a_document_through_the_yaml(data):
+def test_doc_key_in_the_yaml_selects_a_document(data):
     splice = SpliceConfig(doc_key="*21")
     shares = find_blend(build(in_blend(data), one(splice))).planned_shares(0)
     assert shares == {"book:train/doc21": 1}
 
 
-def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
+def test_validation_uses_a_fixed_grid_and_the_loss_map_separates_points(data):
     path = write_mix(data / "val.yaml", [("book", 1)], split="val")
     encoder = many(validation_starts=3, validation_offsets=4)
     content = json.loads(path.read_text())
@@ -499,7 +499,7 @@ def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
     assert set(losses.per_document()) == {f"book:train/doc{n}" for n in three_longest_short()}
 
 
-def test_validation_packs_the_sources_that_are_not_chosen(data):
+def test_validation_packs_sources_that_are_not_spliced(data):
     """Each source is a dataset of its own there."""
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
     (book, _), (web, _) = get_val_datasets(
@@ -514,7 +514,7 @@ def test_validation_packs_the_sources_that_are_not_chosen(data):
     assert set(counts) == {"web"}
 
 
-def test_a_map_refuses_contents_of_one_rank_of_several(data):
+def test_a_loss_map_refuses_batches_of_one_rank_of_several(data):
     """They would be counted as others of the grid."""
     ((dataset, _),) = get_val_datasets(
         write_mix(data / "ranks.yaml", [("book", 1)]),
@@ -566,19 +566,19 @@ def test_the_plan_is_in_the_log(data, caplog):
         (lambda: one(spliced_subflavors=["splice"]), r"spliced_subflavors: \['splice'\] found"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(make, message):
+def test_unsupported_combinations_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
 
 
-def test_fewer_examples_than_workers_go_round(data):
+def test_an_epoch_may_have_fewer_examples_than_workers(data):
     """One example an epoch and three workers: worker 1 shows it in the second epoch."""
     splice = SpliceConfig(doc_index=3, content_start_mode="anchor_start", offset_stride=SEQ_LEN)
     loader = loader_for(build(in_blend(data), one(splice), num_workers=3))
     assert [len(segments(batch)) for batch in take(loader, 6)] == [4] * 6
 
 
-def test_a_source_without_a_pair_says_what_it_needs(data):
+def test_a_source_without_a_pair_is_refused_with_its_needs(data):
     splice = MultiSpliceConfig(content_length=32, adaptive_k=False, max_doc_length=20)
     message = "^Source book:train: No document has a pair: the longest has 20 tokens"
     with pytest.raises(ConfigError, match=message):
@@ -594,7 +594,7 @@ def test_a_source_without_a_pair_says_what_it_needs(data):
     assert SpliceIndex([20], SEQ_LEN, MultiSpliceConfig(content_length=32)).pairs == [1]
 
 
-def test_documents_are_chosen_at_random_by_the_data_and_not_by_the_place_of_the_yaml(data):
+def test_random_document_choice_depends_on_data_and_not_on_yaml_place(data):
     """Regression: another folder of the metadataset, other documents."""
     splice = MultiSpliceConfig(num_docs=3, max_doc_length=30, doc_select_mode="random")
     (data / "deep").mkdir()

@@ -77,12 +77,12 @@ def test_quotas_are_the_largest_remainders_of_fractions(lengths, epoch_length, t
         (([3], 2**31 + 1), "gives one document 2147483649 examples; at most 2147483648 are"),
     ],
 )
-def test_quotas_that_cannot_be_are_refused(arguments, message):
+def test_impossible_quotas_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         document_quotas(*arguments)
 
 
-def test_the_error_of_floats_neither_adds_an_example_nor_gives_one_to_a_part_of_zero():
+def test_float_error_neither_adds_examples_nor_feeds_zero_shares():
     assert turning_quotas(np.array([2.5, 1.5]), 1 - 2**-53).tolist() == [3, 1]
     tenths = np.array([0.1] * 10 + [0.0])
     assert tenths.cumsum()[-1] < 1
@@ -95,9 +95,7 @@ def test_the_error_of_floats_neither_adds_an_example_nor_gives_one_to_a_part_of_
     epoch_length=st.integers(1, 10**6),
     offset=st.floats(0, 1, exclude_max=True),
 )
-def test_quotas_in_turn_fill_the_epoch_and_are_within_one_of_their_parts(
-    shares, epoch_length, offset
-):
+def test_rotating_quotas_fill_the_epoch_within_one_of_their_shares(shares, epoch_length, offset):
     shares = np.array(shares, float)
     if not shares.sum() > 1e-9:
         return
@@ -113,7 +111,7 @@ def spread(total, quota, phase):
     return quantile_numbers(*map(np.array, arguments)).tolist()
 
 
-def test_picks_lie_in_equal_parts_at_a_phase():
+def test_picks_are_evenly_spaced_at_a_phase():
     assert all(spread(7, 7, phase) == [0, 1, 2, 3, 4, 5, 6] for phase in (0.0, 0.5, 0.999))
     assert spread(7, 2, 0.0) == [0, 3] and spread(7, 2, 3.5 / 7) == [1, 5]
     assert spread(7, 2, 6.5 / 7) == [3, 6]
@@ -148,7 +146,7 @@ def test_the_weights_of_ten_tokens_and_contents_of_four():
         assert edges.rows(np.array([7, 7]), at).tolist() == [start, start + 1]
 
 
-def test_a_bound_between_two_starts_belongs_to_the_second():
+def test_a_boundary_between_two_starts_belongs_to_the_second():
     """Contents of one token: eight starts that weigh the same, which floats divide exactly."""
     edges = EdgeWeights(content_length=1, content_stride=1, alpha=2.0)
     fractions = np.arange(8) / 8
@@ -163,7 +161,7 @@ def test_a_bound_between_two_starts_belongs_to_the_second():
     alpha=st.integers(0, 3),
     stride=st.integers(1, 60) | st.just(10**9),
 )
-def test_weighted_starts_are_those_of_exact_quantiles(content, more, fraction, alpha, stride):
+def test_weighted_starts_equal_exact_quantiles(content, more, fraction, alpha, stride):
     edges = EdgeWeights(content, stride, float(alpha))
     count = more // stride + 1
     got = int(edges.rows(np.array([count]), np.array([float(fraction)]))[0]) * stride

@@ -27,7 +27,7 @@ WORKERS = [
 ]
 
 
-def test_sources_are_kept_moved_new_or_retained_and_counted_over_the_workers():
+def test_sources_are_kept_moved_new_or_retained_across_workers():
     current = {
         "code": SourceNames("/d/code", "code"),
         "../web": SourceNames("/d/web", "web"),
@@ -50,7 +50,7 @@ def test_sources_are_kept_moved_new_or_retained_and_counted_over_the_workers():
     assert changes[1].to_json()["saved_key"] == "web"
 
 
-def test_a_state_is_taken_by_its_key_first_and_then_by_all_its_names_and_once():
+def test_a_state_matches_by_key_then_by_names_and_only_once():
     saved = WORKERS[0]
     # The key of one, the names of another: the key counts.
     assert match_sources(saved, {"old": SourceNames("/d/web", "web")}) == {"old": "old"}
@@ -63,7 +63,7 @@ def test_a_state_is_taken_by_its_key_first_and_then_by_all_its_names_and_once():
     assert match_sources(saved, twice) == {"x": "web"}
 
 
-def test_every_field_that_differs_is_named_with_what_to_do():
+def test_every_differing_field_is_named_with_a_remedy():
     saved, current = {"seed": 0, "seq_len": 8, "gone": 1}, {"seed": 0, "seq_len": 9, "come": None}
     with pytest.raises(StateMismatchError) as refused:
         check_fingerprint(saved, current, "web")
@@ -74,6 +74,6 @@ def test_every_field_that_differs_is_named_with_what_to_do():
     check_fingerprint(saved, dict(saved))
 
 
-def test_an_error_is_told_by_its_first_line_or_by_its_type():
+def test_an_error_is_summarised_by_first_line_or_type():
     assert first_line(ValueError("one.\ntwo")) == "one"
     assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"

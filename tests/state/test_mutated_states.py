@@ -81,7 +81,7 @@ def test_a_cursor_with_anything_changed_is_refused_and_nothing_begins(data, curs
     assert hashes(loader, 6) == hashes(new_loader(data, name), 6)
 
 
-def test_a_cursor_that_was_changed_and_sealed_again_is_refused_or_is_a_cursor(data, cursors):
+def test_a_changed_and_resealed_cursor_is_valid_or_refused(data, cursors):
     """Whatever it is, it is no other error, and after a refusal nothing has begun."""
     content = {key: value for key, value in cursors["both"][1].items() if key != SEAL}
     loader = new_loader(data)
@@ -99,7 +99,7 @@ def test_a_cursor_that_was_changed_and_sealed_again_is_refused_or_is_a_cursor(da
     assert refused > 200
 
 
-def test_a_cursor_cut_anywhere_is_refused(data, cursors):
+def test_a_truncated_cursor_is_refused(data, cursors):
     text = json.dumps(cursors["both"][1])
     loader = new_loader(data)
     chance, mended_count = random.Random(0), 0
@@ -136,7 +136,7 @@ def mended_texts(text):
             continue
 
 
-def test_a_cursor_without_end_is_refused(data, cursors):
+def test_deep_nesting_and_huge_numbers_are_refused(data, cursors):
     deep = []
     for _ in range(5000):
         deep = [deep]
@@ -176,7 +176,7 @@ def test_a_whole_cursor_of_another_configuration_is_a_mismatch(data, cursors, op
     assert hashes(loader, 2) == hashes(new_loader(data, **options), 2)
 
 
-def test_other_documents_are_a_mismatch_before_a_worker_starts(data, cursors, tmp_path):
+def test_changed_documents_are_a_mismatch_before_a_worker_starts(data, cursors, tmp_path):
     write_tokens(tmp_path / "short", [[n % 200] * (8 + n % 9) for n in range(1, 91)])
     write_tokens(tmp_path / "long", [[n % 200] * 51 for n in range(1, 91)])
     mix = write_mix(tmp_path / "both.yaml", [("short", 1), ("long", 1)])
@@ -188,7 +188,7 @@ def test_other_documents_are_a_mismatch_before_a_worker_starts(data, cursors, tm
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_that_has_begun_is_not_restored(data, cursors, workers):
+def test_a_started_loader_refuses_a_state(data, cursors, workers):
     loader = new_loader(data, workers=workers)
     take(loader, 1)
     with pytest.raises(ConfigError, match="before the first batch, in a new loader"):
@@ -196,7 +196,7 @@ def test_a_loader_that_has_begun_is_not_restored(data, cursors, workers):
     assert hashes(loader, 1) == hashes(new_loader(data), 2)[1:]
 
 
-def test_a_second_state_is_refused_and_the_first_one_stays(data, cursors):
+def test_a_second_state_is_refused_and_the_first_is_kept(data, cursors):
     at_end, inside = cursors["both"]
     loader = new_loader(data)
     loader.load_state_dict(at_end)

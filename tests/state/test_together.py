@@ -94,12 +94,12 @@ def each(found, name):
     return [of_rank[name] for of_rank in found]
 
 
-def test_results_are_those_of_the_group_in_its_order(found):
+def test_results_come_in_group_order(found):
     assert each(found, "all") == [[0, 1, 2]] * 3
     assert each(found, "group") == [[0, 2], [1], [0, 2]]
 
 
-def test_a_failure_is_raised_in_its_group_alone_with_the_number_of_the_rank_there(found):
+def test_a_failure_is_raised_only_in_its_group_with_the_rank_there(found):
     # Alone in its group it is raised as it is.
     assert each(found, "other group fails") == [[0, 2], "OSError: x", [0, 2]]
     assert each(found, "fails") == [
@@ -119,7 +119,7 @@ def test_a_failure_is_raised_in_its_group_alone_with_the_number_of_the_rank_ther
     ]
 
 
-def test_a_count_is_reduced_over_the_group_and_stays_what_it_was(found):
+def test_reducing_a_count_over_the_group_leaves_it_unchanged(found):
     pair = [("a", 4, 20), ("of 0", 0, 1), ("of 2", 0, 1)]
     alone = [("a", 2, 10), ("of 1", 0, 1)]
     reduced = [[tuple(entry.values()) for entry in own] for own in each(found, "reduced")]
@@ -129,7 +129,7 @@ def test_a_count_is_reduced_over_the_group_and_stays_what_it_was(found):
     assert each(found, "local") == [1, 2, 3]
 
 
-def test_a_group_ends_where_one_of_it_has_no_batch(found):
+def test_a_group_ends_when_one_rank_has_no_batch(found):
     this, another = (
         "DataExhaustedError: Every source has reached its max_epochs (a: 2, b: 1): "
         f"{which} data-parallel rank has no batch 7. Train for fewer steps, or raise or "

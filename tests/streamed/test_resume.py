@@ -57,7 +57,7 @@ def test_over_any_chain_of_changed_blends_every_source_goes_on_where_it_was(seed
         assert {k: n for k, (n, _) in drawn_of(loader).items()} == {k: read[k] for k in known}
 
 
-def test_a_source_that_moved_goes_on_under_its_new_key():
+def test_a_moved_source_continues_under_its_new_key():
     first = loader_for(blend([source("web", names=("/d/web", "web")), source("b")]))
     seen = take(first, 20)
     moved = resumed(blend([source("../web", names=("/d/web", "web")), source("b")]), first)
@@ -91,7 +91,7 @@ def told(batches):
 @pytest.mark.parametrize("shuffle", [pytest.param(0, marks=pytest.mark.nightly), 8])
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 @pytest.mark.parametrize("epochs", [None, {"a": 2, "b": None, "c": 1}])
-def test_a_resume_is_exact_at_every_batch(rule, shuffle, epochs):
+def test_resumes_are_exact_at_every_batch(rule, shuffle, epochs):
     reference = loader_for(batched(rule, shuffle=shuffle, epochs=epochs, ranks=2, rank=1))
     iterator, batches, states = iter(reference), [], []
     for _ in range(40):
@@ -120,12 +120,12 @@ def test_a_resume_with_workers_is_exact_at_every_batch_and_over_several_saves(wo
     assert found == expected
 
 
-def test_a_state_of_nothing_read_begins_at_the_beginning():
+def test_a_state_from_before_the_first_batch_starts_at_the_beginning():
     loader = resumed(batched(), loader_for(batched()))
     assert told(take(loader, 9)) == told(take(loader_for(batched()), 9))
 
 
-def test_what_is_drawn_after_a_save_does_not_change_it():
+def test_draws_after_a_save_do_not_change_it():
     loader = loader_for(batched(shuffle=8))
     take(loader, 5)
     mark = loader.mark()
@@ -139,7 +139,7 @@ def test_what_is_drawn_after_a_save_does_not_change_it():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_blend_that_is_read_once_begins_anew_when_it_is_iterated_again(workers):
+def test_a_blend_read_once_restarts_when_iterated_again(workers):
     of = config(workers)
     sources = [source(key, COUNTS[key], endless=False, of=of) for key in "abc"]
     loader = loader_for(blend(sources, of=of, restarts=True))
@@ -150,7 +150,7 @@ def test_a_blend_that_is_read_once_begins_anew_when_it_is_iterated_again(workers
     assert order_of(epochs[0]) == order_of(epochs[1])
 
 
-def test_a_blend_that_repeats_reads_every_source_once_before_any_again():
+def test_a_repeating_blend_finishes_every_source_before_any_repeats():
     sources = [source(key, COUNTS[key], endless=False) for key in "abc"]
     samples = take(loader_for(blend(sources, repeats=True)), 5 * 48)
     for start in range(0, 5 * 48, 48):
@@ -159,7 +159,7 @@ def test_a_blend_that_repeats_reads_every_source_once_before_any_again():
 
 
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
-def test_a_source_that_has_ended_leaves_and_comes_back_with_a_raised_limit(rule, caplog):
+def test_an_ended_source_leaves_and_returns_with_a_raised_limit(rule, caplog):
     caplog.set_level("INFO", "energon_ext")
 
     def limited(epochs):
@@ -187,7 +187,7 @@ def stock_loader(dataset, **options):
     )
 
 
-def test_energons_own_loader_resumes_from_one_state_any_number_of_times():
+def test_energons_loader_can_resume_repeatedly_from_one_state():
     """Stock datasets keep references into a state that they restore; their own buffers do."""
     loader = stock_loader(batched())
     take(loader, 7)
@@ -199,7 +199,7 @@ def test_energons_own_loader_resumes_from_one_state_any_number_of_times():
         assert told(take(other, 9)) == expected
 
 
-def test_a_restore_in_a_run_that_has_begun_begins_what_is_new_at_its_beginning():
+def test_restoring_a_started_run_begins_new_sources_at_their_start():
     loader = stock_loader(batched(keys="ab"))
     take(loader, 7)
     other = stock_loader(batched())
@@ -209,7 +209,7 @@ def test_a_restore_in_a_run_that_has_begun_begins_what_is_new_at_its_beginning()
     assert [number for _, number in later] == [n % 40 + 1 for n in range(len(later))]
 
 
-def test_a_sample_in_a_buffer_is_read_again_from_its_source_under_the_key_of_now():
+def test_a_buffered_sample_is_reread_under_its_current_key():
     def dataset(key):
         sources = [source(key, names=("/d/web", "web")), source("b")]
         return ShuffleBufferDataset(blend(sources), 8, worker_config=config())
@@ -226,7 +226,7 @@ def test_a_sample_in_a_buffer_is_read_again_from_its_source_under_the_key_of_now
     assert numbers[:20] == list(range(1, 21))
 
 
-def test_energons_own_loader_refuses_the_state_of_another_rank():
+def test_energons_loader_refuses_the_state_of_another_rank():
     loader, other = (stock_loader(batched(rank=rank, ranks=2)) for rank in range(2))
     take(loader, 3)
     with pytest.raises(StateMismatchError, match="rank: saved 0, now 1"):
@@ -234,7 +234,7 @@ def test_energons_own_loader_refuses_the_state_of_another_rank():
 
 
 @pytest.mark.parametrize("unit", ["steps", "samples"])
-def test_breakpoints_that_count_something_else_are_said(unit, caplog):
+def test_a_changed_breakpoint_unit_is_logged(unit, caplog):
     def loader(counted):
         clock = Clock(ScheduleAxis(counted), Topology.of(config(), 1, None))
         return loader_for(blend([source("a")], clock=clock))

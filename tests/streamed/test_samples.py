@@ -41,7 +41,7 @@ def numbers(samples, count=None):
     return found
 
 
-def test_samples_come_up_to_the_end_and_are_counted():
+def test_samples_are_counted_up_to_the_end():
     samples = samples_of(endless=False)
     assert numbers(samples, 3) == [1, 2, 3]
     assert (samples.documents, samples.tokens, samples.ended) == (3, 15, False)
@@ -49,7 +49,7 @@ def test_samples_come_up_to_the_end_and_are_counted():
     assert (samples.documents, samples.tokens, samples.ended) == (4, 20, True)
 
 
-def test_a_sample_counts_as_its_tokens_and_documents_and_as_one_where_it_has_none():
+def test_a_sample_counts_its_tokens_and_documents_or_one():
     class Row:
         num_tokens, documents = 12, 3
 
@@ -74,7 +74,7 @@ def test_a_source_without_a_sample_for_this_worker_has_ended():
 @pytest.mark.parametrize(
     "later", [(None,), (1,), (3,), (1, 3), (1, None), (3, 1, 2), (2, None, 1, 3)]
 )
-def test_over_every_change_of_the_limit_each_epoch_is_read_once(read, first, later):
+def test_each_epoch_is_read_once_across_limit_changes(read, first, later):
     """Four numbers; saved anywhere, between the last number and its end too, and after the end.
 
     Under a limit of n epochs a source goes on while fewer than 4 n numbers were read in all.
@@ -108,7 +108,7 @@ def broken(error):
 @pytest.mark.parametrize(
     "error", [OSError("gone\naway"), tarfile.ReadError("cut"), ValueError("x"), AssertionError()]
 )
-def test_a_file_that_cannot_be_read_is_an_error_that_names_the_source(error):
+def test_an_unreadable_file_is_an_error_naming_its_source(error):
     reason = " ".join(str(error).split())
     with pytest.raises(SampleError) as found:
         numbers(broken(error))
@@ -130,13 +130,13 @@ def fatal(reason):
 @pytest.mark.parametrize(
     ("reason", "said"), [(SampleError("No text."), "No text. "), (KeyError("k"), "KeyError: 'k' ")]
 )
-def test_samples_that_cannot_be_used_are_named_with_the_reason(reason, said):
+def test_unusable_samples_are_reported_with_the_reason(reason, said):
     with pytest.raises(SampleError, match=f"^web: too many samples .* the last: {said}") as found:
         numbers(broken(error := fatal(reason)))
     assert found.value.__cause__ is error
 
 
-def test_an_error_for_people_comes_through():
+def test_a_config_error_passes_through():
     with pytest.raises(ConfigError) as found:
         numbers(broken(error := ConfigError("c")))
     assert found.value is error
