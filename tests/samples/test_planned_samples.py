@@ -53,11 +53,12 @@ def dataset_of(path, ranks=1, workers=0, rank=0, encoder=None, seed=0, **options
     return get_train_dataset(path, worker_config=worker_config, task_encoder=encoder, **options)
 
 
-def run(path, steps, ranks=1, workers=0, state=None, **options):
-    """Samples of each step in the order of the plan, and the state of every rank."""
+def run(path, steps, ranks=1, workers=0, state=None, loader_options=None, **options):
+    """Return the samples of each step in planned order, and the state that all ranks share."""
     read, states = [[] for _ in range(steps)], []
     for rank in range(ranks):
-        loader = loader_for(dataset_of(path, ranks, workers, rank, **options))
+        dataset = dataset_of(path, ranks, workers, rank, **options)
+        loader = loader_for(dataset, **(loader_options or {}))
         if state is not None:
             loader.load_state_dict(state)
         for step, batch in zip(read, take(loader, steps)):
