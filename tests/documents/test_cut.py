@@ -15,10 +15,10 @@ from tests.support import write_tokens, write_weights
 #: (tokens, weights) of each document; 2 ends a conversation.
 DOCUMENTS = [
     ([5, 6, 7, 2], [0, 0, 1, 1]),
-    ([5] * 4 + [6] * 4 + [2], [0] * 4 + [1] * 5),  # too long, some of its answer stays
-    ([5] * 7 + [6, 2], [0] * 7 + [1, 1]),  # too long, nothing of its answer stays
+    ([5] * 4 + [6] * 4 + [2], [0] * 4 + [1] * 5),  # too long; part of its answer is kept
+    ([5] * 7 + [6, 2], [0] * 7 + [1, 1]),  # too long; nothing of its answer is kept
     ([5, 2], [0, 1]),  # only its end is trained
-    ([5, 6], [1, 0]),  # nothing predicts the first token: it was written so
+    ([5, 6], [1, 0]),  # nothing predicts the first token
     ([], []),
     ([5] * 6, [0] * 5 + [1]),  # as long as a row
 ]

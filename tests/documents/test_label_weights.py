@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights of labels beside a pair: what was written is read, and nothing else is ever assumed."""
+"""Label weights next to a pair are read as written, and never assumed."""
 
 import json
 import os

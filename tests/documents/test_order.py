@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every document once an epoch, and documents of a block near each other."""
+"""Every document once per epoch, and documents of a block near each other."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from energon_ext.errors import ConfigError
 
 
 def slow_epoch(size, key, epoch, block, mixed):
-    """One epoch by lists, from the same random numbers."""
+    """Return one epoch by plain lists, from the same random numbers."""
     if block == 1:
         return [int(KeyedPermutation(size, f"{key}/{epoch}")(number)) for number in range(size)]
     rotation = stable_hash(f"{key}/{epoch}/rotated") % size
@@ -57,7 +57,7 @@ def test_every_document_comes_once_per_epoch(block, mixed):
             assert epoch == slow_epoch(size, "images", number, block, mixed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     size=st.integers(1, 30_000),
     block=st.integers(1, 300),
@@ -94,10 +94,10 @@ def test_groups_are_contiguous_runs_of_the_source():
         order.epoch, order.position = epoch, 0
         group = np.sort(order.take(block * mixed))
         begins = np.flatnonzero(np.diff(group, prepend=-2) != 1)
-        # A block that begins behind the last document ends at the first one.
+        # A block that begins after the last document ends at the first one.
         assert mixed - 40 < len(begins) <= mixed + 1
         firsts.append(group[begins] % block)
-        # Shuffled: a quarter of the group holds about a quarter of most blocks.
+        # Shuffled: a quarter of the group contains about a quarter of most blocks.
         order.position = 0
         quarter = np.unique(order.take(block * mixed // 4) // block)
         assert len(quarter) > 0.9 * mixed

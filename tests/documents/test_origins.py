@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where documents came from, by number."""
+"""Origins of documents by number."""
 
 from energon_ext.documents import origins
 from energon_ext.documents.origins import Origins, line_of, origins_of

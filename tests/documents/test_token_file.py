@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Pairs by number: what megatron-core wrote is what is read, of one pair and of thousands."""
+"""Pairs by number: what megatron-core wrote is what is read, from one pair or thousands."""
 
 import contextlib
 import gc
@@ -26,7 +26,7 @@ SECOND = [[21, 22, 23, 24, 25], [26]]
 
 
 def read(files, number, start=0, stop=None):
-    """Tokens of one document, by way of its place."""
+    """Return the tokens of one document through its place."""
     places, lengths = files.locate(np.array([number]))
     stop = int(lengths[0]) if stop is None else stop
     return files.tokens(int(places[0]), start, stop).tolist()
@@ -250,7 +250,7 @@ def test_an_index_is_checked_to_its_end_in_chunks(tmp_path, monkeypatch):
 def test_random_index_damage_is_a_typed_error_with_clean_stderr(two, capfd):
     index, chance = two[0].with_suffix(".idx"), random.Random(0)
     whole = index.read_bytes()
-    for _ in range(300):
+    for _ in range(200):
         content = bytearray(whole)
         for _ in range(chance.randint(1, 3)):
             content[chance.randrange(len(content))] = chance.randrange(256)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a path names: a pair, a folder of pairs, a pattern, or no pair at all."""
+"""Paths name a pair, a folder of pairs, a pattern or no pair at all."""
 
 import os
 
@@ -18,7 +18,7 @@ def touch(folder, *names):
 
 
 def names(folder, path):
-    """Pairs that a path in a folder names, relative to it."""
+    """Return the pairs that a path in a folder names, relative to it."""
     return [os.path.relpath(prefix, folder) for prefix in pair_prefixes(folder / path)]
 
 

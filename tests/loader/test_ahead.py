@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows of later batches reach the reader that will need them, each once and in time."""
+"""Each reader is told of its later rows once and in time."""
 
 import pytest
 
@@ -14,11 +14,11 @@ def test_each_reader_learns_of_its_later_batches_once_and_in_time(batches, reade
     items = list(with_later_rows(((n, [n]) for n in range(batches)), readers, ahead))
     assert [number for number, _, _ in items] == list(range(batches))
     for reader in range(readers):
-        own = items[reader::readers]
-        told = [row for _, _, later in own for row in later]
+        of_reader = items[reader::readers]
+        announced = [row for _, _, later in of_reader for row in later]
         expected = list(range(reader + readers, batches, readers))
-        assert told == (expected if ahead else [])
-        for number, _, later in own:
+        assert announced == (expected if ahead else [])
+        for number, _, later in of_reader:
             assert all(row > number for row in later)
 
 
@@ -35,5 +35,5 @@ def test_look_ahead_grows_with_every_batch_up_to_its_limit():
     for _ in range(8):
         next(items)
         seen.append(len(planned))
-    # Of each of two readers: its own batch and 4 more, then 8, then 10.
+    # Each of the two readers plans its own batch and 4 more, then 8, then 10.
     assert seen == [9, 10, 19, 20, 25, 26, 27, 28]

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The memory through which batches come from readers."""
+"""Shared memory that passes batches from readers to the loader."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from energon_ext.loader.slots import Slots
 
 
 def any_batch(number):
-    """Tensors of all kinds, at odd offsets, beside what is no tensor."""
+    """Return tensors of all kinds at odd offsets, and other objects."""
     generator = torch.Generator().manual_seed(number)
     values = torch.randn(7 + number, 3, generator=generator)
     return {
@@ -50,8 +50,8 @@ def test_a_batch_survives_the_reuse_of_its_slot():
 
 def test_every_slot_can_hold_a_batch_in_transit():
     ring = Slots(3)
-    on_their_way = [ring.put(number, any_batch(number)) for number in (4, 5, 6)]
-    for number, batch in zip((4, 5, 6), on_their_way):
+    in_transit = [ring.put(number, any_batch(number)) for number in (4, 5, 6)]
+    for number, batch in zip((4, 5, 6), in_transit):
         assert_equal(ring.take(batch), any_batch(number))
 
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parts of an output, made by processes that share a folder: by hand, by SLURM, by Ray."""
+"""Parts of an output, prepared by processes that share a folder: manually, by SLURM or Ray."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from tests.prepare.test_units import TEXTS, start_slowly, units_of, write_lines
 
 @pytest.fixture
 def lines(tmp_path, monkeypatch):
-    """A file of some twenty units."""
+    """A file of about twenty units."""
     monkeypatch.setattr(inputs, "UNIT_BYTES", 4500)
     return write_lines(tmp_path / "a.jsonl", TEXTS)
 
@@ -44,7 +44,7 @@ def part_of(units, output, number, count, **options):
     return run_part(bytes_job(**options), units, output, Part(number, count))
 
 
-# By hand ------------------------------------------------------------------------------------------
+# Manually -----------------------------------------------------------------------------------------
 
 
 def test_any_number_of_parts_in_any_order_equals_one_process(tmp_path, lines):
@@ -102,9 +102,9 @@ def test_whole_runs_and_parts_continue_each_other(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
     part_of(units, output, 1, 2)
     work = tmp_path / ".out.unfinished"
-    made = {name: (work / name).stat().st_ino for name in files(work) if "accounts" not in name}
+    prepared = {name: (work / name).stat().st_ino for name in files(work) if "accounts" not in name}
     run(units, output)
-    assert made.items() <= {name: (output / name).stat().st_ino for name in made}.items()
+    assert prepared.items() <= {n: (output / n).stat().st_ino for n in prepared}.items()
     assert open_token_files(output / "train").num_tokens > 0
 
 
@@ -157,7 +157,7 @@ def test_parts_cannot_be_combined_with_force(tmp_path, lines):
     assert "--force: cannot be combined with parts" in line
 
 
-# Processes at once --------------------------------------------------------------------------------
+# Concurrent processes -----------------------------------------------------------------------------
 
 
 def test_the_same_command_continues_a_killed_part_and_cleans_up(tmp_path):
@@ -216,7 +216,7 @@ def test_only_one_division_into_parts_at_a_time(tmp_path):
 def test_the_last_part_leaves_publishing_to_running_parts(tmp_path):
     units, output = units_of(TEXTS, 4), tmp_path / "out"
     part_of(units, output, 0, 2)
-    with claimed(Part(0, 2).beside(output)):  # as if it ended at the same time
+    with claimed(Part(0, 2).beside(output)):  # as if the other part ended at the same time
         assert part_of(units, output, 1, 2)[0] is None
     assert part_of(units, output, 0, 2)[0] is not None
 
@@ -257,7 +257,7 @@ def test_a_failing_unit_keeps_the_finished_units_of_its_part(tmp_path):
 
 # SLURM and Ray ------------------------------------------------------------------------------------
 
-#: Stands for a cluster: runs the tasks of an array one after another.
+#: A stand-in for a cluster that runs the tasks of an array one after another.
 SBATCH = """#!/bin/bash
 script="${!#}"
 grep -q merge_stats "$script" && { echo "Submitted batch job 18"; exit; }
@@ -278,7 +278,7 @@ SLURM = ("--executor", "slurm", "--slurm", "partition=cpu", "--slurm", "time=2:0
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """A folder with the programs of SLURM, and what they leave."""
+    """A folder with stand-ins for the programs of SLURM, and their output."""
     pytest.importorskip("datatrove")
     folder = tmp_path / "cluster"
     folder.mkdir()
@@ -396,7 +396,7 @@ def test_the_slurm_example_prepares_a_folder(tmp_path, cluster, monkeypatch):
 
 
 def fake_command(tmp_path):
-    """A folder with an `energon-ext` of this Python, which need not be installed."""
+    """Return a folder with an `energon-ext` that runs this Python without installation."""
     command = tmp_path / "bin" / "energon-ext"
     command.parent.mkdir()
     command.write_text(f'#!/bin/bash\nexec {sys.executable} -m energon_ext.cli.main "$@"\n')
@@ -414,7 +414,7 @@ def test_the_filter_example_drops_documents_in_each_task(tmp_path, tasks, on, cl
     names = [write_lines(tmp_path / f"{n}.jsonl", own) for n, own in enumerate(texts)]
     options = ("--tokenizer", "bytes", "--tasks", str(tasks), *on)
     script = (sys.executable, EXAMPLES / "filters.py", tmp_path / "out", *names, *options)
-    for _ in range(2):  # the second time everything is there
+    for _ in range(2):  # the second time nothing is left to do
         subprocess.run(script, check=True, timeout=300)
     found = sorted(read(tmp_path / "out", "train"))
     assert codes(cluster) == [0] * (tasks if on else 0)
@@ -425,7 +425,7 @@ def test_the_filter_example_drops_documents_in_each_task(tmp_path, tasks, on, cl
 
 @pytest.fixture(scope="module")
 def ray():
-    """A Ray cluster of this machine."""
+    """A Ray cluster on this machine."""
     pytest.importorskip("datatrove")
     module = pytest.importorskip("ray")
     root = str(Path(__file__).parents[2])

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Units: equal documents however they are divided and whoever writes them, and runs that go on."""
+"""Units: equal documents for any division and number of jobs, and runs that resume."""
 
 import json
 import multiprocessing
@@ -110,7 +110,7 @@ def test_a_bad_line_in_a_later_unit_is_named_and_the_command_resumes(tmp_path, m
     assert len(before) > 12
     lines[500] = good
     path.write_bytes(b"".join(lines))
-    os.utime(path, ns=times)  # else all of its units were made of a changed file
+    os.utime(path, ns=times)  # otherwise every unit would be of a changed file
     result = energon_ext(*call)
     assert result.exit_code == 0, result.stderr
     assert sorted(read(tmp_path / "out", "train") + read(tmp_path / "out", "val")) == sorted(TEXTS)
@@ -121,8 +121,8 @@ def test_a_bad_line_in_a_later_unit_is_named_and_the_command_resumes(tmp_path, m
     skipped = tmp_path / "skipped"
     lines[500] = b"\xff\n"
     path.write_bytes(b"".join(lines))
-    said = energon_ext("prepare", skipped, *call[2:], "--on-error", "skip", "--jobs", 2).stdout
-    assert "left out as unreadable: 1" in said and "a.jsonl:501" in said
+    output = energon_ext("prepare", skipped, *call[2:], "--on-error", "skip", "--jobs", 2).stdout
+    assert "left out as unreadable: 1" in output and "a.jsonl:501" in output
 
 
 def test_only_missing_and_changed_parts_are_prepared_again(tmp_path):
@@ -162,7 +162,7 @@ def test_a_smaller_input_leaves_no_old_part_behind(tmp_path, is_ended):
 def test_foreign_files_in_the_output_are_kept(tmp_path):
     units, output = units_of(TEXTS, 3), tmp_path / "out"
     run(units[:2], output, val_fraction=0.2)
-    (output / "train/cache/indices").mkdir(parents=True)  # of Megatron's GPTDataset
+    (output / "train/cache/indices").mkdir(parents=True)  # as Megatron's GPTDataset does
     (output / "val/notes.txt").write_text("read me")
     run(units, output, val_fraction=0.2)
     assert (output / "train/cache/indices").is_dir() and (output / "val/notes.txt").is_file()
@@ -209,7 +209,7 @@ PROCESSES = multiprocessing.get_context("fork")
 
 
 def start_slowly(tmp_path, *call):
-    """The command in a process of its own, slowed down; its workers leave their numbers in pids."""
+    """Start the command slowed down in another process; its workers write their ids to pids."""
     (tmp_path / "pids").mkdir(exist_ok=True)
     process = PROCESSES.Process(target=call_slowly, args=(tmp_path, list(map(str, call))))
     process.start()
@@ -310,7 +310,7 @@ def test_a_claim_has_one_owner_and_is_taken_over_when_stale(tmp_path):
     with claimed(output):
         with pytest.raises(ClaimedError, match=f"out: is being prepared by process {os.getpid()} "):
             claimed(output).__enter__()
-        path.write_text("elsewhere pid:[1] 7")  # of another host, which has just touched it
+        path.write_text("elsewhere pid:[1] 7")  # another host, which has just touched it
         with pytest.raises(ClaimedError, match="by process 7 on elsewhere"):
             claimed(output).__enter__()
         os.utime(path, (time.time() - 31,) * 2)

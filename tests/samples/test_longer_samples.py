@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packed samples of a run whose rows become longer or shorter: each is read as often as before."""
+"""Runs of packed samples whose row length changes: each sample is read as often as before."""
 
 import json
 import random
@@ -21,11 +21,11 @@ from tests.saves import newest_cursor, save_cursor
 from tests.support import loader_for, take, write_texts
 
 COUNTS = {"photos": 50, "charts": 30}
-EPOCHS = 8
+EPOCHS = 6
 
 
 class Sized(PackedCaptions):
-    """Samples of 1 to 21 tokens, of which rows say the source."""
+    """Packs samples of 1 to 21 tokens into rows that name their source."""
 
     encoding_fingerprint = {"version": 2}
 
@@ -45,7 +45,7 @@ class Sized(PackedCaptions):
 
 
 class FirstFit(Sized):
-    """Packs in the order of arrival, and leaves the last samples for later."""
+    """Packs in order of arrival and leaves the last samples for later."""
 
     def select_samples_to_pack(self, samples):
         rows = [[]]
@@ -77,7 +77,7 @@ def mix(folder, weights, rule="interleave", epochs=EPOCHS, **fields):
 
 @pytest.fixture(scope="module")
 def orders(data):
-    """The samples of each source in the order of all epochs, as they are read one by one."""
+    """The samples of each source over all epochs, in the order in which they are read singly."""
     found = {}
     for name, count in COUNTS.items():
         path = write(data / "alone.yaml", {"blend": [{"path": name, "max_epochs": EPOCHS}]})
@@ -88,11 +88,11 @@ def orders(data):
 
 
 class Model:
-    """Lists of what was read of each source, beside the real loader."""
+    """Lists of the samples read from each source, next to the real loader."""
 
     def __init__(self, orders):
         self.orders, self.read = orders, {name: [] for name in orders}
-        self.packed = {}  # by which options each source was packed last
+        self.packed = {}  # options with which each source was last packed
 
     def add(self, rows, seq_len):
         for row in rows:
@@ -103,7 +103,7 @@ class Model:
                 self.read[key.split(":")[0]].append(number)
 
     def check_resume(self, state, names, packing):
-        """What the sources have at hand is packed anew where the packing is another one."""
+        """Check that samples not yet drawn are repacked if the packing has changed."""
         for name in names:
             rows = next(v["rows"] for k, v in state["plan"]["sources"].items() if name in k)
             if self.packed.setdefault(name, packing) != packing:
@@ -120,7 +120,7 @@ class Model:
         return found
 
     def check(self, state):
-        """Compare with the counts of a state."""
+        """Check the counts of a state."""
         for key, own in state["plan"]["sources"].items():
             name = key.split(":")[0]
             assert own["documents"] == len(self.read[name])
@@ -135,7 +135,7 @@ class Model:
 
 
 def chain(data, orders, seed):
-    """Hops over lengths, packers, topologies and mixes; a source is away for some of them."""
+    """Resume with other lengths, packers, topologies and mixes; a source is absent at times."""
     rng, model, state = random.Random(seed), Model(orders), None
     for hop in range(7):
         names = rng.choice((["photos", "charts"], ["photos", "charts"], ["photos"]))
@@ -151,7 +151,7 @@ def chain(data, orders, seed):
         model.add([row for step in read for row in step], seq_len)
         model.check(state)
     path = mix(data, {"photos": 1, "charts": 1})
-    options = {"rows_per_step": 1, "batch_size": 1}  # or the last rows make no whole step
+    options = {"rows_per_step": 1, "batch_size": 1}  # so that the last rows fill their step
     loader = loader_for(dataset_of(path, encoder=packer(50), **options))
     loader.load_state_dict(state)
     model.add([row for step in loader for row in step], 50)
@@ -181,7 +181,7 @@ def test_an_interleave_keeps_its_shares_when_row_length_changes(data):
 
 
 def test_a_token_axis_counts_rows_at_their_length_when_read(data):
-    """Two steps of 8 rows of 40 and one of 64: 1,152 tokens; photos alone before, charts behind."""
+    """Two steps of 8 rows of 40 and one of 64: 1,152 tokens; photos alone before, charts after."""
     weights = {"photos": {"step": {0: 1, 1152: 0}}, "charts": {"step": {0: 0, 1152: 1}}}
     path = mix(data, weights, "blend", epochs=99, schedule_axis="tokens")
     read, state = [], None
@@ -201,7 +201,7 @@ def test_an_unchanged_resume_equals_an_uninterrupted_run(data):
         assert read == expected
 
 
-# What does not fit, and what comes to fit ---------------------------------------------------------
+# Samples that do not fit -------------------------------------------------------------------------
 
 
 def too_long_for(seq_len):
@@ -232,7 +232,7 @@ def test_samples_that_no_longer_fit_are_counted_before_the_first_step(data, enco
 
 @pytest.mark.parametrize("encoder", [Sized, FirstFit])
 def test_rows_may_be_too_short_for_excluded_samples(data, encoder):
-    """Also for those that were at hand; a state goes on before the first row as well."""
+    """Including those already planned; also if resumed again before the first row."""
     path, model = mix(data, {"photos": 1}), Counter()
     read, state = run(path, 2, encoder=encoder(40))
     model.update(number for step in read for row in step for _, number, _ in row)
@@ -262,11 +262,11 @@ def test_samples_that_were_too_long_are_read_once_rows_are_longer(data, encoder)
     assert model == {number: EPOCHS - missed.get(number, 0) for number in range(50)}
 
 
-# Beside token files -----------------------------------------------------------------------------
+# Token files alongside --------------------------------------------------------------------------
 
 
 class WithText(Sized):
-    """A row of text is its bytes under the key of its source."""
+    """Packs rows of text as their bytes."""
 
     tokenizer = ByteTokenizer()
 
@@ -308,7 +308,7 @@ def test_token_files_alongside_samples_are_repacked_too(data, lengths):
 
 @pytest.fixture
 def saved_run(data, tmp_path):
-    """A run of two steps of rows of 40, then two of rows of 64; the rows of each step."""
+    """A run of two steps with rows of 40 tokens and two with 64, and the rows of each step."""
     path, steps, state = mix(data, {"photos": 1, "charts": 1}), [], None
     for seq_len in (40, 64):
         read, state = run(path, 2, 1, 0, state, encoder=Sized(seq_len))
@@ -348,9 +348,8 @@ def test_checkpoint_diff_counts_repacked_samples(saved_run, data, orders):
 
 
 def test_a_token_file_packer_is_refused_for_samples(saved_run):
-    for options in (("--packing", "sequential"),):
-        result = energon_ext("checkpoint", "diff", *saved_run[:2], *options)
-        assert result.exit_code == 1 and "samples keep the packer of their encoder" in result.output
+    result = energon_ext("checkpoint", "diff", *saved_run[:2], "--packing", "sequential")
+    assert result.exit_code == 1 and "samples keep the packer of their encoder" in result.output
 
 
 @pytest.mark.parametrize("seq_len", [64, 100])
@@ -378,15 +377,14 @@ def test_an_estimate_uses_the_samples_per_row(data):
 
 
 class Stale(FirstFit):
-    """Packs by a length of its own, which is none of ``seq_len``."""
+    """Packs by a length other than ``seq_len``."""
 
     def __init__(self, seq_len, capacity):
         super().__init__(seq_len)
         self.capacity = capacity
 
     def select_samples_to_pack(self, samples):
-        own = FirstFit(self.capacity)
-        return own.select_samples_to_pack(samples)
+        return FirstFit(self.capacity).select_samples_to_pack(samples)
 
 
 class Fixed(FirstFit):
@@ -453,7 +451,7 @@ def test_row_length_cannot_change_within_a_step(data):
 
 
 class Cut(Sized):
-    """Cuts a sample to a row, and says so."""
+    """Cuts samples to a row, with that length in its fingerprint."""
 
     @property
     def encoding_fingerprint(self):

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Token files and images in one plan, and the validation of samples that are packed."""
+"""Token files and images in one plan, and validation of packed samples."""
 
 import json
 
@@ -15,12 +15,11 @@ from tests.samples.vision import Packed, PackedCaptions, PlannedCaptions, write_
 from tests.saves import save_cursor
 from tests.support import config, loader_for, stock_loader_for, write_texts
 
-TOPOLOGIES = [(1, 1), (2, 0), (4, 2)]
 TEXTS = [f"Text {number} {'x' * (number * 7 % 60)}." for number in range(80)]
 
 
 class CaptionsAndText(PackedCaptions):
-    """A row of text is its bytes, under the keys of its source."""
+    """Packs rows of text as their bytes."""
 
     tokenizer = ByteTokenizer()
 
@@ -56,12 +55,11 @@ def mix(folder, **fields):
 
 
 def test_steps_and_states_match_on_any_topology_and_after_resumes(data):
-    path = mix(data, weight={"linear": {0: 0, 8: 4}})
-    expected = run(path, 10, encoder=CaptionsAndText())
-    for ranks, workers in TOPOLOGIES:
-        assert run(path, 10, ranks, workers, encoder=CaptionsAndText()) == expected
+    path = mix(data, weight={"linear": {0: 0, 6: 4}})
+    expected = run(path, 7, encoder=CaptionsAndText())
+    assert run(path, 7, 2, 2, encoder=CaptionsAndText()) == expected
     read, state = [], None
-    for steps, ranks, workers in ((3, 4, 0), (3, 1, 2), (4, 2, 0)):
+    for steps, ranks, workers in ((2, 4, 0), (2, 1, 1), (3, 2, 0)):
         found, state = run(path, steps, ranks, workers, state, encoder=CaptionsAndText())
         read += found
     assert read == expected[0]

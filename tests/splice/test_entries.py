@@ -1,10 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``splice:`` on an entry of the YAML: settings of its own, beside plain sources and each other."""
+"""``splice:`` on an entry of the YAML: separate settings, next to plain and other entries."""
 
-import json
 import warnings
-from collections import Counter
 
 import pytest
 
@@ -24,7 +22,8 @@ from energon_ext.splice import GridIndex, MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.source import splices_of
 from tests.cli.command import energon_ext, error_line
 from tests.splice import slow
-from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
+from tests.splice.mixes import mix_of, shown
+from tests.support import batch_hash, config, loader_for, take, write_tokens
 
 SEQ_LEN = 16
 BOOK = [[10 * d + 4 + n for n in range(6 + d)] for d in range(4)]  # 6, 7, 8 and 9 tokens
@@ -39,18 +38,6 @@ def data(tmp_path_factory):
     return root
 
 
-def mix_of(data, name, *entries, split="train", node="blend"):
-    """Entries are ``(path, fields)``."""
-    path = write_mix(data / f"{name}.yaml", [(entry, 1) for entry, _ in entries], split=split)
-    content = json.loads(path.read_text())
-    listed = content["splits"][split].pop("blend")
-    for entry, (_, fields) in zip(listed, entries):
-        entry.update(fields)
-    content["splits"][split] = {node: listed}
-    path.write_text(json.dumps(content))
-    return path
-
-
 def build(path, encoder=None, *, num_workers=0, **options):
     return get_train_dataset(
         path,
@@ -59,18 +46,6 @@ def build(path, encoder=None, *, num_workers=0, **options):
         task_encoder=encoder or PackedTaskEncoder(ByteTokenizer(), SEQ_LEN),
         **options,
     )
-
-
-def shown(batches):
-    """How often each (name, tokens, offset) was; segments without a position of their own too."""
-    found = Counter()
-    for batch in batches:
-        ends = batch.validate().cu_seqlens.tolist()
-        for a, b, source in zip(ends, ends[1:], batch.source_ids.tolist()):
-            if source >= 0:
-                tokens = tuple(batch.tokens[a:b].tolist())
-                found[batch.sources[source], tokens, int(batch.position_ids[a])] += 1
-    return found
 
 
 SHORT = {"splice": {"num_docs": 2, "content_length": 3, "balance_mode": "every_pair"}}
@@ -216,7 +191,7 @@ def test_an_entry_sets_the_pad_token_and_a_run_has_only_one(data):
     plain = take(loader_for(build(mix_of(data, "nopad", ("book", LONG)), encoder)), 1)[0]
     assert set(plain.tokens[plain.padding_mask()].tolist()) == {0}
     other = {"splice": {"pad_token_id": 4}}
-    with pytest.raises(ConfigError, match="pad_token_id: 3 of book and 4 of web; all rows"):
+    with pytest.raises(ConfigError, match="pad_token_id: 3 for book and 4 for web; all rows"):
         build(mix_of(data, "pads", ("book", padded), ("web", other)))
 
 
@@ -249,8 +224,8 @@ def test_a_mistake_on_an_entry_is_one_line_with_its_place(data, splice, message)
 @pytest.mark.parametrize(
     ("encoder", "message"),
     [
-        (lambda t: SFTTaskEncoder(t, SEQ_LEN), "a SFTTaskEncoder splices nothing"),
-        (lambda t: PromptTaskEncoder(t), "a PromptTaskEncoder splices nothing"),
+        (lambda t: SFTTaskEncoder(t, SEQ_LEN), "SFTTaskEncoder does not support splices"),
+        (lambda t: PromptTaskEncoder(t), "PromptTaskEncoder does not support splices"),
         (lambda t: PackedTaskEncoder(t, SEQ_LEN, alignment=2), "alignment: 2 found; frames begin"),
         (
             lambda t: PackedTaskEncoder(t, SEQ_LEN, packing="sequential"),

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Frames position by position, and which documents are chosen."""
+"""Frames position by position, and the selection of documents."""
 
 import logging
 
@@ -26,7 +26,7 @@ DOC = np.arange(5)
 
 
 def frame_of(doc, t, s, seq_len, content_length=None, pad_id=0, *, cyclic=False, **fields):
-    """A batch of one frame with ``min(K, L - t, S - s)`` tokens of a document."""
+    """Return a batch of one frame with ``min(K, L - t, S - s)`` tokens of a document."""
     mode = "cyclic_roll" if cyclic else "slide_within"
     config = SpliceConfig(content_start_mode=mode, **fields)
     source = SpliceSource(
@@ -122,7 +122,7 @@ def test_eos_precedes_the_content_but_not_the_frame():
     assert frame_of(DOC, 3, 0, 5, None, P, **prefix).tokens.tolist() == [3, 4, P, P, P]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.data(), st.integers(2, 9), st.integers(2, 9), st.booleans())
 def test_frames_equal_those_written_position_by_position(data, length, seq_len, cyclic):
     last = length - 1 if cyclic else length - 2

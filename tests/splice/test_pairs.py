@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Pairs by number are the pairs that loops list."""
+"""Pairs by number equal the pairs listed by plain loops."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.splice import slow
 
 
 def listed(doc_len, seq_len, content_length=None, **fields):
-    """Every (t, s) of one document."""
+    """Return every (t, s) of one document."""
     config = SpliceConfig(content_length=content_length, **fields)
     table = PairTable(np.array([doc_len]), seq_len, config)
     numbers = np.arange(int(table.totals[0]))
@@ -91,7 +91,7 @@ def test_slide_cuts_whole_windows_out_of_long_documents():
     assert listed(3, 4, mode="slide") == []
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     lengths=st.lists(st.integers(1, 25), min_size=1, max_size=4),
     seq_len=st.integers(4, 14),

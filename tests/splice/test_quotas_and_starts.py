@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Shares of an epoch, and where in a document they lie."""
+"""Quotas of documents in an epoch, and the starts of their contents."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_document_weights_multiply():
     assert document_quotas([1, 9], 10, "by_document", doc_weights=[3, 2]).tolist() == [6, 4]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     lengths=st.lists(st.integers(1, 10**6), min_size=1, max_size=12),
     epoch_length=st.integers(1, 3000),
@@ -89,7 +89,7 @@ def test_float_error_neither_adds_examples_nor_feeds_zero_shares():
     assert turning_quotas(tenths, 0.0).tolist() == [*[0] * 9, 1, 0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     shares=st.lists(st.floats(0, 1) | st.integers(0, 10**6), min_size=1, max_size=30),
     epoch_length=st.integers(1, 10**6),
@@ -119,7 +119,7 @@ def test_picks_are_evenly_spaced_at_a_phase():
     assert all(spread(2, 4, phase) == [0, 0, 1, 1] for phase in (0.0, 0.9))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     total=st.integers(1, 2**62),
     quota=st.integers(1, 2**31) | st.none(),
@@ -127,7 +127,7 @@ def test_picks_are_evenly_spaced_at_a_phase():
     phase=st.floats(0, 1, exclude_max=True),
 )
 def test_picks_of_the_largest_counts_are_exact(total, quota, number, phase):
-    """Python's integers have no end; the phase is counted in things, as floats say it."""
+    """Compare with Python's unbounded integers; the phase is a float."""
     quota = total if quota is None else quota
     number = min(int(number * quota), quota - 1)
     begin = min(int(np.float64(total) * phase), total - 1)
@@ -153,7 +153,7 @@ def test_a_boundary_between_two_starts_belongs_to_the_second():
     assert edges.rows(np.full(8, 8), fractions).tolist() == list(range(8))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     content=st.integers(1, 12),
     more=st.integers(0, 40),

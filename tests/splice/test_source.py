@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Spliced rows by number: the same however many are taken, wherever a state was saved."""
+"""Spliced rows by number: equal for any chunk size and after a resume from any state."""
 
 import copy
 import json
@@ -59,7 +59,7 @@ def resumed(state, *arguments, **options):
 
 @every_packing
 def test_taken_frames_name_the_documents_and_tokens_they_show(pack):
-    """Documents count from 1000 times their number, so the tokens say where they were."""
+    """Documents count from 1000 times their number, so tokens reveal their position."""
     rows = source(pack)
     taken = rows.take(20)
     for number, row in enumerate(read(rows, taken)):
@@ -103,9 +103,8 @@ def test_a_resume_at_any_row_continues_like_the_source(pack):
     for done in range(len(expected) + 1):
         state = state_of(rows)
         assert set(state) == {"kind", "documents", "next_row"}
-        for some in (3, 30):
-            assert take(resumed(state, pack, epochs=1), some) == expected[done : done + some]
-            assert take(copy.copy(rows), some) == expected[done : done + some]
+        assert take(resumed(state, pack, epochs=1), 12) == expected[done : done + 12]
+        assert take(copy.copy(rows), 12) == expected[done : done + 12]
         take(rows, 1)
 
 
@@ -131,7 +130,7 @@ def test_planned_frames_match_written_frames(pack):
         found = read(rows, taken)
         assert taken.num_tokens == sum(sum(map(len, row.slices)) for row in found)
         assert taken.num_documents == sum(len(row.slices) for row in found)
-        # Where every slice names its source, each counts as a document.
+        # If every slice names its source, each counts as a document.
         counted = [row.documents or len(row.slice_sources) for row in found]
         assert sum(counted) == taken.num_documents
     prefixed = source(attend_prefix=True)

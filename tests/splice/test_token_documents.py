@@ -1,9 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Splicing the documents of a token file: those of the text it was written from, left on disk."""
-
-import json
-from collections import Counter
+"""Spliced documents of a token file equal those of its text, and stay on disk."""
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from energon_ext import (
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.source import splices_of
+from tests.splice import mixes
 from tests.support import (
     LargeTokenizer,
     config,
@@ -44,12 +42,8 @@ def data(tmp_path_factory):
     return root
 
 
-def mix_of(data, name, **entry):
-    path = write_mix(data / f"{name}.yaml", [(name, 1)])
-    content = json.loads(path.read_text())
-    content["splits"]["train"]["blend"][0].update(entry)
-    path.write_text(json.dumps(content))
-    return path
+def mix_of(data, name, **fields):
+    return mixes.mix_of(data, name, (name, fields))
 
 
 def build(path, splice=SPLICE, tokenizer=None, **options):
@@ -64,16 +58,9 @@ def build(path, splice=SPLICE, tokenizer=None, **options):
 
 
 def shown(dataset):
-    """How often each (document, tokens, offset) was."""
-    found = Counter()
-    for batch in loader_for(dataset):
-        ends = batch.validate().cu_seqlens.tolist()
-        for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
-            if source >= 0:
-                document = batch.sources[source].rpartition("/")[2]
-                tokens = tuple(batch.tokens[start:end].tolist())
-                found[document, tokens, int(batch.position_ids[start])] += 1
-    return found
+    """Count how often each (document, tokens, offset) was shown."""
+    examples = mixes.shown(loader_for(dataset))
+    return {(name.rpartition("/")[2], *rest): count for (name, *rest), count in examples.items()}
 
 
 @pytest.mark.parametrize("mode", ["slide_within", "cyclic_roll", "coverage_balanced"])
@@ -126,7 +113,7 @@ def test_other_documents_of_equal_length_are_refused(tmp_path):
 
 
 def test_a_prefix_may_use_ids_too_large_for_the_file(data):
-    """A file of two bytes a token; the filler needs three."""
+    """The file has two bytes per token; the pad token needs three."""
     splice = SpliceConfig(doc_index=0, attend_prefix=True, pad_token_id=70_000)
     dataset = build(mix_of(data, "text_document"), splice, LargeTokenizer())
     batch = take(loader_for(dataset), 1)[0]

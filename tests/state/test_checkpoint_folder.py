@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Data states in folders: which save is the newest, and what is read from it."""
+"""Data states in folders: finding the newest save and reading it."""
 
 import io
 import os
@@ -41,23 +41,23 @@ def save_as_megatron_lm(folder, iteration, ranks=2, state=STATE, part="mp_rank_0
     return folder.parent
 
 
-# Which save ---------------------------------------------------------------------------------------
+# The newest save ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", [".", "checkpoints"])
 def test_the_tracker_names_the_newest_save(place, tmp_path):
     folders = [save_cursor(tmp_path / place, step, sealed({"row": step})) for step in (2, 9, 10)]
-    (tmp_path / place / TRACKER).write_text("9\n")  # as people write it, going back
+    (tmp_path / place / TRACKER).write_text("9\n")  # as if edited by hand to go back
     assert checkpoints_in(tmp_path) == folders[:2]
     assert newest_checkpoint(tmp_path) == newest_checkpoint(folders[1]) == folders[1]
 
 
 def test_without_a_tracker_the_highest_step_is_the_newest(tmp_path):
-    """Megatron-LM has its tracker in --save, beside which --dataloader-save has none."""
+    """Megatron-LM keeps its tracker in --save; --dataloader-save has none."""
     for iteration in (9, 10_000_000, 10):
         save_as_megatron_lm(tmp_path / "data", iteration)
     (tmp_path / "data" / "iter_last").mkdir()
-    (tmp_path / "data" / "iter_0000011").mkdir()  # of a save that was killed
+    (tmp_path / "data" / "iter_0000011").mkdir()  # a save that was killed
     for folder in (tmp_path, tmp_path / "data"):
         assert newest_checkpoint(folder).name == "iter_10000000"
 
@@ -85,7 +85,7 @@ def test_a_tracker_without_its_save_is_refused(tracker, tmp_path):
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-# What is read -------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 def test_a_planned_cursor_round_trips(tmp_path):
@@ -100,7 +100,7 @@ def test_rank_states_round_trip_by_number(tmp_path):
 
 def test_states_saved_by_megatron_lm_round_trip(tmp_path):
     folder = save_as_megatron_lm(tmp_path, 3, part="mp_rank_00_000")
-    # Under expert parallelism the same state of a rank lies in several folders.
+    # With expert parallelism, the state of a rank is in several folders.
     save_as_megatron_lm(tmp_path, 3, part="mp_rank_00_001", state=None)
     found = dict(cursors_in(folder))
     assert [found[rank]["rank"] for rank in found] == [0, 1]
@@ -108,9 +108,9 @@ def test_states_saved_by_megatron_lm_round_trip(tmp_path):
 
 
 def damage(path):
-    """Make the file each copy of itself with one bit flipped, then each proper prefix, in turn."""
+    """Flip each bit of the file in turn, then cut it to each proper prefix."""
     intact = path.read_bytes()
-    with open(path, "r+b") as file:  # in place: truncating and writing anew would flush to disk
+    with open(path, "r+b") as file:  # in place: rewriting would flush to disk
         for position, byte in enumerate(intact):
             for bit in range(8):
                 os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), position)
@@ -199,7 +199,7 @@ def hostile_files(marker):
     in_pickle = [RunsCode(marker), Stranger(), ArrayOverMemory(), np.array([RunsCode(marker)])]
     yield from map(saved_bytes, in_pickle)
     yield saved_bytes(FlexState(state=[RunsCode(marker)]))
-    yield saved_bytes(torch.zeros(3))  # which torch reads, and no plain state has
+    yield saved_bytes(torch.zeros(3))  # torch can read it, but no state contains it
     yield pickle.dumps(RunsCode(marker))
     script = torch.jit.script(torch.nn.Identity())
     buffer = io.BytesIO()
@@ -241,8 +241,8 @@ def test_a_file_of_exponentially_nested_lists_is_refused_early(tmp_path):
 
 def test_a_stock_energon_state_is_refused_with_the_migration(tmp_path):
     (tmp_path / "a.pt").write_bytes(saved_bytes(FlexState(key=("web", 3))))
-    assert "FlexState" in (said := refusal(tmp_path / "a.pt"))
-    assert "Finish that run with stock Energon, or start a new one" in said
+    assert "FlexState" in (message := refusal(tmp_path / "a.pt"))
+    assert "Finish that run with stock Energon, or start a new one" in message
 
 
 def test_an_unrelated_file_is_refused(tmp_path):

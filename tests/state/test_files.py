@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small files: written whole or not at all, read with a limit."""
+"""Small files: written atomically and read with a limit."""
 
 import os
 import resource

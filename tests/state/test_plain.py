@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""States of Energon as JSON values and back, exactly, and nothing else."""
+"""States of Energon round-trip through JSON exactly; anything else is refused."""
 
 import copy
 import enum
@@ -35,7 +35,7 @@ def through_json(value):
 
 
 def assert_same(found, expected):
-    """Equal values of equal types, all the way down."""
+    """Check that values and types are equal at every level."""
     assert type(found) is type(expected)
     if isinstance(expected, dict):
         assert list(found) == list(expected)
@@ -72,6 +72,7 @@ KEYS = st.text() | st.integers() | st.tuples(st.integers(), st.text()) | st.just
             | st.dictionaries(KEYS, inner).map(FlexState)
             | st.builds(SliceState, index=inner, current=inner)
         ),
+        max_leaves=20,
     )
 )
 def test_containers_round_trip_with_their_types(value):
@@ -100,7 +101,7 @@ def test_arrays_scalars_and_tensors_round_trip(array):
     found = through_json([array])[0]
     assert_same(found, array)
     if not isinstance(array, np.generic):
-        found[...] = 0  # writable, as a state must be that numpy or torch goes on with
+        found[...] = 0  # numpy and torch need writable states
 
 
 def test_random_states_of_a_process_round_trip():
@@ -189,7 +190,7 @@ def nested(levels):
         tagged(["tuple"], 1),
         tagged("bytes", "not base 64!"),
         tagged("tuple", 7),
-        tagged("dict", [[[1], 2]]),  # no key of a mapping
+        tagged("dict", [[[1], 2]]),  # not a key of a mapping
         tagged("SliceState", {"index": 1}),
         tagged("SliceState", {"index": 1, "current": 2, "more": 3}),
         tagged("SliceState", 1),
@@ -214,7 +215,7 @@ def test_unreadable_states_are_refused_in_one_line(value):
 
 
 def test_exponentially_nested_lists_are_refused_early():
-    """Two to the power of fifty values, as a pickle of some hundred bytes has them."""
+    """2**50 values, as a pickle of a few hundred bytes can contain."""
     value = [0]
     for _ in range(50):
         value = [value, value]

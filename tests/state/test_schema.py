@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a state may hold at every place, by a table, and the bytes that a digest is over."""
+"""The values allowed at every place of a state, and the bytes that a digest covers."""
 
 import copy
 import hashlib
@@ -19,7 +19,7 @@ from energon_ext.state.schema import (
     sealed,
 )
 
-#: Of every kind one value, and those at both ends of what an array can hold.
+#: One value of every kind, and the limits of what an array can contain.
 VALUES = {
     "zero": 0,
     "largest": 2**63 - 1,
@@ -39,8 +39,8 @@ VALUES = {
 COUNT = {"zero", "largest"}
 LIST, MAPPING = {"list", "tuple"}, {"mapping"}
 
-#: Which of the values each place of STATE takes.
-TAKES = {
+#: The values that each place of STATE accepts.
+ACCEPTED = {
     "fingerprint": MAPPING,
     "fingerprint.seed": set(VALUES),
     "encoder": MAPPING,
@@ -148,7 +148,7 @@ def parent_of(state, place):
 
 
 def found_at(state):
-    """The place that the format of a state is refused at; None where it is not."""
+    """Return the place at which the format of a state is refused; None if it is accepted."""
     try:
         check_format(state)
     except StateFormatError as error:
@@ -156,16 +156,16 @@ def found_at(state):
     return None
 
 
-@pytest.mark.parametrize("place", TAKES)
+@pytest.mark.parametrize("place", ACCEPTED)
 def test_every_place_accepts_only_what_the_schema_says(place):
     for name, value in VALUES.items():
         state = copy.deepcopy(STATE)
         parent, last = parent_of(state, place)
         parent[last] = value
-        if name in TAKES[place]:
+        if name in ACCEPTED[place]:
             assert found_at(state) is None, name
         else:
-            # The elements of a list have no names.
+            # List elements are not named.
             named = ".".join(step for step in place.split(".") if not step.isdigit())
             assert found_at(state) in (named, f"{named}.kind"), name
 
@@ -201,7 +201,7 @@ def test_a_count_fits_an_array():
 
 
 def test_digests_are_stable_across_versions():
-    """Of states that were saved years ago, worked out by hand."""
+    """Digests of states saved years ago, worked out by hand."""
     state = {"b": [1, 2.0, None, True], "a": {"é": "\u0007"}}
     content = b'{"a": {"\\u00e9": "\\u0007"}, "b": [1, 2.0, null, true]}'
     assert digest_of(state) == hashlib.sha256(content).hexdigest()

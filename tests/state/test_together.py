@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Three ranks, of which the first and the last are a group: what one does, its group does."""
+"""Three ranks, the first and last of which form a group that acts together."""
 
 import multiprocessing
 
@@ -72,7 +72,7 @@ def be_a_rank(rank, folder, pipe):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What each rank found."""
+    """The outcomes of each rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     folder, ranks, pipes = tmp_path_factory.mktemp("ranks"), [], []

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The loader of streamed datasets: what it refuses before a worker starts, and its end."""
+"""The loader of streamed datasets: states it refuses before a worker starts, and its end."""
 
 import json
 import multiprocessing
@@ -47,7 +47,7 @@ def state_of(**options):
 
 
 def refused(state, **options):
-    """The error with which a loader refuses a state; it has begun nothing."""
+    """Return the error with which a loader refuses a state, and check that nothing has begun."""
     loader = loader_for(dataset(**options))
     with pytest.raises((StateMismatchError, StateFormatError)) as error:
         loader.load_state_dict(state)
@@ -187,9 +187,8 @@ def test_a_closed_loader_has_no_processes_and_refuses_batches(workers):
     loader.close()
     assert multiprocessing.active_children() == []
     assert loader.state_dict(mark) == mark
-    use_again = lambda: next(iterator)  # noqa: E731
     for use in (
-        use_again,
+        lambda: next(iterator),
         lambda: next(iter(loader)),
         loader.state_dict,
         lambda: loader.load_state_dict({}),

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One streamed source: its end, its limit, its state, and what cannot be read."""
+"""One streamed source: its end, limit and state, and unreadable samples."""
 
 import json
 import tarfile
@@ -16,7 +16,7 @@ from tests.streamed.numbers import Numbers, source
 
 
 class Broken(Numbers):
-    """The third sample cannot be read where there is an error."""
+    """Raises its error, if any, for the third sample."""
 
     error = None
 
@@ -33,7 +33,7 @@ def samples_of(count=4, epochs=None, endless=True, **options):
 
 
 def numbers(samples, count=None):
-    """The next numbers, up to the end by default, as a blend asks for them."""
+    """Return the next numbers, by default up to the end, as a blend requests them."""
     found = []
     while not samples.ended and len(found) != count:
         if (sample := samples.next()) is not None:
@@ -75,9 +75,9 @@ def test_a_source_without_a_sample_for_this_worker_has_ended():
     "later", [(None,), (1,), (3,), (1, 3), (1, None), (3, 1, 2), (2, None, 1, 3)]
 )
 def test_each_epoch_is_read_once_across_limit_changes(read, first, later):
-    """Four numbers; saved anywhere, between the last number and its end too, and after the end.
+    """Four numbers, saved anywhere, including between the last number and the end, and after it.
 
-    Under a limit of n epochs a source goes on while fewer than 4 n numbers were read in all.
+    With a limit of n epochs, a source continues until 4 n numbers have been read in total.
     """
     samples, total = samples_of(epochs=first), 0
     for step, limit in enumerate((first, *later)):
@@ -94,7 +94,7 @@ def test_each_epoch_is_read_once_across_limit_changes(read, first, later):
         assert samples.documents == total
 
 
-# What cannot be read ------------------------------------------------------------------------------
+# Unreadable samples -------------------------------------------------------------------------------
 
 
 def broken(error):
@@ -117,7 +117,7 @@ def test_an_unreadable_file_is_an_error_naming_its_source(error):
 
 
 def fatal(reason):
-    """As Energon raises it when it gives up."""
+    """Return the error that Energon raises when it gives up."""
     try:
         try:
             raise reason
@@ -128,10 +128,10 @@ def fatal(reason):
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"), [(SampleError("No text."), "No text. "), (KeyError("k"), "KeyError: 'k' ")]
+    ("reason", "words"), [(SampleError("No text."), "No text. "), (KeyError("k"), "KeyError: 'k' ")]
 )
-def test_unusable_samples_are_reported_with_the_reason(reason, said):
-    with pytest.raises(SampleError, match=f"^web: too many samples .* the last: {said}") as found:
+def test_unusable_samples_are_reported_with_the_reason(reason, words):
+    with pytest.raises(SampleError, match=f"^web: too many samples .* the last: {words}") as found:
         numbers(broken(error := fatal(reason)))
     assert found.value.__cause__ is error
 
