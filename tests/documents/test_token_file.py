@@ -138,12 +138,12 @@ def test_fingerprint_does_not_depend_on_division_into_pairs(tmp_path, weighted):
     def fingerprint(pairs, dtype=np.uint16):
         prefixes = []
         for number in range(pairs):
-            own = documents[400 * number // pairs : 400 * (number + 1) // pairs]
+            part = documents[400 * number // pairs : 400 * (number + 1) // pairs]
             prefix = write_tokens(
-                tmp_path / f"{pairs}{dtype.__name__}" / f"{number:02}", own, dtype
+                tmp_path / f"{pairs}{dtype.__name__}" / f"{number:02}", part, dtype
             )
             if weighted:
-                write_weights(prefix, [[n % 2 for n in each] for each in own])
+                write_weights(prefix, [[n % 2 for n in each] for each in part])
             prefixes.append(prefix)
         return TokenFiles(prefixes).fingerprint()
 
@@ -242,7 +242,7 @@ def test_an_index_is_checked_to_its_end_in_chunks(tmp_path, monkeypatch):
         begin = HEADER.size + 4 * 20 + 8 * number
         content[begin] += 2
         pair.with_suffix(".idx").write_bytes(content)
-        # The pointer of the last one stands in the header's check of the size.
+        # A wrong last pointer contradicts the size of the .bin file.
         with pytest.raises(ConfigError, match=f"sequence {max(0, number - 1)} over|describes"):
             open_token_files(pair)
 

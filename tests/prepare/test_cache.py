@@ -210,8 +210,8 @@ class Backwards(PackedTaskEncoder):
 
 
 def with_fingerprint(encoder_class, value):
-    own = type(encoder_class.__name__, (encoder_class,), {"encoding_fingerprint": value})
-    return own(ByteTokenizer(), 64)
+    changed = type(encoder_class.__name__, (encoder_class,), {"encoding_fingerprint": value})
+    return changed(ByteTokenizer(), 64)
 
 
 @pytest.mark.parametrize("encoder_class", [Shouting, Backwards])

@@ -411,7 +411,7 @@ def fake_command(tmp_path):
 def test_the_filter_example_drops_documents_in_each_task(tmp_path, tasks, on, cluster):
     long = [f"document {n} of five words" for n in range(4)]
     texts = [["short", long[0], long[0]], [long[1], long[0]], [long[2]], [long[2], long[3]]]
-    names = [write_lines(tmp_path / f"{n}.jsonl", own) for n, own in enumerate(texts)]
+    names = [write_lines(tmp_path / f"{n}.jsonl", part) for n, part in enumerate(texts)]
     options = ("--tokenizer", "bytes", "--tasks", str(tasks), *on)
     script = (sys.executable, EXAMPLES / "filters.py", tmp_path / "out", *names, *options)
     for _ in range(2):  # the second time nothing is left to do

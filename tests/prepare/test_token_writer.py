@@ -62,7 +62,18 @@ def test_prepare_does_not_import_megatron_core(tmp_path):
         "import sys\nfrom energon_ext.cli.main import main\n"
         "main(standalone_mode=False)\nassert 'megatron.core' not in sys.modules"
     )
-    call = ["prepare", "out", "--tokenizer", "bytes", "--text", "a.txt", "--val", "0"]
+    call = [
+        "prepare",
+        "out",
+        "--tokenizer",
+        "bytes",
+        "--text",
+        "a.txt",
+        "--val",
+        "0",
+        "--jobs",
+        "1",
+    ]
     command = [sys.executable, "-c", program, *call]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -42,9 +42,9 @@ def test_documents_and_fingerprint_are_equal_for_any_units_and_jobs(tmp_path):
     for count, jobs in ((1, 1), (7, 1), (7, 3), (20, 2)):
         output = tmp_path / f"{count}x{jobs}"
         run(units_of(TEXTS, count), output, jobs=jobs, val_fraction=0.2)
-        own = [read(output, split) for split in ("train", "val")]
+        texts = [read(output, split) for split in ("train", "val")]
         prints = [open_token_files(output / split).fingerprint() for split in ("train", "val")]
-        found.append((own, prints))
+        found.append((texts, prints))
     assert sorted(found[0][0][0] + found[0][0][1]) == sorted(TEXTS)
     assert all(each == found[0] for each in found[1:])
     assert (tmp_path / "7x1" / "prepared.json").read_bytes() == (

@@ -44,8 +44,8 @@ def test_row_cost_sums_tokens_and_images(data):
     dataset.batches = dataclasses.replace(dataset.batches, cost=None)  # in their natural order
     step = next(dataset.planned_steps())
     for row, cost in enumerate(step.costs(AttentionCost(1, 0), ROWS).tolist()):
-        taken, own, _ = step.taken(row)
-        numbers, _ = taken.description(own)
+        taken, place, _ = step.taken(row)
+        numbers, _ = taken.description(place)
         assert cost == sum(length_of_number(n) + 100 * (n % 3) for n in numbers)
 
 

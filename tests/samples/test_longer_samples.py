@@ -121,11 +121,11 @@ class Model:
 
     def check(self, state):
         """Check the counts of a state."""
-        for key, own in state["plan"]["sources"].items():
+        for key, counts in state["plan"]["sources"].items():
             name = key.split(":")[0]
-            assert own["documents"] == len(self.read[name])
-            assert own["tokens"] == sum(map(length_of, self.read[name]))
-            self.at_hand(name, own["rows"])
+            assert counts["documents"] == len(self.read[name])
+            assert counts["tokens"] == sum(map(length_of, self.read[name]))
+            self.at_hand(name, counts["rows"])
 
     @property
     def is_complete(self):
@@ -173,7 +173,7 @@ def test_an_interleave_keeps_its_shares_when_row_length_changes(data):
     state, path = None, mix(data, {"photos": 1, "charts": 1}, epochs=99)
     for seq_len in (40, 64, 21, 100):
         _, state = run(path, 4, 1, 0, state, encoder=Sized(seq_len))
-        photos, charts = (own["tokens"] for own in state["plan"]["sources"].values())
+        photos, charts = (counts["tokens"] for counts in state["plan"]["sources"].values())
         assert abs(photos - charts) <= 2 * max(64, seq_len)
         (credits,) = (each["credits"] for each in state["plan"]["mixture"].values())
         assert sorted(credits.values()) == sorted([(photos - charts) / 2, (charts - photos) / 2])
@@ -339,8 +339,8 @@ def test_checkpoint_diff_counts_repacked_samples(saved_run, data, orders):
     model.add([row for step in steps for row in step], 64)
     loader = loader_for(dataset_of(path, encoder=Sized(100)))
     loader.load_state_dict(newest_cursor(folder))
-    for key, own in loader.state_dict()["plan"]["sources"].items():
-        count = len(+model.at_hand(key.split(":")[0], own["rows"]))
+    for key, counts in loader.state_dict()["plan"]["sources"].items():
+        count = len(+model.at_hand(key.split(":")[0], counts["rows"]))
         assert f"{key}: {count} documents not yet drawn are packed again" in result.output
     result = energon_ext("checkpoint", "diff", folder, path, "--seq-length", 20)
     assert result.exit_code == 1 and "refused: " in result.output

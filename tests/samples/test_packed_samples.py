@@ -100,7 +100,7 @@ def test_an_interleave_counts_the_tokens_of_the_rows(data):
     loader = loader_for(dataset_of(path, encoder=PackedCaptions()))
     take(loader, 20)
     sources = loader.state_dict()["plan"]["sources"]
-    photos, charts = (own["tokens"] for own in sources.values())
+    photos, charts = (counts["tokens"] for counts in sources.values())
     assert photos + charts > 0.97 * 20 * ROWS * 40
     assert abs(photos - charts) <= 2 * 40
 
@@ -117,7 +117,7 @@ def test_breakpoints_may_count_the_tokens_of_rows(data):
     for _ in range(2):
         take(loader, 2)
         sources = loader.state_dict()["plan"]["sources"]
-        read.append([own["tokens"] for own in sources.values()])
+        read.append([counts["tokens"] for counts in sources.values()])
     (charts, photos), (more_charts, more_photos) = read
     assert charts == 0 < photos == more_photos and more_charts > 0
 

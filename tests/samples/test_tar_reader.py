@@ -70,9 +70,9 @@ def test_energons_filters_apply(tmp_path):
 
 def test_read_samples_are_not_kept_in_memory(tmp_path):
     reader = reader_of(write_shards(tmp_path / "data", "pax"))
-    own = TarReader(reader)
+    samples = TarReader(reader)
     for number in range(30):
-        own[number]
+        samples[number]
     assert not any(tar.members for tar in reader.itar_files_cache.values())
 
 

@@ -94,7 +94,7 @@ def test_trace_names_documents_and_samples_without_user_code(data):
 
 
 @pytest.mark.parametrize("encoder", [PlannedCaptions, PackedCaptions])
-def test_an_encoder_without_token_rows_is_told_what_it_needs(data, encoder):
+def test_an_encoder_without_pack_tokens_is_refused(data, encoder):
     with pytest.raises(ConfigError, match="implements length_of and pack_tokens"):
         dataset_of(mix(data), encoder=encoder())
 

@@ -273,9 +273,7 @@ def test_a_name_or_subflavors_without_a_match_list_the_sources(data):
 
 
 @pytest.mark.parametrize(("num_workers", "pack"), [(0, True), (2, False)])
-def test_a_spliced_source_ends_at_its_limit_and_a_raised_limit_adds_its_epochs(
-    data, num_workers, pack
-):
+def test_a_spliced_source_ends_at_its_limit_and_a_raised_limit_adds_epochs(data, num_workers, pack):
     """A content of 8 of 12, 12 and 11 tokens: 5 + 5 + 4 examples in an epoch, each once."""
     splice = MultiSpliceConfig(
         num_docs=3, max_doc_length=12, content_length=8, epoch_length=None, pack_contents=pack,

@@ -57,7 +57,7 @@ def shares_of(balance_mode, lengths=(10_000, 5_000, 2_000), **fields):
 
 
 @pytest.mark.parametrize("epoch_length", [None, 1700])
-def test_by_coverage_is_proportional_to_length_with_and_without_an_epoch_length(epoch_length):
+def test_by_coverage_is_proportional_to_document_length(epoch_length):
     """10K, 5K and 2K tokens, K = S = 4096, stride 1: 59, 29 and 12 % of 17K examples.
 
     Pairs do not matter: the last document has one content, the others 5905 and 905.
@@ -69,7 +69,7 @@ def test_by_coverage_is_proportional_to_length_with_and_without_an_epoch_length(
     assert [round(100 * share) for share in shares] == [59, 29, 12]
 
 
-def test_an_epoch_has_one_example_for_every_stride_of_documents_that_have_a_pair():
+def test_an_epoch_has_one_example_per_stride_of_usable_documents():
     assert shares_of("by_coverage", content_stride=10)[0].quotas.tolist() == [1000, 500, 200]
     assert shares_of("by_temperature")[0].quotas.tolist() == [10_000, 5_000, 2_000]
     # Square roots 100, 70.71, 44.72: of 17000, 7891.12, 5579.86 and 3529.03.

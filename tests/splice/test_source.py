@@ -98,12 +98,13 @@ def test_rows_do_not_depend_on_chunk_size(pack):
 
 @every_packing
 def test_a_resume_at_any_row_continues_like_the_source(pack):
-    expected = take(source(pack, epochs=1))
-    rows = source(pack, epochs=1)
+    options = {"epochs": 1, "content_stride": 2}
+    expected = take(source(pack, **options))
+    rows = source(pack, **options)
     for done in range(len(expected) + 1):
         state = state_of(rows)
         assert set(state) == {"kind", "documents", "next_row"}
-        assert take(resumed(state, pack, epochs=1), 12) == expected[done : done + 12]
+        assert take(resumed(state, pack, **options), 12) == expected[done : done + 12]
         assert take(copy.copy(rows), 12) == expected[done : done + 12]
         take(rows, 1)
 

@@ -17,7 +17,7 @@ from energon_ext.state.match import (
 def state_of(**sources):
     """Return documents, tokens and names of each source of one run or worker."""
     fields = ("documents", "tokens", "names")
-    return {key: dict(zip(fields, own)) for key, own in sources.items()}
+    return {key: dict(zip(fields, values)) for key, values in sources.items()}
 
 
 WORKERS = [

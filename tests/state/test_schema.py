@@ -147,7 +147,7 @@ def parent_of(state, place):
     return state, last
 
 
-def found_at(state):
+def refused_at(state):
     """Return the place at which the format of a state is refused; None if it is accepted."""
     try:
         check_format(state)
@@ -163,11 +163,11 @@ def test_every_place_accepts_only_what_the_schema_says(place):
         parent, last = parent_of(state, place)
         parent[last] = value
         if name in ACCEPTED[place]:
-            assert found_at(state) is None, name
+            assert refused_at(state) is None, name
         else:
             # List elements are not named.
             named = ".".join(step for step in place.split(".") if not step.isdigit())
-            assert found_at(state) in (named, f"{named}.kind"), name
+            assert refused_at(state) in (named, f"{named}.kind"), name
 
 
 def test_fixed_mappings_have_exactly_their_keys():
@@ -176,13 +176,13 @@ def test_fixed_mappings_have_exactly_their_keys():
         state = copy.deepcopy(STATE)
         parent, last = parent_of(state, place)
         del parent[last]
-        assert found_at(state) == (place.rpartition(".")[0] or "state"), place
+        assert refused_at(state) == (place.rpartition(".")[0] or "state"), place
         for added in ("another", 3):
             state = copy.deepcopy(STATE)
             parent, last = parent_of(state, place)
             parent[added] = parent[last]
-            assert found_at(state) == (place.rpartition(".")[0] or "state"), place
-    assert found_at({**STATE, "fingerprint": {3: "x"}}) == "fingerprint"
+            assert refused_at(state) == (place.rpartition(".")[0] or "state"), place
+    assert refused_at({**STATE, "fingerprint": {3: "x"}}) == "fingerprint"
 
 
 def test_a_wrong_class_or_version_is_reported_first():

@@ -64,7 +64,7 @@ def be_a_rank(rank, folder, pipe):
         "none ends": ends([]),
         "one ends": ends([2]),
         "both end": ends([0, 2]),
-        "a plan goes on": ends([1], is_planned=True),
+        "a plan continues": ends([1], is_planned=True),
     }
     pipe.send(found)
     dist.destroy_process_group()
@@ -122,10 +122,10 @@ def test_a_failure_is_raised_only_in_its_group_with_the_rank_there(found):
 def test_reducing_a_count_over_the_group_leaves_it_unchanged(found):
     pair = [("a", 4, 20), ("of 0", 0, 1), ("of 2", 0, 1)]
     alone = [("a", 2, 10), ("of 1", 0, 1)]
-    reduced = [[tuple(entry.values()) for entry in own] for own in each(found, "reduced")]
+    reduced = [[tuple(entry.values()) for entry in entries] for entries in each(found, "reduced")]
     assert reduced == [pair, alone, pair]
-    for own in each(found, "reduced over all"):
-        assert [tuple(entry.values()) for entry in own][0] == ("a", 6, 30)
+    for entries in each(found, "reduced over all"):
+        assert [tuple(entry.values()) for entry in entries][0] == ("a", 6, 30)
     assert each(found, "local") == [1, 2, 3]
 
 
@@ -139,5 +139,5 @@ def test_a_group_ends_when_one_rank_has_no_batch(found):
     assert each(found, "none ends") == [None] * 3
     assert each(found, "one ends") == [another, None, this]
     assert each(found, "both end") == [this, None, this]
-    assert each(found, "a plan goes on") == [None, this, None]
+    assert each(found, "a plan continues") == [None, this, None]
     assert issubclass(DataExhaustedError, EnergonExtError)

@@ -56,9 +56,9 @@ def test_a_sample_counts_its_tokens_and_documents_or_one():
     assert (num_tokens_of(Row()), num_tokens_of(object())) == (12, 1)
     rows = Numbers("web", 2)
     rows.restore_sample = lambda key: Row() if key == (1,) else object()
-    own = source("web", 2, endless=False)
-    own.rows = rows
-    samples = StreamedSamples(own, lambda sample: 1.75 * getattr(sample, "num_tokens", 2))
+    short = source("web", 2, endless=False)
+    short.rows = rows
+    samples = StreamedSamples(short, lambda sample: 1.75 * getattr(sample, "num_tokens", 2))
     samples.open()
     assert samples.next() and samples.next()
     assert (samples.documents, samples.tokens) == (3 + 1, 21 + 4)  # 3.5 is rounded to 4
