@@ -78,7 +78,6 @@ def serve(folder, pipe):
 
     store = Store()
     store.put(folder, "web")
-    store.hold("web/part-0.bin")
     store.delay = DELAY
     pipe.send(store.url)
     pipe.recv()

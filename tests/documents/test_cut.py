@@ -15,10 +15,10 @@ from tests.support import write_tokens, write_weights
 #: (tokens, weights) of each document; 2 ends a conversation.
 DOCUMENTS = [
     ([5, 6, 7, 2], [0, 0, 1, 1]),
-    ([5] * 4 + [6] * 4 + [2], [0] * 4 + [1] * 5),  # too long, some of its answer stays
-    ([5] * 7 + [6, 2], [0] * 7 + [1, 1]),  # too long, nothing of its answer stays
+    ([5] * 4 + [6] * 4 + [2], [0] * 4 + [1] * 5),  # too long; part of its answer is kept
+    ([5] * 7 + [6, 2], [0] * 7 + [1, 1]),  # too long; nothing of its answer is kept
     ([5, 2], [0, 1]),  # only its end is trained
-    ([5, 6], [1, 0]),  # nothing predicts the first token: it was written so
+    ([5, 6], [1, 0]),  # nothing predicts the first token
     ([], []),
     ([5] * 6, [0] * 5 + [1]),  # as long as a row
 ]
@@ -38,7 +38,7 @@ def lengths(documents):
     return documents.locate(np.arange(len(documents)))[1].tolist()
 
 
-def test_long_documents_are_cut_and_those_without_an_answer_left_have_no_token(files, caplog):
+def test_long_documents_are_cut_and_dropped_if_no_answer_is_left(files, caplog):
     with caplog.at_level(logging.WARNING):
         cut = CutDocuments(files, source="chat", max_tokens=6, over_long="cut")
     assert lengths(cut) == [4, 6, 0, 2, 2, 0, 6]
@@ -53,12 +53,12 @@ def test_long_documents_are_cut_and_those_without_an_answer_left_have_no_token(f
     assert lengths(pickle.loads(pickle.dumps(cut))) == lengths(cut)
 
 
-def test_where_the_end_is_not_trained_every_document_is_looked_at(files):
+def test_every_document_is_checked_if_the_end_is_not_trained(files):
     cut = CutDocuments(files, source="chat", max_tokens=6, over_long="cut", untrained=2)
     assert lengths(cut) == [4, 6, 0, 0, 0, 0, 6]
 
 
-def test_a_document_that_is_too_long_is_refused_by_number_if_wished(files):
+def test_long_documents_can_be_refused_by_number(files):
     expected = r"chat: document 1 \(number 1 in .*/a\) has 9 tokens, but a row fits 6"
     with pytest.raises(ConfigError, match=expected):
         CutDocuments(files, source="chat", max_tokens=6, over_long="error")

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights of labels beside a pair: what was written is read, and nothing else is ever assumed."""
+"""Label weights next to a pair are read as written, and never assumed."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_weights_change_the_fingerprint(tmp_path, pair):
         (lambda path: write_meta(path, None), r"chat.meta.json does not mention it"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(pair, damage, message):
+def test_weights_of_the_wrong_size_are_refused(pair, damage, message):
     damage(pair.parent / "chat.weights.bin")
     with pytest.raises(ConfigError, match=message):
         TokenFiles([pair])
@@ -79,7 +79,7 @@ def write_meta(path, described):
     (path.parent / "chat.meta.json").write_text(json.dumps(meta))
 
 
-def test_weights_that_nothing_describes_are_refused(pair):
+def test_weights_without_metadata_are_refused(pair):
     (pair.parent / "chat.meta.json").unlink()
     with pytest.raises(ConfigError, match=r"chat.weights.bin: .*chat.meta.json does not mention"):
         TokenFiles([pair])

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every document once an epoch, and documents of a block near each other."""
+"""Every document once per epoch, and documents of a block near each other."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from energon_ext.errors import ConfigError
 
 
 def slow_epoch(size, key, epoch, block, mixed):
-    """One epoch by lists, from the same random numbers."""
+    """Return one epoch by plain lists, from the same random numbers."""
     if block == 1:
         return [int(KeyedPermutation(size, f"{key}/{epoch}")(number)) for number in range(size)]
     rotation = stable_hash(f"{key}/{epoch}/rotated") % size
@@ -45,7 +45,7 @@ def test_a_small_epoch_by_hand(monkeypatch):
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 7, 50])
 @pytest.mark.parametrize("mixed", [1, 2, 3, 50])
-def test_every_document_comes_once_an_epoch(block, mixed):
+def test_every_document_comes_once_per_epoch(block, mixed):
     for size in range(1, 41):
         order = EpochOrder(size, "images", block=block, mixed=mixed, epochs=2)
         epochs = [order.take(99).tolist()]
@@ -57,14 +57,14 @@ def test_every_document_comes_once_an_epoch(block, mixed):
             assert epoch == slow_epoch(size, "images", number, block, mixed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     size=st.integers(1, 30_000),
     block=st.integers(1, 300),
     mixed=st.integers(1, 40),
     counts=st.lists(st.integers(1, 9000), min_size=1, max_size=8),
 )
-def test_the_order_does_not_depend_on_how_much_is_taken_at_once(size, block, mixed, counts):
+def test_order_does_not_depend_on_chunk_size(size, block, mixed, counts):
     whole = EpochOrder(size, "images", block=block, mixed=mixed).take(size).tolist()
     order, taken = EpochOrder(size, "images", block=block, mixed=mixed), []
     for count in counts:
@@ -77,7 +77,7 @@ def test_the_order_does_not_depend_on_how_much_is_taken_at_once(size, block, mix
     assert resumed.take(size).tolist() == whole[len(taken) :]
 
 
-def test_blocks_of_one_are_the_order_of_before():
+def test_blocks_of_one_keep_the_plain_order():
     for mixed in (1, 7):
         order = EpochOrder(10, "web", block=1, mixed=mixed)
         assert order.take(10).tolist() == KeyedPermutation(10, "web/0")(np.arange(10)).tolist()
@@ -86,7 +86,7 @@ def test_blocks_of_one_are_the_order_of_before():
     )
 
 
-def test_documents_of_a_group_are_runs_of_the_source():
+def test_groups_are_contiguous_runs_of_the_source():
     size, block, mixed = 100_000, 16, 256
     order = EpochOrder(size, "images", block=block, mixed=mixed)
     firsts = []
@@ -94,10 +94,10 @@ def test_documents_of_a_group_are_runs_of_the_source():
         order.epoch, order.position = epoch, 0
         group = np.sort(order.take(block * mixed))
         begins = np.flatnonzero(np.diff(group, prepend=-2) != 1)
-        # A block that begins behind the last document ends at the first one.
+        # A block that begins after the last document ends at the first one.
         assert mixed - 40 < len(begins) <= mixed + 1
         firsts.append(group[begins] % block)
-        # Shuffled: a quarter of the group holds about a quarter of most blocks.
+        # Shuffled: a quarter of the group contains about a quarter of most blocks.
         order.position = 0
         quarter = np.unique(order.take(block * mixed // 4) // block)
         assert len(quarter) > 0.9 * mixed
@@ -105,19 +105,19 @@ def test_documents_of_a_group_are_runs_of_the_source():
     assert np.bincount(firsts[0]).argmax() != np.bincount(firsts[1]).argmax()  # of this epoch
 
 
-def test_the_order_in_blocks_never_changes_between_versions():
+def test_block_order_is_stable_across_versions():
     order = EpochOrder(1_000_000, "images", block=16, mixed=256)
     assert order.take(4).tolist() == [259551, 526647, 938659, 228502]
     order.epoch, order.position = 3, 999_998
     assert order.take(4).tolist() == [797015, 113850]
 
 
-def test_a_source_in_order_has_no_blocks():
+def test_an_unshuffled_source_has_no_blocks():
     order = EpochOrder(5, "images", shuffled=False, block=2, mixed=2)
     assert order.take(5).tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("options", [{"block": 0}, {"mixed": 0}, {"block": 1.5}, {"mixed": True}])
-def test_an_impossible_block_is_refused(options):
+def test_an_invalid_block_size_is_refused(options):
     with pytest.raises(ConfigError, match=f"{next(iter(options))}: .* an integer >= 1 is needed"):
         EpochOrder(5, "images", **options)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Shards and JSONL files: a change is noticed at a resume, what is missing or cut is named."""
+"""Shards and JSONL files: changes are detected at a resume, missing or cut files are named."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from tests.support import TEXT_SAMPLE, config, loader_for, take, write_dataset, write_mix
 
-TEXTS = [f"document number {number:03d}, and some more text. " for number in range(200)]
+TEXTS = [f"document number {number:03d}, and some more text. " for number in range(120)]
 OTHERS = [text.replace("some", "much") for text in TEXTS]
 
 
@@ -29,7 +29,7 @@ def write_jsonl(path, texts):
     CrudeJsonlDatasetFactory.prepare_dataset(EPath(path))
 
 
-def write_web(path, texts, shard_size=50):
+def write_web(path, texts, shard_size=30):
     shutil.rmtree(path, ignore_errors=True)
     write_dataset(path, texts, shard_size=shard_size)
 
@@ -49,11 +49,11 @@ def new_loader(folder, num_workers=0):
 
 
 def more_shards(folder):
-    write_web(folder / "web", [*TEXTS, *OTHERS[:50]])
+    write_web(folder / "web", [*TEXTS, *OTHERS[:30]])
 
 
 def other_shards(folder):
-    write_web(folder / "web", TEXTS, shard_size=40)
+    write_web(folder / "web", TEXTS, shard_size=25)
 
 
 def swapped_shards(folder):
@@ -80,7 +80,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def folder(prepared, tmp_path):
-    """A copy to change: what is prepared does not say where it lies."""
+    """A copy to change: prepared folders do not depend on their path."""
     return shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
 
 
@@ -93,7 +93,7 @@ def folder(prepared, tmp_path):
         (lambda folder: write_jsonl(folder / "lines.jsonl", OTHERS), "lines.jsonl", {"sample"}),
     ],
 )
-def test_other_documents_are_refused_by_the_name_of_their_source(folder, change, source, fields):
+def test_changed_documents_are_refused_naming_their_source(folder, change, source, fields):
     states = []
     for num_workers in (0, 1):
         loader = new_loader(folder, num_workers)
@@ -107,7 +107,7 @@ def test_other_documents_are_refused_by_the_name_of_their_source(folder, change,
         assert {*refused.value.differences} == {f"{source}: {field}" for field in fields}
 
 
-def test_a_folder_tells_what_its_dataset_yaml_fills_each_field_from(folder):
+def test_a_folder_reports_the_fields_of_its_dataset_yaml(folder):
     other = {"text": "txt,json[title][0]", "__restore_key__": "json[id]"}
     content = json.dumps({"sample_type": TEXT_SAMPLE, "field_map": other})
     (folder / "web" / ".nv-meta" / "other.yaml").write_text(content)
@@ -118,7 +118,7 @@ def test_a_folder_tells_what_its_dataset_yaml_fills_each_field_from(folder):
         assert fingerprint_files(factory)["fields"] == [fields]
 
 
-def test_a_folder_whose_samples_code_loads_tells_no_fields(folder):
+def test_a_folder_with_a_sample_loader_reports_no_fields(folder):
     meta = folder / "web" / ".nv-meta"
     (meta / "code.py").write_text(
         "import functools\n"
@@ -132,11 +132,11 @@ def test_a_folder_whose_samples_code_loads_tells_no_fields(folder):
 
 
 @pytest.mark.parametrize("change", [None, other_shards, other_fields])
-def test_the_same_documents_prepared_or_moved_again_go_on(folder, change):
+def test_the_same_documents_prepared_again_or_moved_resume(folder, change):
     loader = new_loader(folder)
     take(loader, 3)
     state = loader.save_state_rank()
-    time.sleep(0.01)  # tar headers hold the time
+    time.sleep(0.01)  # tar headers contain the time
     write_web(folder / "web", TEXTS)
     write_jsonl(folder / "lines.jsonl", TEXTS)
     if change is not None:
@@ -161,7 +161,7 @@ def test_the_same_documents_prepared_or_moved_again_go_on(folder, change):
         (
             "web/shard_001.tar.idx",
             lambda p: os.truncate(p, 99),
-            "idx: is not an index of 50 samples",
+            "idx: is not an index of 30 samples",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_a_missing_or_cut_shard_is_named_while_building(folder, name, damage, me
     assert "\n" not in str(error.value)
 
 
-def test_an_index_that_says_a_line_is_empty_is_an_error_with_its_source(folder):
+def test_an_index_with_an_empty_line_is_an_error_naming_its_source(folder):
     path = folder / "lines.jsonl.idx"
     begins = np.fromfile(path, "<u8")
     begins[100] = begins[101]
@@ -189,44 +189,44 @@ def only_lines(folder, lines):
     return new_loader(folder)
 
 
-def test_lines_that_are_no_json_are_left_out_and_said_with_their_number(folder, caplog):
+def test_lines_that_are_not_json_are_skipped_and_reported_by_number(folder, caplog):
     lines = [b'{"text": "one"}', b'{"text": two}', b'{"text": "thr\xffe"}', b'{"text": "four"}']
     loader = only_lines(folder, lines)
     batches = take(loader, 1)
     text = " ".join(ByteTokenizer().decode(batch.tokens.flatten()) for batch in batches)
     assert "one" in text and "four" in text and "tw" not in text and "thr" not in text
-    said = (
+    assert (
         "broken.jsonl: 2 of 4 samples cannot be tokenized, the first: Sample 1: JSONDecodeError ("
+        in caplog.text
     )
-    assert said in caplog.text
 
 
-def test_a_file_of_which_no_line_is_json_is_one_typed_error(folder):
+def test_a_file_without_any_json_line_is_one_typed_error(folder):
     with pytest.raises(ConfigError, match="broken.jsonl: 100 documents in a row cannot be trained"):
         only_lines(folder, [b"{a}"] * 150)
 
 
 @pytest.mark.parametrize("damage", [os.remove, lambda path: os.truncate(path, 5000)])
-def test_a_run_does_not_need_its_text_once_it_is_tokenized_and_the_next_start_does(folder, damage):
+def test_tokenized_text_is_needed_only_at_the_next_start(folder, damage):
     loader = new_loader(folder)
     for number in range(4):
         damage(folder / "web" / f"shard_00{number}.tar")
-    take(loader, 200)
+    take(loader, 130)
     with pytest.raises(ConfigError, match="shard_00"):
         new_loader(folder)
 
 
-def test_of_three_hundred_shards_sixty_four_are_looked_at(tmp_path, monkeypatch):
-    write_web(tmp_path / "web", [f"text {number}" for number in range(600)], shard_size=2)
+def test_at_most_sixty_four_shards_are_inspected(tmp_path, monkeypatch):
+    write_web(tmp_path / "web", [f"text {number}" for number in range(200)], shard_size=2)
     factory = CrudeWebdataset(
         EPath(tmp_path / "web"), split_part="train", training=True, worker_config=config()
     )
-    map_file, looked = stored_files.map_file, set()
+    map_file, mapped = stored_files.map_file, set()
 
     def mapping(path, num_bytes):
-        looked.add(path)
+        mapped.add(path)
         return map_file(path, num_bytes)
 
     monkeypatch.setattr(stored_files, "map_file", mapping)
-    assert fingerprint_files(factory)["files"] == 300
-    assert len(looked) == 2 * 64  # each with its index
+    assert fingerprint_files(factory)["files"] == 100
+    assert len(mapped) == 2 * 64  # each with its index

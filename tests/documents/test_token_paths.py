@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a path names: a pair, a folder of pairs, a pattern, or no pair at all."""
+"""Paths name a pair, a folder of pairs, a pattern or no pair at all."""
 
 import os
 
@@ -18,7 +18,7 @@ def touch(folder, *names):
 
 
 def names(folder, path):
-    """Pairs that a path in a folder names, relative to it."""
+    """Return the pairs that a path in a folder names, relative to it."""
     return [os.path.relpath(prefix, folder) for prefix in pair_prefixes(folder / path)]
 
 
@@ -31,20 +31,20 @@ def test_a_pair_is_named_with_and_without_suffix(tmp_path, path):
 
 
 @pytest.mark.parametrize("left", ["web.bin", "web.idx"])
-def test_half_a_pair_is_one_whose_other_half_is_missing(tmp_path, left):
+def test_half_a_pair_is_reported_with_the_missing_half(tmp_path, left):
     touch(tmp_path, left)
     for path in ("web", left):
         assert is_token_file(tmp_path / path)
         assert names(tmp_path, path) == ["web"]
 
 
-def test_megatrons_cache_in_a_folder_of_the_pairs_name_is_the_pair(tmp_path):
+def test_a_megatron_cache_folder_named_like_a_pair_resolves_to_the_pair(tmp_path):
     touch(tmp_path, "web.bin", "web.idx", "web/cache/GPTDataset-document_index.npy")
     assert is_token_file(tmp_path / "web")
     assert names(tmp_path, "web") == names(tmp_path, "web/") == ["web"]
 
 
-def test_what_energon_prepared_is_no_token_file(tmp_path):
+def test_a_folder_prepared_by_energon_is_not_a_token_file(tmp_path):
     touch(tmp_path, "text.jsonl", "text.jsonl.idx")  # Energon's index of the lines
     touch(tmp_path, "web/.nv-meta/split.yaml", "web/a.tar", "web/a.tar.idx", "web.bin", "web.idx")
     touch(tmp_path, "raw/a.tar", "raw/a.tar.idx", "raw/model.bin")
@@ -52,7 +52,7 @@ def test_what_energon_prepared_is_no_token_file(tmp_path):
         assert not is_token_file(tmp_path / path), path
 
 
-def test_a_folder_names_the_pairs_in_it_and_below_it_by_their_names(tmp_path):
+def test_a_folder_lists_the_pairs_in_and_below_it_by_name(tmp_path):
     touch(tmp_path, "web/b.bin", "web/b.idx", "web/b.meta.json", "web/b.weights.bin")
     touch(tmp_path, "web/part/a.bin", "web/part/a.idx", "web/part/x.jsonl", "web/part/x.jsonl.idx")
     touch(
@@ -63,7 +63,7 @@ def test_a_folder_names_the_pairs_in_it_and_below_it_by_their_names(tmp_path):
 
 
 @pytest.mark.parametrize("pattern", ["web/p*", "web/p*.bin", "web/p*.idx", "w*/p?", "web/p[12]"])
-def test_a_pattern_names_what_matches_with_and_without_suffix(tmp_path, pattern):
+def test_a_pattern_matches_with_and_without_suffix(tmp_path, pattern):
     touch(
         tmp_path, "web/p2.idx", "web/p2.bin", "web/p1.bin", "web/p1.idx", "web/q.bin", "web/q.idx"
     )
@@ -71,14 +71,14 @@ def test_a_pattern_names_what_matches_with_and_without_suffix(tmp_path, pattern)
     assert names(tmp_path, pattern) == ["web/p1", "web/p2"]
 
 
-def test_two_stars_match_folders_below(tmp_path):
+def test_two_stars_match_nested_folders(tmp_path):
     touch(tmp_path, "web/a.bin", "web/a.idx", "web/x/b.bin", "web/x/b.idx", "web/x/y/c.idx")
     touch(tmp_path, "web/x/y/c.bin")
     assert names(tmp_path, "web/**") == names(tmp_path, "web") == ["web/a", "web/x/b", "web/x/y/c"]
     assert names(tmp_path, "web/**/b") == ["web/x/b"]
 
 
-def test_brackets_in_a_name_that_exists_are_no_pattern(tmp_path):
+def test_brackets_in_an_existing_name_are_not_a_pattern(tmp_path):
     touch(tmp_path, "[new] web/a.bin", "[new] web/a.idx")
     for path in ("[new] web", "[new] web/a", "[new] web/a.bin"):
         assert names(tmp_path, path) == ["[new] web/a"]
@@ -97,7 +97,7 @@ def test_half_a_pair_among_others_is_an_error(tmp_path, path):
         pair_prefixes(tmp_path / path)
 
 
-def test_the_splits_of_a_prepared_text_are_no_source_together(tmp_path):
+def test_splits_of_prepared_text_are_not_one_source(tmp_path):
     touch(tmp_path, "web/train.bin", "web/train.idx", "web/val.bin", "web/val.idx")
     with pytest.raises(ConfigError, match="contains the splits train and val.* /.*/web/train"):
         pair_prefixes(tmp_path / "web")

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows of later batches reach the reader that will need them, each once and in time."""
+"""Each reader is told of its later rows once and in time."""
 
 import pytest
 
@@ -10,21 +10,19 @@ from energon_ext.loader.ahead import with_later_rows
 @pytest.mark.parametrize(
     "batches, readers, ahead", [(40, 1, 9), (41, 3, 12), (7, 2, 64), (9, 2, 0)]
 )
-def test_every_reader_is_told_each_of_its_later_batches_once_and_before_it_comes(
-    batches, readers, ahead
-):
+def test_each_reader_learns_of_its_later_batches_once_and_in_time(batches, readers, ahead):
     items = list(with_later_rows(((n, [n]) for n in range(batches)), readers, ahead))
     assert [number for number, _, _ in items] == list(range(batches))
     for reader in range(readers):
-        own = items[reader::readers]
-        told = [row for _, _, later in own for row in later]
+        of_reader = items[reader::readers]
+        announced = [row for _, _, later in of_reader for row in later]
         expected = list(range(reader + readers, batches, readers))
-        assert told == (expected if ahead else [])
-        for number, _, later in own:
+        assert announced == (expected if ahead else [])
+        for number, _, later in of_reader:
             assert all(row > number for row in later)
 
 
-def test_a_reader_looks_further_ahead_with_every_batch_until_it_looks_far_enough():
+def test_look_ahead_grows_with_every_batch_up_to_its_limit():
     planned = []
 
     def rounds():
@@ -37,5 +35,5 @@ def test_a_reader_looks_further_ahead_with_every_batch_until_it_looks_far_enough
     for _ in range(8):
         next(items)
         seen.append(len(planned))
-    # Of each of two readers: its own batch and 4 more, then 8, then 10.
+    # Each of the two readers plans its own batch and 4 more, then 8, then 10.
     assert seen == [9, 10, 19, 20, 25, 26, 27, 28]

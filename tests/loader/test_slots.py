@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The memory through which batches come from readers."""
+"""Shared memory that passes batches from readers to the loader."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from energon_ext.loader.slots import Slots
 
 
 def any_batch(number):
-    """Tensors of all kinds, at odd offsets, beside what is no tensor."""
+    """Return tensors of all kinds at odd offsets, and other objects."""
     generator = torch.Generator().manual_seed(number)
     values = torch.randn(7 + number, 3, generator=generator)
     return {
@@ -41,28 +41,28 @@ def assert_equal(found, expected):
             assert found[name] == value
 
 
-def test_a_batch_comes_out_as_it_was_put_in_and_stays_so_when_its_slot_is_used_again():
+def test_a_batch_survives_the_reuse_of_its_slot():
     ring = Slots(3)
     taken = [ring.take(ring.put(number, any_batch(number))) for number in range(9)]
     for number, batch in enumerate(taken):
         assert_equal(batch, any_batch(number))
 
 
-def test_as_many_batches_may_be_on_their_way_as_there_are_slots():
+def test_every_slot_can_hold_a_batch_in_transit():
     ring = Slots(3)
-    on_their_way = [ring.put(number, any_batch(number)) for number in (4, 5, 6)]
-    for number, batch in zip((4, 5, 6), on_their_way):
+    in_transit = [ring.put(number, any_batch(number)) for number in (4, 5, 6)]
+    for number, batch in zip((4, 5, 6), in_transit):
         assert_equal(ring.take(batch), any_batch(number))
 
 
-def test_what_is_taken_may_be_written_to():
+def test_a_taken_batch_is_writable():
     ring = Slots(2)
     batch = ring.take(ring.put(0, any_batch(0)))
     batch["floats"] += 1
     assert batch["floats"].equal(any_batch(0)["floats"] + 1)
 
 
-def test_a_batch_that_is_larger_than_a_slot_comes_too(monkeypatch):
+def test_a_batch_larger_than_a_slot_arrives_too(monkeypatch):
     monkeypatch.setattr(slots, "SLOT_BYTES", 4096)
     ring = Slots(2)
     large = {"floats": torch.arange(5000.0), "names": "large"}

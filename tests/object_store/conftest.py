@@ -19,7 +19,7 @@ def server():
 
 @pytest.fixture
 def client():
-    """The client of the store; a test may be parametrised with "rust"."""
+    """The client of the store; tests can be parametrised with "rust"."""
     return "boto3"
 
 
@@ -42,7 +42,7 @@ def store(server, client, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    object_store.msc.shortcuts._reinitialize_after_fork()  # its clients are of another test
+    object_store.msc.shortcuts._reinitialize_after_fork()  # drop the clients of earlier tests
     server.requests.clear()
     server.fault = None
     range_reader.use_requests(16)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A real S3 server of moto on loopback, behind a proxy that counts requests and makes faults."""
+"""moto's S3 server on loopback, behind a proxy that counts requests and injects faults."""
 
 import contextlib
 import http.client
@@ -18,12 +18,14 @@ BUCKET = "corpus"
 
 
 class Store:
-    """The server, and what its proxy does.
+    """The server and its proxy.
 
     Attributes:
-        requests: method and object of each.
+        requests: method and path of each request.
         fault: ``down``, ``short``, ``denied`` or None, for ranges of objects.
         delay: seconds before a range is answered.
+        ranges: content and headers of each object by path. The proxy answers ranges itself,
+            since moto takes long for one.
     """
 
     def __init__(self):
@@ -33,8 +35,10 @@ class Store:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         self._server = subprocess.Popen(command, **quiet)
-        self.requests, self.fault, self.delay, self.held = [], None, 0.0, {}
-        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), type("Of", (_Proxy,), {"store": self}))
+        self.requests, self.fault, self.delay, self.ranges = [], None, 0.0, {}
+        self._proxy = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Proxy", (_Proxy,), {"store": self})
+        )
         self._proxy.daemon_threads = True
         threading.Thread(target=self._proxy.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._proxy.server_port}"
@@ -50,20 +54,18 @@ class Store:
         self.s3.create_bucket(Bucket=BUCKET)
 
     def put(self, folder, name):
-        """Every file below a folder, as objects below a name."""
+        """Store every file below a folder under a name."""
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                key = os.path.join(name, path.relative_to(folder))
-                self.s3.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
+                self.put_object(os.path.join(name, path.relative_to(folder)), path.read_bytes())
 
-    def hold(self, key):
-        """Let the proxy answer ranges of an object by itself: moto takes long for one."""
-        found = self.s3.get_object(Bucket=BUCKET, Key=key)
-        headers = {"ETag": found["ETag"], "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
-        self.held[f"/{BUCKET}/{key}"] = found["Body"].read(), headers
+    def put_object(self, key, content):
+        tag = self.s3.put_object(Bucket=BUCKET, Key=key, Body=content)["ETag"]
+        headers = {"ETag": tag, "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        self.ranges[f"/{BUCKET}/{key}"] = content, headers
 
     def asked(self, method, ending):
-        """Requests for objects with names that end so."""
+        """Return the paths of all requests with a method for objects with an ending."""
         return [path for way, path in self.requests if way == method and path.endswith(ending)]
 
     def close(self):
@@ -74,7 +76,7 @@ class Store:
 
 class _Proxy(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Headers and content in one packet: else the client's delayed ACK makes an answer 40 ms late.
+    # Headers and content in one packet; otherwise the client's delayed ACK costs 40 ms.
     wbufsize = 2**16
     disable_nagle_algorithm = True
 
@@ -90,19 +92,18 @@ class _Proxy(BaseHTTPRequestHandler):
             return
         if is_range:
             time.sleep(store.delay)
-        if is_range and self.path in store.held:
-            content, headers = store.held[self.path]
+            content, headers = store.ranges[self.path]
             first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
             place = {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
-            self._answer(206, {**headers, **place}, content[first : last + 1])
+            content = content[first : last + 1]
+            if store.fault == "short":
+                content = content[: len(content) // 2]
+            self._answer(206, {**headers, **place}, content)
             return
         server = http.client.HTTPConnection("127.0.0.1", store.port)
         server.request(self.command, self.path, headers=dict(self.headers))
         response = server.getresponse()
-        content = response.read()
-        if is_range and store.fault == "short":
-            content = content[: len(content) // 2]
-        self._answer(response.status, dict(response.getheaders()), content)
+        self._answer(response.status, dict(response.getheaders()), response.read())
         server.close()
 
     do_GET = do_HEAD = _pass_on
@@ -110,8 +111,8 @@ class _Proxy(BaseHTTPRequestHandler):
     def _answer(self, status, headers, content):
         self.send_response(status)
         for name, value in headers.items():
-            is_own = name.lower() in ("connection", "transfer-encoding", "date", "server")
-            if not is_own and (self.command == "HEAD" or name.lower() != "content-length"):
+            is_set = name.lower() in ("connection", "transfer-encoding", "date", "server")
+            if not is_set and (self.command == "HEAD" or name.lower() != "content-length"):
                 self.send_header(name, value)
         if self.command != "HEAD":
             self.send_header("Content-Length", str(len(content)))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Preparing text from an object store gives the token files that local input gives."""
+"""Text in an object store gives the same token files as local text."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'energo
 
 @pytest.fixture
 def folder(tmp_path, store, monkeypatch):
-    """JSON Lines and Parquet, in a local folder and in the store under the name of the test."""
+    """JSON Lines and Parquet in a local folder, and in the store under the name of the test."""
     monkeypatch.chdir(tmp_path)
     rows = [{"text": f"document {number} " * (1 + number % 9)} for number in range(60)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -39,15 +39,15 @@ def prepare(out, *words, jobs=1):
 
 
 def contents(folder):
-    """Names and bytes of the token files."""
+    """Return the bytes of the token files by name."""
     return {path.name: path.read_bytes() for path in sorted(folder.glob("train/*.bin"))}
 
 
 @pytest.mark.parametrize(
     "kind, name", [("--jsonl", "a.jsonl"), ("--jsonl", "b.jsonl.gz"), ("--parquet", "c.parquet")]
 )
-def test_token_files_of_an_object_are_those_of_the_local_file(folder, kind, name, monkeypatch):
-    monkeypatch.setattr(inputs, "UNIT_BYTES", 1000)  # several parts, but of what is compressed
+def test_an_object_gives_the_token_files_of_the_local_file(folder, kind, name, monkeypatch):
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 1000)  # several parts, unless compressed
     prepare("local", kind, f"in/{name}")
     prepare("stored", kind, f"s3://corpus/{folder.name}/in/{name}")
     found = contents(folder / "stored")
@@ -58,30 +58,29 @@ def test_token_files_of_an_object_are_those_of_the_local_file(folder, kind, name
 
 
 @pytest.mark.parametrize("client", ["rust"])
-def test_processes_of_the_command_read_a_store_whose_client_is_in_rust(folder):
+def test_worker_processes_read_a_store_through_the_rust_client(folder):
     prepare("local", "--jsonl", "in")
     prepare("stored", "--jsonl", f"msc://store/{folder.name}/in", jobs=2)
     assert contents(folder / "stored") == contents(folder / "local")
 
 
-def test_a_folder_in_a_store_is_its_files_and_goes_on_where_one_was_replaced(folder, store):
+def test_a_store_folder_is_prepared_again_only_if_a_file_changed(folder, store):
     path = f"msc://store/{folder.name}/in"
     prepare("local", "--jsonl", "in")
     prepare("stored", "--jsonl", path)
     assert contents(folder / "stored") == contents(folder / "local")
     store.requests.clear()
     prepare("stored", "--jsonl", path)
-    assert not store.asked("GET", ".jsonl")  # nothing is made again
-    key = f"{folder.name}/in/a.jsonl"
-    store.s3.put_object(Bucket="corpus", Key=key, Body=b'{"text": "another one"}\n')
+    assert not store.asked("GET", ".jsonl")  # nothing is prepared again
+    store.put_object(f"{folder.name}/in/a.jsonl", b'{"text": "another one"}\n')
     assert "prepared again" in prepare("stored", "--jsonl", path).output
     assert contents(folder / "stored") != contents(folder / "local")
 
 
-def test_a_line_that_is_no_json_is_named_by_object_and_byte(folder, store, monkeypatch):
+def test_a_line_that_is_not_json_is_named_by_object_and_byte(folder, store, monkeypatch):
     monkeypatch.setattr(inputs, "UNIT_BYTES", 100)
     lines = b'{"text": "good"}\n' * 20 + b"{bad}\n"
-    store.s3.put_object(Bucket="corpus", Key=f"{folder.name}/bad.jsonl", Body=lines)
+    store.put_object(f"{folder.name}/bad.jsonl", lines)
     url = f"msc://store/{folder.name}/bad.jsonl"
     words = ["out", "--jsonl", url, "--tokenizer", "bytes", "--jobs", "1"]
     assert f"{url}@{20 * 17}: not JSON" in error_line(energon_ext("prepare", *words))
@@ -95,12 +94,12 @@ def test_a_line_that_is_no_json_is_named_by_object_and_byte(folder, store, monke
         ("s3://key:secret@corpus/a.jsonl", "a path must not contain a login"),
     ],
 )
-def test_an_input_that_is_not_there_is_one_line(folder, url, reason):
+def test_a_missing_input_is_a_one_line_error(folder, url, reason):
     line = error_line(energon_ext("prepare", "out", "--jsonl", url, "--tokenizer", "bytes"))
     assert reason in line and "secret" not in line
 
 
-def test_a_store_that_fails_ends_the_command_and_is_not_skipped(folder, store):
+def test_a_failing_store_ends_the_command_even_with_on_error_skip(folder, store):
     url = f"msc://store/{folder.name}/in/a.jsonl"
     words = ["out", "--jsonl", url, "--tokenizer", "bytes", "--jobs", "1", "--on-error", "skip"]
     store.fault = "down"

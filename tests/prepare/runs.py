@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Units of texts in memory, and what becomes of them."""
+"""Units of texts in memory, and readers of their output."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from energon_ext.prepare.units import run_units
 
 
 def memory_unit(texts, name="memory"):
-    """Some texts; ``name`` is their identity."""
+    """Return a unit of texts; ``name`` is its identity."""
 
     def read():
         for number, text in enumerate(texts):
@@ -38,7 +38,7 @@ def bytes_job(**options):
 
 
 def run(units, output, *, jobs=1, force=False, **options):
-    """Prepare units with a byte tokenizer; what prepared.json holds, and the remarks."""
+    """Prepare units with a byte tokenizer; return prepared.json and the remarks."""
     return run_units(bytes_job(**options), units, output, jobs=jobs, force=force)
 
 
@@ -48,7 +48,7 @@ def write(texts, output, **options):
 
 
 def read(folder, split):
-    """Texts of a split, in the order of its files."""
+    """Return the texts of a split in the order of its files."""
     tokens = open_token_files(folder / split)
     return [ByteTokenizer().decode(tokens.document(index)) for index in range(len(tokens))]
 
@@ -58,13 +58,13 @@ def files(folder):
 
 
 def unfinished(output):
-    """The units that a run which has not ended, or was ended, has made; with their files."""
+    """Return the finished units of an unfinished run, with their files."""
     accounts = output.parent / f".{output.name}.unfinished" / "accounts"
     return [json.loads(path.read_text()) for path in sorted(accounts.glob("*.json"))]
 
 
 def wait_for(condition, seconds=60):
-    """What a condition is once it holds."""
+    """Return the value of a condition once it is true."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "nothing happened"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Text is tokenized once: by one process of many, whatever ends it, and never from other text."""
+"""Text is tokenized once: by one process of several, even if one is killed, never stale."""
 
 import io
 import json
@@ -37,7 +37,7 @@ from tests.support import (
     write_tokens,
 )
 
-TEXTS = [f"<{n}> " + "word " * (n % 40) for n in range(300)]
+TEXTS = [f"<{n}> " + "word " * (n % 40) for n in range(200)]
 
 
 def write_lines(path, texts=TEXTS):
@@ -46,11 +46,19 @@ def write_lines(path, texts=TEXTS):
     return path
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared")
+    write_lines(folder / "lines.jsonl")
+    write_dataset(folder / "web", TEXTS[:90], shard_size=20)
+    write_mix(folder / "mix.yaml", [("lines.jsonl", 2), ("web", 1)])
+    return folder
+
+
 @pytest.fixture
-def mix(tmp_path):
-    write_lines(tmp_path / "lines.jsonl")
-    write_dataset(tmp_path / "web", TEXTS[:90], shard_size=20)
-    return write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 2), ("web", 1)])
+def mix(prepared, tmp_path):
+    """A copy in which nothing has been tokenized."""
+    return shutil.copytree(prepared, tmp_path, dirs_exist_ok=True) / "mix.yaml"
 
 
 def load(path, encoder=None, **options):
@@ -64,23 +72,23 @@ def hashes(path, count=12, **options):
 
 
 def caches(folder):
-    """What a cache folder holds, the complete and the hidden."""
+    """Return the names in a cache folder, complete and hidden."""
     root = folder / cache.DEFAULT_NAME
     return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
 
 
-def refuse_to_make(monkeypatch):
+def refuse_to_tokenize(monkeypatch):
     def fail(*arguments, **options):
         raise AssertionError("tokenized again")
 
     monkeypatch.setattr(text_sources, "TokenWriter", fail)
 
 
-def test_text_is_tokenized_at_first_use_and_found_afterwards(mix, tmp_path, monkeypatch):
+def test_text_is_tokenized_at_first_use_and_reused_afterwards(mix, tmp_path, monkeypatch):
     first = hashes(mix)
     names = caches(tmp_path)
     assert [name.rpartition("-")[0] for name in names] == ["lines.jsonl", "web"]
-    refuse_to_make(monkeypatch)
+    refuse_to_tokenize(monkeypatch)
     assert hashes(mix) == first
     assert hashes(mix, encoder=PackedTaskEncoder(ByteTokenizer(), 64, train_on_eos=False)) != first
     load(mix, PackedTaskEncoder(ByteTokenizer(), 17, packing="sequential"))
@@ -89,7 +97,7 @@ def test_text_is_tokenized_at_first_use_and_found_afterwards(mix, tmp_path, monk
 
 def test_text_gives_the_same_rows_as_token_files_of_its_documents(tmp_path):
     write_lines(tmp_path / "lines.jsonl")
-    pair = tmp_path / "tokens" / "lines.jsonl"  # of the same name, so of the same order
+    pair = tmp_path / "tokens" / "lines.jsonl"  # the same name, so the same order
     write_tokens(pair, [ByteTokenizer().encode(text) for text in TEXTS])
     mixes = [
         write_mix(tmp_path / f"{number}.yaml", [(path, 1)])
@@ -98,21 +106,21 @@ def test_text_gives_the_same_rows_as_token_files_of_its_documents(tmp_path):
     assert hashes(mixes[0], 60) == hashes(mixes[1], 60)
 
 
-def test_the_environment_names_the_cache_and_metadatasets_share_it(mix, tmp_path, monkeypatch):
+def test_an_environment_variable_sets_the_cache_that_metadatasets_share(mix, tmp_path, monkeypatch):
     monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "shared" / "deep"))
     first = hashes(mix)
     other = tmp_path / "other"
     other.mkdir()
     moved = write_mix(other / "mix.yaml", [("../lines.jsonl", 2), ("../web", 1)])
-    refuse_to_make(monkeypatch)
+    refuse_to_tokenize(monkeypatch)
     assert len(hashes(moved)) == len(first)
     assert caches(tmp_path) == caches(other) == []
 
 
-def test_subsets_share_the_tokens_of_the_whole_and_read_their_documents(tmp_path):
+def test_subsets_share_the_tokens_of_the_whole(tmp_path):
     write_lines(tmp_path / "lines.jsonl")
-    halves = [{"range": ["0%", "50%"]}, {"range": [200, 300]}]
-    for subset, expected in zip(halves, (range(150), range(200, 300))):
+    halves = [{"range": ["0%", "50%"]}, {"range": [120, 200]}]
+    for subset, expected in zip(halves, (range(100), range(120, 200))):
         path = write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 1)])
         content = json.loads(path.read_text())
         content["splits"]["train"]["blend"][0]["subset"] = subset
@@ -125,7 +133,7 @@ def test_subsets_share_the_tokens_of_the_whole_and_read_their_documents(tmp_path
     assert len(caches(tmp_path)) == 1
 
 
-def test_a_refused_or_empty_sample_is_a_document_without_a_token(tmp_path, caplog):
+def test_a_rejected_or_empty_sample_is_a_document_without_tokens(tmp_path, caplog):
     lines = ['{"text": "one"}', '{"other": 1}', '{"text": two}', '{"text": "three"}']
     (tmp_path / "lines.jsonl").write_text("\n".join(lines) + "\n")
     mix = write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 1)])
@@ -133,8 +141,10 @@ def test_a_refused_or_empty_sample_is_a_document_without_a_token(tmp_path, caplo
         dataset = load(mix, PackedTaskEncoder(ByteTokenizer(add_bos=False, add_eos=False), 8))
     (rows,) = [source.rows for source in dataset.sources.values()]
     assert rows.documents.locate(np.arange(4))[1].tolist() == [3, 0, 0, 5]
-    (said,) = caplog.messages
-    assert "lines.jsonl: 2 of 4 samples cannot be tokenized, the first: Sample 1: no `text`" in said
+    (message,) = caplog.messages
+    assert (
+        "lines.jsonl: 2 of 4 samples cannot be tokenized, the first: Sample 1: no `text`" in message
+    )
     (tmp_path / "excluded.txt").write_text("lines.jsonl:0\n")
     content = {**json.loads(mix.read_text()), "exclude": "excluded.txt"}
     mix.write_text(json.dumps(content))
@@ -160,13 +170,13 @@ def test_a_changed_file_is_tokenized_again(mix, tmp_path, change):
     assert len(first) == 12
 
 
-def test_another_tokenizer_has_tokens_of_its_own(mix, tmp_path):
+def test_another_tokenizer_gets_its_own_tokens(mix, tmp_path):
     load(mix)
     load(mix, PackedTaskEncoder(ByteTokenizer(add_bos=False), 64))
     assert len(caches(tmp_path)) == 4
 
 
-def test_validation_is_every_document_once_and_in_order(tmp_path):
+def test_validation_reads_every_document_once_in_order(tmp_path):
     write_lines(tmp_path / "lines.jsonl", TEXTS[:50])
     mix = write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 1)], split="val")
     encoder = PackedTaskEncoder(ByteTokenizer(), 64, packing="sequential")
@@ -177,7 +187,7 @@ def test_validation_is_every_document_once_and_in_order(tmp_path):
     assert [int(part.partition(">")[0]) for part in text.split("<")[1:]] == list(range(50))
 
 
-# Code of users ------------------------------------------------------------------------------------
+# Custom code --------------------------------------------------------------------------------------
 
 
 class Shouting(PackedTaskEncoder):
@@ -200,12 +210,12 @@ class Backwards(PackedTaskEncoder):
 
 
 def with_fingerprint(encoder_class, value):
-    own = type(encoder_class.__name__, (encoder_class,), {"encoding_fingerprint": value})
-    return own(ByteTokenizer(), 64)
+    changed = type(encoder_class.__name__, (encoder_class,), {"encoding_fingerprint": value})
+    return changed(ByteTokenizer(), 64)
 
 
 @pytest.mark.parametrize("encoder_class", [Shouting, Backwards])
-def test_own_code_needs_a_fingerprint_by_which_its_tokens_are_found(
+def test_custom_encoders_need_a_fingerprint_for_the_cache(
     mix, tmp_path, encoder_class, monkeypatch
 ):
     with pytest.raises(ConfigError, match=rf"{encoder_class.__name__}: .* is custom code"):
@@ -214,11 +224,11 @@ def test_own_code_needs_a_fingerprint_by_which_its_tokens_are_found(
     assert len(caches(tmp_path)) == 2
     load(mix, with_fingerprint(encoder_class, {"version": 2}))
     assert len(caches(tmp_path)) == 4
-    refuse_to_make(monkeypatch)
+    refuse_to_tokenize(monkeypatch)
     load(mix, with_fingerprint(encoder_class, {"version": 1}))
 
 
-def test_an_own_encode_document_decides_tokens_and_weights(mix, caplog):
+def test_a_custom_encode_document_decides_tokens_and_weights(mix, caplog):
     loader = loader_for(load(mix, with_fingerprint(Shouting, {"version": 1}), repeat=False))
     weights, text = set(), ""
     for batch in loader:
@@ -226,13 +236,13 @@ def test_an_own_encode_document_decides_tokens_and_weights(mix, caplog):
         text += ByteTokenizer().decode(batch.tokens)
     assert weights == {0.0, 0.5}
     assert "WORD" in text and "word" not in text and "<13>" not in text and "<14>" in text
-    assert "1 of 300 samples cannot be tokenized, the first: " in caplog.text
+    assert "1 of 200 samples cannot be tokenized, the first: " in caplog.text
 
 
-# What takes long ----------------------------------------------------------------------------------
+# Large text ---------------------------------------------------------------------------------------
 
 
-def test_much_text_is_one_line_with_the_command_that_tokenizes_it(mix, tmp_path, monkeypatch):
+def test_large_text_is_a_one_line_error_with_the_command_to_run(mix, tmp_path, monkeypatch):
     monkeypatch.setattr(text_sources, "BYTES_PER_SECOND", 100)
     with pytest.raises(ConfigError) as error:
         load(mix)
@@ -242,15 +252,13 @@ def test_much_text_is_one_line_with_the_command_that_tokenizes_it(mix, tmp_path,
     result = energon_ext(*command.split()[1:], "--jobs", 1)
     assert result.exit_code == 0, result.stderr
     tokens = sum(len(ByteTokenizer().encode(text)) for text in TEXTS)
-    assert f"lines.jsonl: 300 documents, {tokens:,} tokens in " in result.stdout
+    assert f"lines.jsonl: 200 documents, {tokens:,} tokens in " in result.stdout
     assert "web: 90 documents, " in result.stdout
-    refuse_to_make(monkeypatch)
+    refuse_to_tokenize(monkeypatch)
     assert len(hashes(mix)) == 12
 
 
-def test_the_command_is_that_of_the_outermost_metadataset_and_makes_what_is_missing(
-    tmp_path, monkeypatch
-):
+def test_the_command_names_the_outermost_metadataset_and_fills_gaps(tmp_path, monkeypatch):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         write_lines(tmp_path / name / "lines.jsonl", [f"{name} {n}" for n in range(30)])
@@ -262,28 +270,28 @@ def test_the_command_is_that_of_the_outermost_metadataset_and_makes_what_is_miss
         with pytest.raises(ConfigError, match=missing) as error:
             load(outer)
         assert f"Run `energon-ext tokenize {outer} --tokenizer bytes` first" in str(error.value)
-        said = energon_ext(*command).stdout
-        of_second = next(line for line in said.splitlines() if "second" in line)
+        output = energon_ext(*command).stdout
+        of_second = next(line for line in output.splitlines() if "second" in line)
         shutil.rmtree(of_second.rpartition(" ")[2])
     assert energon_ext(*command).exit_code == 0
     load(outer)
 
 
-def test_where_the_command_knows_no_such_tokenizer_it_takes_the_users_encoder(mix, monkeypatch):
+def test_the_suggested_command_uses_an_encoder_for_unknown_tokenizers(mix, monkeypatch):
     monkeypatch.setattr(text_sources, "BYTES_PER_SECOND", 100)
     encoder = PackedTaskEncoder(ByteTokenizer(add_bos=False), 64)
     with pytest.raises(ConfigError, match="tokenize .*mix.yaml --encoder MODULE:FUNCTION. first"):
         load(mix, encoder)
 
 
-def test_text_is_tokenized_where_standard_error_is_closed(mix, monkeypatch):
+def test_text_is_tokenized_with_standard_error_closed(mix, monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     assert len(load(mix).sources) == 2
 
 
-def test_datasets_are_built_in_threads_and_each_prints_where_it_did(mix, capsys):
+def test_building_in_threads_leaves_stdout_alone(mix, capsys):
     before = sys.stdout
 
     def build(number):
@@ -295,13 +303,13 @@ def test_datasets_are_built_in_threads_and_each_prints_where_it_did(mix, capsys)
         list(pool.map(build, range(4)))
     assert sys.stdout is before
     print("and now")
-    said = capsys.readouterr().out
-    assert sorted(said.split("\n")) == sorted(
+    printed = capsys.readouterr().out
+    assert sorted(printed.split("\n")) == sorted(
         [f"thread {n}" for n in range(4)] * 3 + ["and now", ""]
     )
 
 
-def test_the_command_divides_the_samples_among_processes(mix, tmp_path, monkeypatch):
+def test_the_command_divides_samples_among_processes(mix, tmp_path, monkeypatch):
     expected = hashes(mix)
     for name in caches(tmp_path):
         os.rename(tmp_path / cache.DEFAULT_NAME / name, tmp_path / name)
@@ -312,7 +320,7 @@ def test_the_command_divides_the_samples_among_processes(mix, tmp_path, monkeypa
     assert hashes(mix) == expected
 
 
-def test_parts_of_several_commands_make_the_tokens_of_one(mix, tmp_path, monkeypatch):
+def test_parts_by_several_commands_equal_one_command(mix, tmp_path, monkeypatch):
     expected = hashes(mix)
     shutil.rmtree(tmp_path / cache.DEFAULT_NAME)
     monkeypatch.setattr(samples, "UNIT_SAMPLES", 16)
@@ -320,11 +328,11 @@ def test_parts_of_several_commands_make_the_tokens_of_one(mix, tmp_path, monkeyp
     first = energon_ext(*call, "1/2")
     assert first.exit_code == 0 and "part 1/2 is tokenized, other parts are not" in first.stdout
     assert " documents, " in energon_ext(*call, "0/2").stdout
-    refuse_to_make(monkeypatch)
+    refuse_to_tokenize(monkeypatch)
     assert hashes(mix) == expected
 
 
-def test_the_command_takes_an_encoder_of_the_user(mix, tmp_path, monkeypatch):
+def test_the_command_accepts_a_custom_encoder(mix, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(
         "from tests.prepare.test_cache import Shouting, with_fingerprint\n"
         "def encoder(): return with_fingerprint(Shouting, {'version': 1})\n"
@@ -333,17 +341,17 @@ def test_the_command_takes_an_encoder_of_the_user(mix, tmp_path, monkeypatch):
     call = ("tokenize", mix, "--encoder")
     assert "MODULE:FUNCTION is needed" in error_line(energon_ext(*call, "own:absent"))
     assert energon_ext(*call, "own:encoder").exit_code == 0
-    refuse_to_make(monkeypatch)
+    refuse_to_tokenize(monkeypatch)
     load(mix, with_fingerprint(Shouting, {"version": 1}))
 
 
-# Several processes, and what ends them ------------------------------------------------------------
+# Several processes, and killed ones ---------------------------------------------------------------
 
 PROCESSES = multiprocessing.get_context("fork")
 
 
 def start(mix, seconds=0.002):
-    """A process that loads a mix, and tokenizes slowly; with the end of a pipe for its hashes."""
+    """Start a process that loads a mix slowly; return it and the pipe that gets its hashes."""
     here, there = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=load_slowly, args=(mix, seconds, there))
     process.start()
@@ -369,7 +377,7 @@ def end(process):
 
 
 def parts(tmp_path):
-    """When the finished parts of an unfinished cache were written, by name."""
+    """Return when the finished parts of an unfinished cache were written, by name."""
     for work in tmp_path.glob(f"{cache.DEFAULT_NAME}/.lines*.unfinished"):
         output = work.with_name(work.name[1:].removesuffix(".unfinished"))
         return times_of(work / f"tokens/{unit['name']}.idx" for unit in unfinished(output))
@@ -389,7 +397,7 @@ def test_one_of_several_processes_tokenizes_and_all_read_the_result(mix, tmp_pat
     assert len(caches(tmp_path)) == 2
 
 
-def test_a_process_takes_over_from_one_that_was_killed_and_makes_only_the_rest(mix, tmp_path):
+def test_a_process_takes_over_from_a_killed_one_and_does_the_rest(mix, tmp_path):
     first, _ = start(mix, seconds=0.01)
     wait_for(lambda: len(parts(tmp_path)) >= 3)
     second, pipe = start(mix, seconds=0)
@@ -403,7 +411,7 @@ def test_a_process_takes_over_from_one_that_was_killed_and_makes_only_the_rest(m
     assert all(not name.startswith(".") for name in caches(tmp_path))
 
 
-def test_a_process_that_is_stopped_is_waited_for_until_a_deadline(mix, tmp_path):
+def test_a_stopped_process_is_awaited_until_a_deadline(mix, tmp_path):
     first, _ = start(mix, seconds=0.01)
     wait_for(lambda: parts(tmp_path))
     os.kill(first.pid, signal.SIGSTOP)
@@ -412,7 +420,7 @@ def test_a_process_that_is_stopped_is_waited_for_until_a_deadline(mix, tmp_path)
         (text,) = [each for each in cached(mix) if f".{each.folder.name}.claim" == claim.name]
         with pytest.raises(ConfigError, match=f"prepared by process {first.pid} on .*not finished"):
             cache.prepare(text, wait_seconds=0.5)
-        os.utime(claim, (time.time() - 31,) * 2)  # as it is after 31 s
+        os.utime(claim, (time.time() - 31,) * 2)  # as after 31 s
         cache.prepare(text)
         assert text.is_complete
     finally:
@@ -433,20 +441,20 @@ def fill_the_disk(mix, there):
     there.send(str(error.value))
 
 
-def test_a_full_disk_is_one_line_and_the_next_start_goes_on(mix, tmp_path):
+def test_a_full_disk_is_a_one_line_error_and_the_next_start_continues(mix, tmp_path):
     here, there = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=fill_the_disk, args=(mix, there))
     process.start()
-    said = here.recv()
+    message = here.recv()
     process.join()
-    assert "cannot be written to" in said and "(File too large)" in said
-    assert f"set {cache.CACHE_VARIABLE} to a writable folder" in said
+    assert "cannot be written to" in message and "(File too large)" in message
+    assert f"set {cache.CACHE_VARIABLE} to a writable folder" in message
     left = [path for path in (tmp_path / cache.DEFAULT_NAME).rglob("*") if path.is_file()]
     assert not [path for path in left if ".staging" in str(path) or path.suffix == ".claim"]
     assert len(hashes(mix)) == 12
 
 
-def test_a_part_that_is_gone_is_named_with_what_to_do(mix, tmp_path):
+def test_a_missing_part_is_named_with_a_remedy(mix, tmp_path):
     load(mix)
     (part,) = tmp_path.glob(f"{cache.DEFAULT_NAME}/lines*/tokens/part-00000.idx")
     part.unlink()

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parts of an output, made by processes that share a folder: by hand, by SLURM, by Ray."""
+"""Parts of an output, prepared by processes that share a folder: manually, by SLURM or Ray."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from tests.prepare.test_units import TEXTS, start_slowly, units_of, write_lines
 
 @pytest.fixture
 def lines(tmp_path, monkeypatch):
-    """A file of some twenty units."""
+    """A file of about twenty units."""
     monkeypatch.setattr(inputs, "UNIT_BYTES", 4500)
     return write_lines(tmp_path / "a.jsonl", TEXTS)
 
@@ -44,10 +44,10 @@ def part_of(units, output, number, count, **options):
     return run_part(bytes_job(**options), units, output, Part(number, count))
 
 
-# By hand ------------------------------------------------------------------------------------------
+# Manually -----------------------------------------------------------------------------------------
 
 
-def test_1_7_and_20_parts_in_any_order_give_the_files_of_one_process(tmp_path, lines):
+def test_any_number_of_parts_in_any_order_equals_one_process(tmp_path, lines):
     assert energon_ext(*call_of(lines, tmp_path / "whole")).exit_code == 0
     expected = contents(tmp_path / "whole")
     units = json.loads(expected["prepared.json"])["units"]
@@ -65,7 +65,7 @@ def test_1_7_and_20_parts_in_any_order_give_the_files_of_one_process(tmp_path, l
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "20", "7", "a.jsonl", "whole"]
 
 
-def test_a_part_makes_its_own_units_and_says_that_others_are_missing(tmp_path):
+def test_a_part_prepares_its_own_units_and_lists_missing_parts(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
     prepared, _ = part_of(units, output, 1, 2)
     assert prepared is None and not output.exists()
@@ -85,7 +85,7 @@ def test_parts_without_a_unit_do_nothing(tmp_path):
     assert contents(output) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_part_of_a_finished_output_makes_again_what_is_missing(tmp_path):
+def test_a_part_of_a_finished_output_restores_missing_files(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
     run(units, output)
     expected = contents(output)
@@ -102,13 +102,13 @@ def test_whole_runs_and_parts_continue_each_other(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
     part_of(units, output, 1, 2)
     work = tmp_path / ".out.unfinished"
-    made = {name: (work / name).stat().st_ino for name in files(work) if "accounts" not in name}
+    prepared = {name: (work / name).stat().st_ino for name in files(work) if "accounts" not in name}
     run(units, output)
-    assert made.items() <= {name: (output / name).stat().st_ino for name in made}.items()
+    assert prepared.items() <= {n: (output / n).stat().st_ino for n in prepared}.items()
     assert open_token_files(output / "train").num_tokens > 0
 
 
-def test_parts_of_other_options_or_another_input_are_refused_or_made_again(tmp_path):
+def test_parts_with_changed_options_are_refused_and_changed_inputs_redone(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
     part_of(units, output, 0, 2, seed=0)
     with pytest.raises(ConfigError, match="started with seed 0, now 1"):
@@ -121,7 +121,7 @@ def test_parts_of_other_options_or_another_input_are_refused_or_made_again(tmp_p
     assert read(output, "train") == [*TEXTS[:420], "another text", *TEXTS[560:]]
 
 
-def test_a_damaged_account_is_no_account(tmp_path):
+def test_a_damaged_manifest_of_a_part_is_ignored(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
     part_of(units, output, 0, 2)
     account = tmp_path / ".out.unfinished/accounts/part-00002.json"
@@ -130,7 +130,7 @@ def test_a_damaged_account_is_no_account(tmp_path):
     assert part_of(units, output, 0, 2)[0]["documents"] == {"train": len(TEXTS)}
 
 
-def test_a_bad_line_ends_its_part_alone_with_file_and_line(tmp_path, lines):
+def test_a_bad_line_fails_only_its_part_with_file_and_line(tmp_path, lines):
     content = lines.read_bytes().splitlines(keepends=True)
     content[150] = b"\xff" * (len(content[150]) - 1) + b"\n"
     lines.write_bytes(b"".join(content))
@@ -147,20 +147,20 @@ def test_a_bad_line_ends_its_part_alone_with_file_and_line(tmp_path, lines):
 
 
 @pytest.mark.parametrize("part", ["3/3", "-1/3", "1", "1/0", "x/y", "1/2/3"])
-def test_a_part_that_is_none_is_refused(part, tmp_path):
+def test_an_invalid_part_is_refused(part, tmp_path):
     result = energon_ext("prepare", tmp_path / "out", f"--part={part}")
     assert result.exit_code == 2 and "R/N with 0 <= R < N is needed" in result.stderr
 
 
-def test_parts_cannot_begin_anew(tmp_path, lines):
+def test_parts_cannot_be_combined_with_force(tmp_path, lines):
     line = error_line(energon_ext(*call_of(lines, tmp_path / "out", "--part", "0/2", "--force")))
     assert "--force: cannot be combined with parts" in line
 
 
-# Processes at once --------------------------------------------------------------------------------
+# Concurrent processes -----------------------------------------------------------------------------
 
 
-def test_a_killed_part_is_continued_by_the_same_command_and_leaves_nothing(tmp_path):
+def test_the_same_command_continues_a_killed_part_and_cleans_up(tmp_path):
     lines = write_lines(tmp_path / "a.jsonl", TEXTS)
     call = call_of(lines, tmp_path / "out", "--part")
     process = start_slowly(tmp_path, *call, "0/2")
@@ -187,7 +187,7 @@ def is_stopped_inside_a_unit(process, tmp_path):
     return False
 
 
-def test_parts_at_once_publish_once(tmp_path):
+def test_concurrent_parts_publish_once(tmp_path):
     lines = write_lines(tmp_path / "a.jsonl", TEXTS[:200])
     call = call_of(lines, tmp_path / "out", "--part")
     parts = [start_slowly(tmp_path, *call, f"{number}/3") for number in range(3)]
@@ -199,7 +199,7 @@ def test_parts_at_once_publish_once(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out", "pids"]
 
 
-def test_one_division_at_a_time(tmp_path):
+def test_only_one_division_into_parts_at_a_time(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
     with claimed(Part(1, 2).claimed_path(output)):
         with pytest.raises(ClaimedError, match=f"by process {os.getpid()} "):
@@ -213,15 +213,15 @@ def test_one_division_at_a_time(tmp_path):
     assert sorted(read(output, "train")) == sorted(TEXTS)
 
 
-def test_the_last_part_leaves_the_end_to_those_that_are_at_work(tmp_path):
+def test_the_last_part_leaves_publishing_to_running_parts(tmp_path):
     units, output = units_of(TEXTS, 4), tmp_path / "out"
     part_of(units, output, 0, 2)
-    with claimed(Part(0, 2).claimed_path(output)):  # as if it ended at the same time
+    with claimed(Part(0, 2).claimed_path(output)):  # as if the other part ended at the same time
         assert part_of(units, output, 1, 2)[0] is None
     assert part_of(units, output, 0, 2)[0] is not None
 
 
-def test_a_claim_of_a_killed_part_does_not_stay(tmp_path):
+def test_the_claim_of_a_killed_part_is_released(tmp_path):
     units, output = units_of(TEXTS, 4), tmp_path / "out"
     with claimed(Part(0, 7).claimed_path(output)):
         path = next(tmp_path.glob(".out.*.claim"))
@@ -231,7 +231,7 @@ def test_a_claim_of_a_killed_part_does_not_stay(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_part_waits_for_the_claim_of_a_killed_one_to_become_stale(tmp_path, monkeypatch):
+def test_a_part_waits_until_the_claim_of_a_killed_one_is_stale(tmp_path, monkeypatch):
     monkeypatch.setattr(claim, "STALE_SECONDS", 1.0)
     output = tmp_path / "out"
     with claimed(Part(0, 1).claimed_path(output)):
@@ -240,7 +240,7 @@ def test_a_part_waits_for_the_claim_of_a_killed_one_to_become_stale(tmp_path, mo
     assert read(output, "train") == ["a"]
 
 
-def test_a_unit_that_fails_leaves_those_of_its_part_that_were_made(tmp_path):
+def test_a_failing_unit_keeps_the_finished_units_of_its_part(tmp_path):
     def fail():
         raise ConfigError("unit 3 is bad")
 
@@ -257,7 +257,7 @@ def test_a_unit_that_fails_leaves_those_of_its_part_that_were_made(tmp_path):
 
 # SLURM and Ray ------------------------------------------------------------------------------------
 
-#: Stands for a cluster: runs the tasks of an array one after another.
+#: A stand-in for a cluster that runs the tasks of an array one after another.
 SBATCH = """#!/bin/bash
 script="${!#}"
 grep -q merge_stats "$script" && { echo "Submitted batch job 18"; exit; }
@@ -278,7 +278,7 @@ SLURM = ("--executor", "slurm", "--slurm", "partition=cpu", "--slurm", "time=2:0
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """A folder with the programs of SLURM, and what they leave."""
+    """A folder with stand-ins for the programs of SLURM, and their output."""
     pytest.importorskip("datatrove")
     folder = tmp_path / "cluster"
     folder.mkdir()
@@ -296,7 +296,7 @@ def codes(cluster):
     return [int(path.read_text()) for path in sorted(cluster.glob("*.code"))]
 
 
-def test_tasks_of_slurm_give_the_files_of_one_process(tmp_path, cluster, monkeypatch):
+def test_slurm_tasks_give_the_files_of_one_process(tmp_path, cluster, monkeypatch):
     monkeypatch.chdir(tmp_path)
     texts = [write_lines(tmp_path / f"{n}.jsonl", TEXTS[n::5]).name for n in range(5)]
     call = ("--jsonl", *texts, "--tokenizer", "bytes")
@@ -317,7 +317,7 @@ def without_times(script):
     return re.sub(r"\d{8}-\d{6}", "TIME", " ".join(script.split()))
 
 
-def test_a_bad_line_ends_a_task_of_slurm_with_2_and_the_line(tmp_path, cluster):
+def test_a_bad_line_makes_a_slurm_task_exit_with_2_and_name_the_line(tmp_path, cluster):
     texts = [write_lines(tmp_path / f"{n}.jsonl", TEXTS[n::3]) for n in range(3)]
     texts[1].write_bytes(b'{"text": "good"}\n\xff\n')
     call = ("prepare", tmp_path / "out", "--jsonl", *texts, "--tokenizer", "bytes", "--tasks", 3)
@@ -330,7 +330,7 @@ def test_a_bad_line_ends_a_task_of_slurm_with_2_and_the_line(tmp_path, cluster):
     assert len(unfinished(tmp_path / "out")) == 2
 
 
-def test_a_script_is_rendered_with_the_options_of_sbatch_and_runs_nothing(tmp_path, lines):
+def test_rendering_a_script_with_sbatch_options_runs_nothing(tmp_path, lines):
     pytest.importorskip("datatrove")
     call = call_of(lines, tmp_path / "out")[:-2]
     result = energon_ext(
@@ -358,13 +358,15 @@ def test_a_script_is_rendered_with_the_options_of_sbatch_and_runs_nothing(tmp_pa
         ((*SLURM, "--key", "x", "--text", "a"), "Give one of"),
     ],
 )
-def test_what_an_executor_cannot_do_is_refused_at_once(options, expected, tmp_path, lines):
+def test_unsupported_executor_options_are_refused_at_once(options, expected, tmp_path, lines):
     call = call_of(lines, tmp_path / "out")[:-2]
     assert expected in error_line(energon_ext(*call, *options))
 
 
 @pytest.mark.parametrize("executor", ["slurm", "ray"])
-def test_a_missing_datatrove_is_one_line_with_the_command(executor, tmp_path, lines, monkeypatch):
+def test_a_missing_datatrove_is_a_one_line_error_with_the_command(
+    executor, tmp_path, lines, monkeypatch
+):
     monkeypatch.setitem(sys.modules, f"datatrove.executor.{executor}", None)
     call = call_of(lines, tmp_path / "out")[:-2]
     line = error_line(energon_ext(*call, *SLURM[2:], "--executor", executor))
@@ -378,7 +380,7 @@ def test_a_missing_datatrove_is_one_line_with_the_command(executor, tmp_path, li
 EXAMPLES = Path(__file__).parents[2] / "examples/prepare"
 
 
-def test_the_example_of_slurm_prepares_a_folder(tmp_path, cluster, monkeypatch):
+def test_the_slurm_example_prepares_a_folder(tmp_path, cluster, monkeypatch):
     (tmp_path / "web").mkdir()
     write_lines(tmp_path / "web/a.jsonl", TEXTS)
     values = {"INPUT": tmp_path / "web", "OUTPUT": tmp_path / "out", "TOKENIZER": "bytes"}
@@ -394,7 +396,7 @@ def test_the_example_of_slurm_prepares_a_folder(tmp_path, cluster, monkeypatch):
 
 
 def fake_command(tmp_path):
-    """A folder with an `energon-ext` of this Python, which need not be installed."""
+    """Return a folder with an `energon-ext` that runs this Python without installation."""
     command = tmp_path / "bin" / "energon-ext"
     command.parent.mkdir()
     command.write_text(f'#!/bin/bash\nexec {sys.executable} -m energon_ext.cli.main "$@"\n')
@@ -406,13 +408,13 @@ def fake_command(tmp_path):
     ("tasks", "on"),
     [(1, ()), pytest.param(3, ("--partition", "cpu"), marks=pytest.mark.nightly)],
 )
-def test_the_example_of_filters_drops_documents_task_by_task(tmp_path, tasks, on, cluster):
+def test_the_filter_example_drops_documents_in_each_task(tmp_path, tasks, on, cluster):
     long = [f"document {n} of five words" for n in range(4)]
     texts = [["short", long[0], long[0]], [long[1], long[0]], [long[2]], [long[2], long[3]]]
-    names = [write_lines(tmp_path / f"{n}.jsonl", own) for n, own in enumerate(texts)]
+    names = [write_lines(tmp_path / f"{n}.jsonl", part) for n, part in enumerate(texts)]
     options = ("--tokenizer", "bytes", "--tasks", str(tasks), *on)
     script = (sys.executable, EXAMPLES / "filters.py", tmp_path / "out", *names, *options)
-    for _ in range(2):  # the second time everything is there
+    for _ in range(2):  # the second time nothing is left to do
         subprocess.run(script, check=True, timeout=300)
     found = sorted(read(tmp_path / "out", "train"))
     assert codes(cluster) == [0] * (tasks if on else 0)
@@ -423,7 +425,7 @@ def test_the_example_of_filters_drops_documents_task_by_task(tmp_path, tasks, on
 
 @pytest.fixture(scope="module")
 def ray():
-    """A Ray cluster of this machine."""
+    """A Ray cluster on this machine."""
     pytest.importorskip("datatrove")
     module = pytest.importorskip("ray")
     root = str(Path(__file__).parents[2])
@@ -434,7 +436,7 @@ def ray():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("tasks", [1, 7, 20])
-def test_tasks_of_ray_give_the_files_of_one_process(tasks, tmp_path, ray, monkeypatch):
+def test_ray_tasks_give_the_files_of_one_process(tasks, tmp_path, ray, monkeypatch):
     monkeypatch.chdir(tmp_path)
     texts = [write_lines(tmp_path / f"{n}.jsonl", TEXTS[n::9]).name for n in range(9)]
     call = ("--jsonl", *texts, "--tokenizer", "bytes")
@@ -448,7 +450,7 @@ def test_tasks_of_ray_give_the_files_of_one_process(tasks, tmp_path, ray, monkey
 
 
 @pytest.mark.nightly
-def test_a_bad_line_on_ray_ends_the_command_with_2_and_the_line(tmp_path, ray):
+def test_a_bad_line_on_ray_makes_the_command_exit_with_2(tmp_path, ray):
     texts = [write_lines(tmp_path / f"{n}.jsonl", TEXTS[n::3]) for n in range(3)]
     texts[1].write_bytes(b'{"text": "good"}\n\xff\n')
     call = ("prepare", tmp_path / "out", "--jsonl", *texts, "--tokenizer", "bytes", "--tasks", 3)
@@ -459,7 +461,7 @@ def test_a_bad_line_on_ray_ends_the_command_with_2_and_the_line(tmp_path, ray):
     assert "started with on_error" in result.stderr
 
 
-def test_a_killed_task_ends_with_a_line_and_not_never(tmp_path, monkeypatch):
+def test_a_killed_task_ends_with_an_error_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     step = PartStep(kill_itself, 1, str(tmp_path), tmp_path / "failures")
     with pytest.raises(WorkerError, match="Part 3/4 was killed, perhaps out of memory"):

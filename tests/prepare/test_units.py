@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Units: equal documents however they are divided and whoever writes them, and runs that go on."""
+"""Units: equal documents for any division and number of jobs, and runs that resume."""
 
 import json
 import multiprocessing
@@ -42,9 +42,9 @@ def test_documents_and_fingerprint_are_equal_for_any_units_and_jobs(tmp_path):
     for count, jobs in ((1, 1), (7, 1), (7, 3), (20, 2)):
         output = tmp_path / f"{count}x{jobs}"
         run(units_of(TEXTS, count), output, jobs=jobs, val_fraction=0.2)
-        own = [read(output, split) for split in ("train", "val")]
+        texts = [read(output, split) for split in ("train", "val")]
         prints = [open_token_files(output / split).fingerprint() for split in ("train", "val")]
-        found.append((own, prints))
+        found.append((texts, prints))
     assert sorted(found[0][0][0] + found[0][0][1]) == sorted(TEXTS)
     assert all(each == found[0] for each in found[1:])
     assert (tmp_path / "7x1" / "prepared.json").read_bytes() == (
@@ -52,15 +52,13 @@ def test_documents_and_fingerprint_are_equal_for_any_units_and_jobs(tmp_path):
     ).read_bytes()
 
 
-def test_a_unit_without_a_document_of_a_split_is_no_error(tmp_path):
+def test_a_unit_may_have_no_document_of_a_split(tmp_path):
     run([memory_unit(["a"]), memory_unit([], "empty"), memory_unit(["b"], "c")], tmp_path / "out")
     assert read(tmp_path / "out", "train") == ["a", "b"]
     assert not [file for file in files(tmp_path / "out") if "part-00001" in file]
 
 
-def test_lines_of_a_large_file_are_divided_at_line_borders_with_their_numbers(
-    tmp_path, monkeypatch
-):
+def test_large_files_are_divided_at_line_ends_with_line_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "UNIT_BYTES", 1000)
     monkeypatch.setattr(inputs, "_BLOCK", 64)
     path = write_lines(tmp_path / "a.jsonl", TEXTS)
@@ -83,7 +81,7 @@ def test_small_text_files_are_grouped_by_size(tmp_path, monkeypatch):
     assert [unit.num_bytes for unit in units] == [100, 1, 300, 100]
 
 
-def test_row_groups_of_parquet_are_units_with_the_numbers_of_their_rows(tmp_path, monkeypatch):
+def test_parquet_row_groups_are_units_with_row_numbers(tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.Table.from_pylist([{"text": text} for text in TEXTS])
@@ -96,7 +94,7 @@ def test_row_groups_of_parquet_are_units_with_the_numbers_of_their_rows(tmp_path
     assert found[-1].origin == f"{tmp_path}/a.parquet[699]"
 
 
-def test_a_bad_line_of_a_later_unit_is_named_and_the_same_command_goes_on(tmp_path, monkeypatch):
+def test_a_bad_line_in_a_later_unit_is_named_and_the_command_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "UNIT_BYTES", 4000)
     path = write_lines(tmp_path / "a.jsonl", TEXTS)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -112,7 +110,7 @@ def test_a_bad_line_of_a_later_unit_is_named_and_the_same_command_goes_on(tmp_pa
     assert len(before) > 12
     lines[500] = good
     path.write_bytes(b"".join(lines))
-    os.utime(path, ns=times)  # else all of its units were made of a changed file
+    os.utime(path, ns=times)  # otherwise every unit would be of a changed file
     result = energon_ext(*call)
     assert result.exit_code == 0, result.stderr
     assert sorted(read(tmp_path / "out", "train") + read(tmp_path / "out", "val")) == sorted(TEXTS)
@@ -123,11 +121,11 @@ def test_a_bad_line_of_a_later_unit_is_named_and_the_same_command_goes_on(tmp_pa
     skipped = tmp_path / "skipped"
     lines[500] = b"\xff\n"
     path.write_bytes(b"".join(lines))
-    said = energon_ext("prepare", skipped, *call[2:], "--on-error", "skip", "--jobs", 2).stdout
-    assert "skipped as unreadable: 1" in said and "a.jsonl:501" in said
+    output = energon_ext("prepare", skipped, *call[2:], "--on-error", "skip", "--jobs", 2).stdout
+    assert "skipped as unreadable: 1" in output and "a.jsonl:501" in output
 
 
-def test_only_missing_and_changed_parts_are_made_again(tmp_path):
+def test_only_missing_and_changed_parts_are_prepared_again(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
     run(units, output, val_fraction=0.2)
     whole = {file: (output / file).read_bytes() for file in files(output)}
@@ -146,7 +144,7 @@ def test_only_missing_and_changed_parts_are_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("is_ended", [False, True])
-def test_an_input_that_shrinks_leaves_no_part_behind(tmp_path, is_ended):
+def test_a_smaller_input_leaves_no_old_part_behind(tmp_path, is_ended):
     def fail():
         raise ConfigError("unit 5 is bad")
 
@@ -161,19 +159,17 @@ def test_an_input_that_shrinks_leaves_no_part_behind(tmp_path, is_ended):
     assert sorted(read(output, "train") + read(output, "val")) == sorted(TEXTS[:420])
 
 
-def test_what_others_put_into_the_output_stays_there(tmp_path):
+def test_foreign_files_in_the_output_are_kept(tmp_path):
     units, output = units_of(TEXTS, 3), tmp_path / "out"
     run(units[:2], output, val_fraction=0.2)
-    (output / "train/cache/indices").mkdir(parents=True)  # of Megatron's GPTDataset
+    (output / "train/cache/indices").mkdir(parents=True)  # as Megatron's GPTDataset does
     (output / "val/notes.txt").write_text("read me")
     run(units, output, val_fraction=0.2)
     assert (output / "train/cache/indices").is_dir() and (output / "val/notes.txt").is_file()
     assert sorted(read(output, "train") + read(output, "val")) == sorted(TEXTS)
 
 
-def test_a_run_that_ended_while_it_gave_the_output_its_name_goes_on_without_making_anything(
-    tmp_path, monkeypatch
-):
+def test_a_run_killed_while_publishing_resumes_without_work(tmp_path, monkeypatch):
     units, output = units_of(TEXTS, 3), tmp_path / "out"
     run(units, output)
     for leave in (lambda: None, lambda: (tmp_path / ".out.old").mkdir()):
@@ -213,7 +209,7 @@ PROCESSES = multiprocessing.get_context("fork")
 
 
 def start_slowly(tmp_path, *call):
-    """The command in a process of its own, slowed down; its workers leave their numbers in pids."""
+    """Start the command slowed down in another process; its workers write their ids to pids."""
     (tmp_path / "pids").mkdir(exist_ok=True)
     process = PROCESSES.Process(target=call_slowly, args=(tmp_path, list(map(str, call))))
     process.start()
@@ -262,7 +258,7 @@ def test_a_killed_worker_ends_the_command_in_one_line_and_the_next_run_does_the_
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "out", "pids"]
 
 
-def test_a_killed_command_leaves_no_process_and_is_continued_at_once(tmp_path):
+def test_a_killed_command_leaves_no_process_and_resumes_at_once(tmp_path):
     lines = write_lines(tmp_path / "a.jsonl", TEXTS)
     call = ("prepare", tmp_path / "out", "--jsonl", lines, "--tokenizer", "bytes", "--jobs", 2)
     process = start_slowly(tmp_path, *call)
@@ -291,7 +287,7 @@ def _is_alive(process):
         return False
 
 
-def test_an_error_of_a_worker_is_raised_and_the_others_end(tmp_path):
+def test_a_worker_error_is_raised_and_the_others_end(tmp_path):
     def fail():
         raise ConfigError("unit 3 is bad")
 
@@ -300,7 +296,7 @@ def test_an_error_of_a_worker_is_raised_and_the_others_end(tmp_path):
         run(units, tmp_path / "out", jobs=3)
 
 
-def test_a_worker_that_ends_by_itself_is_an_error(tmp_path):
+def test_a_worker_that_exits_early_is_an_error(tmp_path):
     ending = Unit({"path": "b"}, lambda: os._exit(3))
     with pytest.raises(WorkerError, match="A worker was killed"):
         run([memory_unit(["a"]), ending], tmp_path / "out", jobs=2)
@@ -309,12 +305,12 @@ def test_a_worker_that_ends_by_itself_is_an_error(tmp_path):
 # Claims -------------------------------------------------------------------------------------------
 
 
-def test_a_claim_is_held_by_one_and_taken_over_where_nobody_touches_it(tmp_path):
+def test_a_claim_has_one_owner_and_is_taken_over_when_stale(tmp_path):
     path, output = tmp_path / ".out.claim", tmp_path / "out"
     with claimed(output):
         with pytest.raises(ClaimedError, match=f"out: is being prepared by process {os.getpid()} "):
             claimed(output).__enter__()
-        path.write_text("elsewhere pid:[1] 7")  # of another host, which has just touched it
+        path.write_text("elsewhere pid:[1] 7")  # another host, which has just touched it
         with pytest.raises(ClaimedError, match="by process 7 on elsewhere"):
             claimed(output).__enter__()
         os.utime(path, (time.time() - 31,) * 2)

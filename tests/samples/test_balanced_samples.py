@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows of samples dealt by what their tokens and their images cost."""
+"""Rows of samples dealt by the cost of their tokens and images."""
 
 import dataclasses
 
@@ -17,39 +17,40 @@ from tests.support import loader_for, take
 ROWS = 8
 
 
-class Dear(PackedCaptions):
-    """A token costs 1, an image 100 times its number."""
+class Expensive(PackedCaptions):
+    """A token costs 1 and an image ``image_cost``."""
 
-    encoding_fingerprint = {"version": "dear"}
+    encoding_fingerprint = {"version": "expensive"}
     cost = AttentionCost(linear=1, quadratic=0)
-    dear = 100
+    image_cost = 100
 
     def length_of(self, encoded):
-        return encoded.total_len, self.dear * len(encoded.greys)
+        return encoded.total_len, self.image_cost * len(encoded.greys)
 
 
-@pytest.fixture
-def data(tmp_path):
-    write_images(tmp_path / "photos", 60)
-    return tmp_path
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("balanced")
+    write_images(folder / "photos", 60)
+    return folder
 
 
 def cost_of(row):
     return sum(length + 100 * len(greys) for _, length, greys in row)
 
 
-def test_the_cost_of_a_row_is_that_of_its_tokens_and_its_images(data):
-    dataset = dataset_of(alone(data), encoder=Dear())
+def test_row_cost_sums_tokens_and_images(data):
+    dataset = dataset_of(alone(data), encoder=Expensive())
     dataset.batches = dataclasses.replace(dataset.batches, cost=None)  # in their natural order
     step = next(dataset.planned_steps())
     for row, cost in enumerate(step.costs(AttentionCost(1, 0), ROWS).tolist()):
-        taken, own, _ = step.taken(row)
-        numbers, _ = taken.description(own)
+        taken, place, _ = step.taken(row)
+        numbers, _ = taken.description(place)
         assert cost == sum(length_of_number(n) + 100 * (n % 3) for n in numbers)
 
 
-def test_ranks_end_together_and_the_rows_of_a_step_stay_the_same(data):
-    natural, balanced = PackedCaptions(), Dear()
+def test_balancing_evens_out_ranks_without_changing_a_steps_rows(data):
+    natural, balanced = PackedCaptions(), Expensive()
     path = alone(data)
 
     def busy(encoder):
@@ -65,7 +66,7 @@ def test_ranks_end_together_and_the_rows_of_a_step_stay_the_same(data):
     assert shorter_waits.mean() - 1 < (waits.mean() - 1) / 2
 
 
-def test_costs_that_changed_are_refused_inside_a_step_and_taken_between_two(data):
+def test_changed_costs_are_refused_within_a_step_but_not_between_steps(data):
     path = alone(data)
 
     def resume(batches, encoder):
@@ -73,28 +74,27 @@ def test_costs_that_changed_are_refused_inside_a_step_and_taken_between_two(data
         take(loader, batches)
         state = loader.state_dict()
 
-        class Dearer(Dear):
-            dear = 500
-            encoding_fingerprint = {"version": "dearer"}
+        class Other(Expensive):
+            image_cost = 500
+            encoding_fingerprint = {"version": "other"}
 
-        other = Dearer()
-        other.__class__.__qualname__ = Dear.__qualname__
+        other = Other()
+        other.__class__.__qualname__ = Expensive.__qualname__
         again = loader_for(dataset_of(path, 2, encoder=other, batch_size=1))
         again.load_state_dict(state)
         return again
 
-    take(resume(4, Dear()), 1)
+    take(resume(4, Expensive()), 1)
     with pytest.raises(StateMismatchError, match="costs"):
-        resume(1, Dear())
+        resume(1, Expensive())
 
 
-@pytest.mark.parametrize("encoder, reason", [(PlannedCaptions, "has no length_of")])
-def test_a_cost_that_deals_nothing_is_refused(data, encoder, reason):
-    chosen = encoder()
-    chosen.cost = AttentionCost()
-    with pytest.raises(ConfigError, match=reason):
-        dataset_of(alone(data), encoder=chosen)
-    streamed = Dear()
+def test_a_cost_without_effect_is_refused(data):
+    unpacked = PlannedCaptions()
+    unpacked.cost = AttentionCost()
+    with pytest.raises(ConfigError, match="has no length_of"):
+        dataset_of(alone(data), encoder=unpacked)
+    streamed = Expensive()
     streamed.plan_samples = False
     with pytest.raises(ConfigError, match="plan_samples is False"):
         dataset_of(alone(data), encoder=streamed)

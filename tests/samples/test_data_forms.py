@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Forms of data that Energon reads, planned by number: sound, auxiliary files, joins, video."""
+"""Kinds of data planned by number: audio, auxiliary files, joins and video."""
 
 import io
 import json
@@ -30,7 +30,7 @@ from tests.support import TEXT_SAMPLE
 
 
 def write_shards(folder, samples, subflavors, shard_size=8, media=None):
-    """A prepared webdataset of dictionaries from extensions to bytes."""
+    """Write and prepare a webdataset; samples are mappings from extensions to bytes."""
     folder.mkdir(parents=True)
     for begin in range(0, len(samples), shard_size):
         with tarfile.open(folder / f"shard_{begin // shard_size:03d}.tar", "w") as tar:
@@ -49,7 +49,7 @@ class Whatever(Sample):
 
 
 class Plain(DynamicBlendMixin, DefaultTaskEncoder):
-    """Samples as their cookers make them."""
+    """Leaves samples as cooked."""
 
     decoder = None
 
@@ -66,7 +66,7 @@ class Plain(DynamicBlendMixin, DefaultTaskEncoder):
 
 
 def read_once(path, encoder, samples):
-    """The samples of a first epoch by key, the same on two ranks with a worker each."""
+    """Return the samples of one epoch by key, checking that two ranks with workers agree."""
     steps = -(-samples // 8)
     expected = run(path, steps, encoder=encoder)
     assert run(path, steps, 2, 1, encoder=encoder) == expected
@@ -89,11 +89,11 @@ class Packed(Plain):
         return [(each.__key__, each.content) for row in batch for each in row]
 
 
-# Sound --------------------------------------------------------------------------------------------
+# Audio --------------------------------------------------------------------------------------------
 
 
 def wav(number):
-    """A tone of 100 + number samples, 8 kHz."""
+    """Return a WAV file of 100 + number samples."""
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
         sound.setnchannels(1)
@@ -110,7 +110,7 @@ def cook_sound(sample):
     return Whatever(**basic_sample_keys(sample), content=(len(frames), sample["txt"].decode()))
 
 
-def test_sound_is_read_by_number(tmp_path):
+def test_audio_is_read_by_number(tmp_path):
     class Heard(Plain):
         cookers = [Cooker(cook_sound, has_subflavors={"sound": True})]
 
@@ -132,7 +132,7 @@ def cook_with_file(sample, pictures):
     return Whatever(**basic_sample_keys(sample), content=content)
 
 
-def test_auxiliary_files_and_the_subflavors_of_an_entry_reach_the_cooker(tmp_path):
+def test_auxiliary_files_and_subflavors_reach_the_cooker(tmp_path):
     class WithFiles(Plain):
         cookers = [Cooker(cook_with_file)]
 
@@ -162,7 +162,7 @@ def cook_size(sample, primary):
 
 
 @pytest.mark.nightly
-def test_lengths_may_come_from_the_media_metadata_that_energon_prepares(tmp_path):
+def test_lengths_can_come_from_energons_media_metadata(tmp_path):
     class BySize(Plain):
         seq_len, encoding_fingerprint = 120, {"version": 1}
         cookers = [Cooker(cook_size)]
@@ -184,7 +184,7 @@ def test_lengths_may_come_from_the_media_metadata_that_energon_prepares(tmp_path
     write_shards(tmp_path / "pictures", images, {}, media=media)
     path = write(tmp_path / "mix.yaml", {"path": "pictures"})
     rows = [row for step in run(path, 1, encoder=BySize())[0] for row in step]
-    sizes = {f"{number:06d}": 6 * (4 + number % 5) for number in range(20)}  # as they are drawn
+    sizes = {f"{number:06d}": 6 * (4 + number % 5) for number in range(20)}  # of image_bytes
     assert rows and all(sizes[key] == size for row in rows for key, size in row)
     assert all(90 < sum(size for _, size in row) <= 120 for row in rows)
 
@@ -202,7 +202,7 @@ class Joined(Sample):
 
 
 def test_a_join_is_numbered_by_its_own_index(tmp_path):
-    """Of two webdatasets with the same keys in other shards; the second lacks every fifth."""
+    """Two webdatasets share keys in different shards; the second lacks every fifth."""
     texts = [{"txt": f"question {n}".encode()} for n in range(20)]
     write_shards(tmp_path / "questions", texts, {})
     answers = tmp_path / "answers"
@@ -243,7 +243,7 @@ def test_a_join_is_numbered_by_its_own_index(tmp_path):
 
 
 def mp4(av, number):
-    """Some frames of one grey."""
+    """Return a video of a few frames in one grey."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=5)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packed samples of a run whose rows become longer or shorter: each is read as often as before."""
+"""Runs of packed samples whose row length changes: each sample is read as often as before."""
 
 import json
 import random
@@ -21,11 +21,11 @@ from tests.saves import newest_cursor, save_cursor
 from tests.support import loader_for, take, write_texts
 
 COUNTS = {"photos": 50, "charts": 30}
-EPOCHS = 8
+EPOCHS = 6
 
 
 class Sized(PackedCaptions):
-    """Samples of 1 to 21 tokens, of which rows say the source."""
+    """Packs samples of 1 to 21 tokens into rows that name their source."""
 
     encoding_fingerprint = {"version": 2}
 
@@ -45,7 +45,7 @@ class Sized(PackedCaptions):
 
 
 class FirstFit(Sized):
-    """Packs in the order of arrival, and leaves the last samples for later."""
+    """Packs in order of arrival and leaves the last samples for later."""
 
     def select_samples_to_pack(self, samples):
         rows = [[]]
@@ -77,7 +77,7 @@ def mix(folder, weights, rule="interleave", epochs=EPOCHS, **fields):
 
 @pytest.fixture(scope="module")
 def orders(data):
-    """The samples of each source in the order of all epochs, as they are read one by one."""
+    """The samples of each source over all epochs, in the order in which they are read singly."""
     found = {}
     for name, count in COUNTS.items():
         path = write(data / "alone.yaml", {"blend": [{"path": name, "max_epochs": EPOCHS}]})
@@ -88,11 +88,11 @@ def orders(data):
 
 
 class Model:
-    """Lists of what was read of each source, beside the real loader."""
+    """Lists of the samples read from each source, next to the real loader."""
 
     def __init__(self, orders):
         self.orders, self.read = orders, {name: [] for name in orders}
-        self.packed = {}  # by which options each source was packed last
+        self.packed = {}  # options with which each source was last packed
 
     def add(self, rows, seq_len):
         for row in rows:
@@ -103,7 +103,7 @@ class Model:
                 self.read[key.split(":")[0]].append(number)
 
     def check_resume(self, state, names, packing):
-        """What the sources have at hand is packed anew where the packing is another one."""
+        """Check that samples not yet drawn are repacked if the packing has changed."""
         for name in names:
             rows = next(v["rows"] for k, v in state["plan"]["sources"].items() if name in k)
             if self.packed.setdefault(name, packing) != packing:
@@ -120,12 +120,12 @@ class Model:
         return found
 
     def check(self, state):
-        """Compare with the counts of a state."""
-        for key, own in state["plan"]["sources"].items():
+        """Check the counts of a state."""
+        for key, counts in state["plan"]["sources"].items():
             name = key.split(":")[0]
-            assert own["documents"] == len(self.read[name])
-            assert own["tokens"] == sum(map(length_of, self.read[name]))
-            self.at_hand(name, own["rows"])
+            assert counts["documents"] == len(self.read[name])
+            assert counts["tokens"] == sum(map(length_of, self.read[name]))
+            self.at_hand(name, counts["rows"])
 
     @property
     def is_complete(self):
@@ -135,7 +135,7 @@ class Model:
 
 
 def chain(data, orders, seed):
-    """Hops over lengths, packers, topologies and mixes; a source is away for some of them."""
+    """Resume with other lengths, packers, topologies and mixes; a source is absent at times."""
     rng, model, state = random.Random(seed), Model(orders), None
     for hop in range(7):
         names = rng.choice((["photos", "charts"], ["photos", "charts"], ["photos"]))
@@ -151,7 +151,7 @@ def chain(data, orders, seed):
         model.add([row for step in read for row in step], seq_len)
         model.check(state)
     path = mix(data, {"photos": 1, "charts": 1})
-    options = {"rows_per_step": 1, "batch_size": 1}  # or the last rows make no whole step
+    options = {"rows_per_step": 1, "batch_size": 1}  # so that the last rows fill their step
     loader = loader_for(dataset_of(path, encoder=packer(50), **options))
     loader.load_state_dict(state)
     model.add([row for step in loader for row in step], 50)
@@ -165,23 +165,23 @@ PACKERS = [(Sized, Sized), (FirstFit, FirstFit), (Sized, FirstFit)]  # before an
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 99))]
 )
-def test_hops_over_lengths_topologies_and_mixes_read_every_sample_once_an_epoch(data, orders, seed):
+def test_resumes_with_other_lengths_and_mixes_read_each_sample_once(data, orders, seed):
     assert chain(data, orders, seed).is_complete
 
 
-def test_an_interleave_keeps_its_shares_over_changes_of_length(data):
+def test_an_interleave_keeps_its_shares_when_row_length_changes(data):
     state, path = None, mix(data, {"photos": 1, "charts": 1}, epochs=99)
     for seq_len in (40, 64, 21, 100):
         _, state = run(path, 4, 1, 0, state, encoder=Sized(seq_len))
-        photos, charts = (own["tokens"] for own in state["plan"]["sources"].values())
+        photos, charts = (counts["tokens"] for counts in state["plan"]["sources"].values())
         assert abs(photos - charts) <= 2 * max(64, seq_len)
         (credits,) = (each["credits"] for each in state["plan"]["mixture"].values())
         assert sorted(credits.values()) == sorted([(photos - charts) / 2, (charts - photos) / 2])
     assert state["row_lengths"] == [[32, 40], [64, 64], [96, 21]]
 
 
-def test_an_axis_of_tokens_counts_rows_as_long_as_they_were(data):
-    """Two steps of 8 rows of 40 and one of 64: 1,152 tokens; photos alone before, charts behind."""
+def test_a_token_axis_counts_rows_at_their_length_when_read(data):
+    """Two steps of 8 rows of 40 and one of 64: 1,152 tokens; photos alone before, charts after."""
     weights = {"photos": {"step": {0: 1, 1152: 0}}, "charts": {"step": {0: 0, 1152: 1}}}
     path = mix(data, weights, "blend", epochs=99, schedule_axis="tokens")
     read, state = [], None
@@ -191,7 +191,7 @@ def test_an_axis_of_tokens_counts_rows_as_long_as_they_were(data):
     assert read == [{"photos"}] * 3 + [{"charts"}] * 2
 
 
-def test_a_run_that_changes_nothing_reads_what_one_without_a_stop_reads(data):
+def test_an_unchanged_resume_equals_an_uninterrupted_run(data):
     path = mix(data, {"photos": 1, "charts": 2})
     for encoder in (Sized, FirstFit):
         expected, state, read = run(path, 6, encoder=encoder())[0], None, []
@@ -201,7 +201,7 @@ def test_a_run_that_changes_nothing_reads_what_one_without_a_stop_reads(data):
         assert read == expected
 
 
-# What does not fit, and what comes to fit ---------------------------------------------------------
+# Samples that do not fit -------------------------------------------------------------------------
 
 
 def too_long_for(seq_len):
@@ -215,7 +215,7 @@ def exclude(folder, numbers):
 
 
 @pytest.mark.parametrize("encoder", [Sized, FirstFit])
-def test_samples_that_do_not_fit_any_more_are_counted_before_the_first_step(data, encoder):
+def test_samples_that_no_longer_fit_are_counted_before_the_first_step(data, encoder):
     path = mix(data, {"photos": 1})
     _, state = run(path, 2, encoder=encoder(40))
     loader = loader_for(dataset_of(path, encoder=encoder(12)))
@@ -231,8 +231,8 @@ def test_samples_that_do_not_fit_any_more_are_counted_before_the_first_step(data
 
 
 @pytest.mark.parametrize("encoder", [Sized, FirstFit])
-def test_rows_may_become_too_short_for_samples_that_are_excluded(data, encoder):
-    """Also for those that were at hand; a state goes on before the first row as well."""
+def test_rows_may_be_too_short_for_excluded_samples(data, encoder):
+    """Including those already planned; also if resumed again before the first row."""
     path, model = mix(data, {"photos": 1}), Counter()
     read, state = run(path, 2, encoder=encoder(40))
     model.update(number for step in read for row in step for _, number, _ in row)
@@ -248,7 +248,7 @@ def test_rows_may_become_too_short_for_samples_that_are_excluded(data, encoder):
 
 
 @pytest.mark.parametrize("encoder", [Sized, FirstFit])
-def test_samples_that_were_too_long_are_read_in_longer_rows(data, encoder):
+def test_samples_that_were_too_long_are_read_once_rows_are_longer(data, encoder):
     path, model = mix(data, {"photos": 1}), Counter()
     read, state = run(path, 1, encoder=encoder(12))
     model.update(number for step in read for row in step for _, number, _ in row)
@@ -262,11 +262,11 @@ def test_samples_that_were_too_long_are_read_in_longer_rows(data, encoder):
     assert model == {number: EPOCHS - missed.get(number, 0) for number in range(50)}
 
 
-# Beside token files -----------------------------------------------------------------------------
+# Token files alongside --------------------------------------------------------------------------
 
 
 class WithText(Sized):
-    """A row of text is its bytes under the key of its source."""
+    """Packs rows of text as their bytes."""
 
     tokenizer = ByteTokenizer()
 
@@ -276,7 +276,7 @@ class WithText(Sized):
 
 
 @pytest.mark.parametrize("lengths", [(40, 90, 24), (90, 30, 64)])
-def test_token_files_beside_samples_are_packed_anew_as_well(data, lengths):
+def test_token_files_alongside_samples_are_repacked_too(data, lengths):
     texts = [f"{number:03d}{'abcdefghij' * (number % 9)}" for number in range(120)]
     write_texts(data / "text", texts)
     entries = [{"path": path, "max_epochs": 2} for path in ("photos", "text/train")]
@@ -308,7 +308,7 @@ def test_token_files_beside_samples_are_packed_anew_as_well(data, lengths):
 
 @pytest.fixture
 def saved_run(data, tmp_path):
-    """A run of two steps of rows of 40, then two of rows of 64; the rows of each step."""
+    """A run of two steps with rows of 40 tokens and two with 64, and the rows of each step."""
     path, steps, state = mix(data, {"photos": 1, "charts": 1}), [], None
     for seq_len in (40, 64):
         read, state = run(path, 2, 1, 0, state, encoder=Sized(seq_len))
@@ -317,7 +317,7 @@ def saved_run(data, tmp_path):
     return tmp_path / "run", path, steps
 
 
-def test_a_trace_crosses_the_change_without_the_users_code(saved_run):
+def test_a_trace_crosses_a_length_change_without_user_code(saved_run):
     folder, path, steps = saved_run
     for number, rows in enumerate(steps):
         result = energon_ext("trace", folder, path, "--step", number, "--json")
@@ -330,7 +330,7 @@ def test_a_trace_crosses_the_change_without_the_users_code(saved_run):
     assert "step 3, row 0" in result.stdout
 
 
-def test_the_difference_says_how_many_samples_are_packed_anew(saved_run, data, orders):
+def test_checkpoint_diff_counts_repacked_samples(saved_run, data, orders):
     folder, path, steps = saved_run
     result = energon_ext("checkpoint", "diff", folder, path, "--seq-length", 100)
     assert result.exit_code == 0, result.output
@@ -339,22 +339,21 @@ def test_the_difference_says_how_many_samples_are_packed_anew(saved_run, data, o
     model.add([row for step in steps for row in step], 64)
     loader = loader_for(dataset_of(path, encoder=Sized(100)))
     loader.load_state_dict(newest_cursor(folder))
-    for key, own in loader.state_dict()["plan"]["sources"].items():
-        count = len(+model.at_hand(key.split(":")[0], own["rows"]))
+    for key, counts in loader.state_dict()["plan"]["sources"].items():
+        count = len(+model.at_hand(key.split(":")[0], counts["rows"]))
         assert f"{key}: {count} documents not yet drawn are packed again" in result.output
     result = energon_ext("checkpoint", "diff", folder, path, "--seq-length", 20)
     assert result.exit_code == 1 and "refused: " in result.output
     assert "samples have more than the 20 tokens of a row" in result.output
 
 
-def test_a_packer_of_token_files_is_none_of_samples(saved_run):
-    for options in (("--packing", "sequential"),):
-        result = energon_ext("checkpoint", "diff", *saved_run[:2], *options)
-        assert result.exit_code == 1 and "samples keep the packer of their encoder" in result.output
+def test_a_token_file_packer_is_refused_for_samples(saved_run):
+    result = energon_ext("checkpoint", "diff", *saved_run[:2], "--packing", "sequential")
+    assert result.exit_code == 1 and "samples keep the packer of their encoder" in result.output
 
 
 @pytest.mark.parametrize("seq_len", [64, 100])
-def test_a_forecast_from_the_checkpoint_counts_what_is_read(saved_run, seq_len):
+def test_a_forecast_from_a_checkpoint_matches_the_run(saved_run, seq_len):
     folder, path, _ = saved_run
     read, _ = run(path, 3, 1, 0, newest_cursor(folder), encoder=Sized(seq_len))
     result = energon_ext(
@@ -367,7 +366,7 @@ def test_a_forecast_from_the_checkpoint_counts_what_is_read(saved_run, seq_len):
         assert source["documents"] == [len(each) for each in lengths]
 
 
-def test_an_estimate_knows_how_many_samples_are_in_a_row(data):
+def test_an_estimate_uses_the_samples_per_row(data):
     blend = find_blend(dataset_of(mix(data, {"photos": 1, "charts": 1}), encoder=Sized()))
     guess, exact = estimated(blend, 12), planned(blend, 12)
     assert guess.tokens.sum() == pytest.approx(exact.tokens.sum(), rel=0.05)
@@ -378,15 +377,14 @@ def test_an_estimate_knows_how_many_samples_are_in_a_row(data):
 
 
 class Stale(FirstFit):
-    """Packs by a length of its own, which is none of ``seq_len``."""
+    """Packs by a length other than ``seq_len``."""
 
     def __init__(self, seq_len, capacity):
         super().__init__(seq_len)
         self.capacity = capacity
 
     def select_samples_to_pack(self, samples):
-        own = FirstFit(self.capacity)
-        return own.select_samples_to_pack(samples)
+        return FirstFit(self.capacity).select_samples_to_pack(samples)
 
 
 class Fixed(FirstFit):
@@ -407,7 +405,7 @@ class Wider(Fixed):
 
 
 @pytest.mark.parametrize("lengths", [(40, 64), (64, 40)])
-def test_a_packer_that_does_not_go_by_the_length_of_a_row_is_found_out(data, lengths):
+def test_a_packer_that_ignores_the_row_length_is_detected(data, lengths):
     path, (first, second) = mix(data, {"photos": 1}), lengths
     _, state = run(path, 1, encoder=Stale(first, first))
     loader = loader_for(dataset_of(path, encoder=Stale(second, second)))
@@ -426,7 +424,7 @@ def test_a_length_that_cannot_be_set_is_named(data):
         loader.load_state_dict(state)
 
 
-def test_an_encoder_without_the_method_that_packed_is_refused(data):
+def test_an_encoder_without_the_saved_packing_method_is_refused(data):
     path = mix(data, {"photos": 1})
     _, state = run(path, 1, encoder=FirstFit())
     loader = loader_for(dataset_of(path, encoder=Sized()))
@@ -434,7 +432,7 @@ def test_an_encoder_without_the_method_that_packed_is_refused(data):
         loader.load_state_dict(state)
 
 
-def test_samples_that_were_a_row_each_are_not_packed_in_the_middle_of_a_run(data):
+def test_packing_cannot_begin_in_the_middle_of_a_run(data):
     path = write(data / "alone.yaml", {"blend": [{"path": "photos"}]})
     for first, second in ((PlannedCaptions(), Sized()), (Sized(), PlannedCaptions())):
         _, state = run(path, 1, encoder=first)
@@ -443,7 +441,7 @@ def test_samples_that_were_a_row_each_are_not_packed_in_the_middle_of_a_run(data
             loader.load_state_dict(state)
 
 
-def test_inside_a_step_rows_stay_as_they_are(data):
+def test_row_length_cannot_change_within_a_step(data):
     path = mix(data, {"photos": 1})
     loader = loader_for(dataset_of(path, encoder=Sized(), batch_size=2))
     take(loader, 1)
@@ -453,7 +451,7 @@ def test_inside_a_step_rows_stay_as_they_are(data):
 
 
 class Cut(Sized):
-    """Cuts a sample to a row, and says so."""
+    """Cuts samples to a row, with that length in its fingerprint."""
 
     @property
     def encoding_fingerprint(self):
@@ -466,7 +464,7 @@ class Cut(Sized):
         return Encoded.derive_from(whole, number=whole.number, greys=[], noise=noise)
 
 
-def test_samples_whose_lengths_are_others_in_longer_rows_are_refused(data):
+def test_samples_whose_length_depends_on_the_row_are_refused(data):
     path = mix(data, {"photos": 1})
     _, state = run(path, 1, encoder=Cut(12))
     loader = loader_for(dataset_of(path, encoder=Cut(16)))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Images with captions as a webdataset, and a TaskEncoder as a user would have it."""
+"""Images with captions as a webdataset, and a TaskEncoder like a user's."""
 
 import io
 import json
@@ -34,7 +34,7 @@ FORMATS = ("jpeg", "png", "webp")
 
 
 def image_bytes(number, format_="png"):
-    """A small image whose first pixel is grey of the number."""
+    """Return a small image in the grey of a number."""
     pixels = np.full((4 + number % 5, 6, 3), number % 256, np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format_, **({"lossless": True} if format_ == "webp" else {}))
@@ -42,14 +42,14 @@ def image_bytes(number, format_="png"):
 
 
 def parts_of(number, images):
-    """The files of a sample by their extensions."""
+    """Return the files of a sample by extension."""
     formats = [FORMATS[(number + place) % len(FORMATS)] for place in range(images)]
     found = {f"{place}.{name}": image_bytes(number, name) for place, name in enumerate(formats)}
     return {**found, "json": json.dumps({"caption": f"caption {number}"}).encode()}
 
 
 def write_images(folder, count, *, images=lambda number: number % 3, shard_size=20, damaged=()):
-    """A prepared webdataset; every third sample has no image, the images of some are cut off."""
+    """Write and prepare a webdataset; images of damaged samples are truncated."""
     folder = Path(folder)
     folder.mkdir(parents=True)
     for begin in range(0, count, shard_size):
@@ -66,7 +66,7 @@ def write_images(folder, count, *, images=lambda number: number % 3, shard_size=
 
 
 def prepare(folder, dataset_config, media=None):
-    """What ``energon prepare`` writes."""
+    """Write what ``energon prepare`` writes."""
     BaseWebdatasetFactory.prepare_dataset(
         EPath(folder),
         sorted(file.name for file in folder.glob("*.tar")),
@@ -103,7 +103,7 @@ def cook(sample):
 
 
 class Captions(DefaultTaskEncoder):
-    """Images of any form and captions, with random numbers of all three kinds."""
+    """Encodes images and captions, with random numbers from torch, numpy and random."""
 
     cookers = [Cooker(cook, has_subflavors={"caption": True})]
     decoder = SampleDecoder(image_decode="pilrgb")
@@ -128,7 +128,7 @@ class Captions(DefaultTaskEncoder):
 
 
 class PlannedCaptions(DynamicBlendMixin, Captions):
-    """The same with this package in front."""
+    """The same encoder with the mixin of this package."""
 
 
 @edataclass
@@ -137,7 +137,7 @@ class Packed(Sample):
 
 
 class PackedCaptions(PlannedCaptions):
-    """Samples of 5 to 25 tokens in rows of 40."""
+    """Packs samples of 5 to 25 tokens into rows of 40."""
 
     seq_len = 40
     encoding_fingerprint = {"version": 1}

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Splicing by loops and lists, as it would be written on paper."""
+"""Splicing by plain loops and lists."""
 
 from fractions import Fraction
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 def pairs(
     L, S, K=None, k_t=1, k_s=1, mode="slide_within", least=2, adaptive=True, slide=False, cut=False
 ):
-    """Every (t, s), t outside, s inside."""
+    """Return every (t, s), by t and then s."""
     if slide:
         return [(t, 0) for t in range(0, L - S + 1, k_t)]
     content = S if K is None else min(K, S)
@@ -31,7 +31,7 @@ def pairs(
 
 
 def start_at(fraction, L, K, alpha=0, stride=1):
-    """Where the cumulative weight of the starts passes a fraction; exact for integer alpha."""
+    """Return the start whose cumulative weight passes a fraction; exact for integer alpha."""
     candidates = range(0, L - K + 1, stride)
     distances = [min(t + 1, candidates[-1] - t + 1, K) for t in candidates]
     weights = [Fraction(K, d) ** alpha for d in distances]
@@ -44,7 +44,7 @@ def start_at(fraction, L, K, alpha=0, stride=1):
 
 
 def quotas(shares, epoch_length):
-    """Largest remainder with fractions, ties to the lower index."""
+    """Return quotas by exact largest remainders, with ties to the lower index."""
     total = sum(map(Fraction, shares))
     ideal = [Fraction(share) * epoch_length / total for share in shares]
     given = [int(x) for x in ideal]
@@ -55,7 +55,7 @@ def quotas(shares, epoch_length):
 
 
 def frame(doc, t, s, S, K=None, pad=0, cyclic=False):
-    """Tokens and weights of one frame, position by position."""
+    """Return the tokens and weights of one frame, position by position."""
     source = doc[t:] + (doc[:t] if cyclic else [])
     source = source[: S if K is None else K]
     tokens = [source[i - s] if s <= i < s + len(source) else pad for i in range(S)]

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Spliced documents of real Energon datasets, alone and in a blend."""
+"""Spliced documents of Energon datasets, alone and in a blend."""
 
 import json
 import logging
@@ -23,6 +23,7 @@ from energon_ext.splice import LossMap, MultiSpliceConfig, SpliceConfig, SpliceI
 from energon_ext.splice.source import splices_of
 from energon_ext.state.consumption import Consumption
 from tests.splice import slow
+from tests.splice.mixes import mix_of, segments, shown
 from tests.support import (
     batch_hash,
     close_loaders,
@@ -35,6 +36,7 @@ from tests.support import (
 )
 
 SEQ_LEN = 32
+SPLICED = {"subflavors": {"splice": True}}
 LENGTHS = [5 + number * 7 % 30 for number in range(40)]
 SHORT = MultiSpliceConfig(
     num_docs=3, max_doc_length=12, content_start_mode="slide_within", balance_mode="every_pair"
@@ -42,12 +44,12 @@ SHORT = MultiSpliceConfig(
 
 
 def text(source, number):
-    """Letters that differ from document to document; two tokens are added around them."""
+    """Return letters that differ between documents; two tokens are added around them."""
     letters = "".join(chr(97 + (number * 5 + place * place) % 26) for place in range(40))
     return (source + letters)[: LENGTHS[number] - 2]
 
 
-def tokens_of(number, source="s"):
+def tokens_of(number, source="k"):
     return ByteTokenizer().encode(text(source, number))
 
 
@@ -59,18 +61,10 @@ def data(tmp_path_factory):
     return root
 
 
-def text_of_book(number):
-    return ByteTokenizer().encode(text("k", number))
-
-
 @pytest.fixture(scope="module")
 def mix(data):
-    """Half of the rows from the book, which is spliced; from batch 6 on none."""
-    path = write_mix(data / "mix.yaml", [("book", {"step": {0: 1, 6: 0}}), ("web", 1)])
-    content = json.loads(path.read_text())
-    content["splits"]["train"]["blend"][0]["subflavors"] = {"splice": True}
-    path.write_text(json.dumps(content))
-    return path
+    """Half of the rows are from the spliced book; from batch 6 on none are."""
+    return mix_of(data, "mix", ("book", {**SPLICED, "weight": {"step": {0: 1, 6: 0}}}), ("web", {}))
 
 
 def build(path, encoder, *, num_workers=0, rank=0, world_size=1, seed=0, batch_size=4, **options):
@@ -93,30 +87,10 @@ def many(splice=SHORT, **options):
     )
 
 
-def segments(batch):
-    """``(name, tokens, position ids, weights)`` of each segment that is not padding."""
-    ends = batch.cu_seqlens.tolist()
-    return [
-        (batch.sources[source], *(f[a:b].tolist() for f in fields))
-        for fields in [(batch.tokens, batch.position_ids, batch.token_weights)]
-        for a, b, source in zip(ends, ends[1:], batch.source_ids.tolist())
-        if source >= 0
-    ]
-
-
-def placements(batches):
-    """How often each (name, tokens, offset) was shown."""
-    return Counter(
-        (name, tuple(tokens), positions[0])
-        for batch in batches
-        for name, tokens, positions, _ in segments(batch)
-    )
-
-
-def expected_placements(numbers):
+def expected_examples(numbers):
     found = Counter()
     for number in numbers:
-        doc = text_of_book(number)
+        doc = tokens_of(number)
         for t, s in slow.pairs(len(doc), SEQ_LEN):
             found[f"book:train/doc{number}", tuple(doc[t:]), s] += 1
     return found
@@ -128,7 +102,7 @@ def three_longest_short():
 
 
 def in_blend(data):
-    """The book alone, under the key that it has in a metadataset."""
+    """Write a metadataset of the book alone."""
     return write_mix(data / "book.yaml", [("book", 1)])
 
 
@@ -136,7 +110,7 @@ def in_blend(data):
     ("num_workers", "world_size", "pack"),
     [(0, 1, True), (3, 2, False), pytest.param(3, 2, True, marks=pytest.mark.nightly)],
 )
-def test_one_epoch_shows_every_pair_once_whatever_the_ranks_and_workers(
+def test_one_epoch_shows_every_pair_once_on_any_ranks_and_workers(
     data, num_workers, world_size, pack
 ):
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "pack_contents": pack})
@@ -148,16 +122,17 @@ def test_one_epoch_shows_every_pair_once_whatever_the_ranks_and_workers(
             num_workers=num_workers,
             rank=rank,
             world_size=world_size,
+            batch_size=12,
             repeat=False,
         )
         batches += [batch.validate() for batch in loader_for(dataset)]
     chosen = three_longest_short()
-    assert placements(batches) == expected_placements(chosen)
+    assert shown(batches) == expected_examples(chosen)
     consumed = Consumption()
     for batch in batches:
         consumed.add_batch(batch)
     for number in chosen:
-        name, doc = f"book:train/doc{number}", text_of_book(number)
+        name, doc = f"book:train/doc{number}", tokens_of(number)
         pairs = slow.pairs(len(doc), SEQ_LEN)
         assert consumed.rows[name] == len(pairs)
         assert consumed.tokens[name] == sum(len(doc) - t for t, _ in pairs)
@@ -166,7 +141,7 @@ def test_one_epoch_shows_every_pair_once_whatever_the_ranks_and_workers(
 def test_a_row_is_the_frame_of_its_pair(data):
     splice = SpliceConfig(doc_index=17, content_length=9, pad_token_id=3)
     dataset = build(in_blend(data), one(splice), batch_size=8)
-    doc = np.array(text_of_book(17))
+    doc = np.array(tokens_of(17))
     frames = {
         (t, s): slow.frame(doc.tolist(), t, s, SEQ_LEN, 9, pad=3)
         for t, s in slow.pairs(len(doc), SEQ_LEN, 9)
@@ -191,10 +166,10 @@ def test_a_row_is_the_frame_of_its_pair(data):
     assert len(seen) == 160 < len(frames)
 
 
-def test_an_attended_prefix_is_of_the_segment_of_the_document(data):
+def test_an_attended_prefix_belongs_to_the_segment_of_its_document(data):
     splice = SpliceConfig(doc_index=17, attend_prefix=True, eos_token_id=2)
     batch = take(loader_for(build(in_blend(data), one(splice), batch_size=16)), 1)[0].validate()
-    doc, moved = text_of_book(17), 0
+    doc, moved = tokens_of(17), 0
     for _, tokens, positions, weights in segments(batch):
         offset = weights.index(1.0)
         assert tokens[:offset] == ([0] * (offset - 1) + [2] if offset else [])
@@ -207,11 +182,11 @@ def test_an_attended_prefix_is_of_the_segment_of_the_document(data):
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_contents_cut_by_the_end_of_the_frame_are_examples_too(data, pack):
+def test_contents_cut_at_the_frame_end_are_examples_too(data, pack):
     splice = SpliceConfig(doc_index=17, cut_at_frame_end=True, min_copy_len=5, pack_contents=pack)
     dataset = build(in_blend(data), one(splice), repeat=False)
-    doc = text_of_book(17)
-    found = placements(batch.validate() for batch in loader_for(dataset))
+    doc = tokens_of(17)
+    found = shown(batch.validate() for batch in loader_for(dataset))
     assert found == Counter(
         ("book:train/doc17", tuple(doc[t : t + SEQ_LEN - s]), s)
         for t, s in slow.pairs(len(doc), SEQ_LEN, least=5, cut=True)
@@ -219,19 +194,19 @@ def test_contents_cut_by_the_end_of_the_frame_are_examples_too(data, pack):
     assert ("book:train/doc17", tuple(doc[:5]), SEQ_LEN - 5) in found
 
 
-def test_a_cyclic_document_goes_on_at_its_beginning(data):
+def test_a_cyclic_document_continues_at_its_beginning(data):
     splice = SpliceConfig(doc_index=3, content_start_mode="cyclic_roll")
     dataset = build(in_blend(data), one(splice), repeat=False)
-    doc = text_of_book(3)
+    doc = tokens_of(3)
     rolls = {tuple(doc[t:] + doc[:t]) for t in range(len(doc))}
-    assert {key[1] for key in placements(loader_for(dataset))} == rolls
+    assert {key[1] for key in shown(loader_for(dataset))} == rolls
 
 
 def test_long_documents_slide_through_the_frame(data):
     longest = max(range(40), key=lambda n: (LENGTHS[n], -n))
-    doc = text_of_book(longest)
+    doc = tokens_of(longest)
     dataset = build(in_blend(data), one(SpliceConfig(mode="slide")), repeat=False)
-    assert set(placements(loader_for(dataset))) == {
+    assert set(shown(loader_for(dataset))) == {
         (f"book:train/doc{longest}", tuple(doc[w : w + SEQ_LEN]), 0)
         for w in range(len(doc) - SEQ_LEN + 1)
     }
@@ -255,60 +230,50 @@ def test_spliced_and_packed_sources_share_a_schedule(mix, num_workers):
 
 @pytest.mark.parametrize("weights", [(1, 1), (1, {"step": {0: 1, 40: 3}})])
 def test_a_spliced_source_takes_its_share_of_an_interleave_in_tokens(data, weights):
-    """Frames bring few tokens, so they come more often; the bound is the rows of a step.
+    """Frames have few tokens, so they are drawn more often; the bound is the rows of a step.
 
-    How many tokens they hold is known when all of them are drawn.
+    Their number of tokens is known only once all of them are drawn.
     """
-    path = write_mix(data / "interleave.yaml", [("book", weights[0]), ("web", weights[1])])
-    content = json.loads(path.read_text())
-    (entries,) = content["splits"]["train"].values()
-    entries[0]["subflavors"] = {"splice": True}
-    content["splits"]["train"] = {"interleave": entries}
-    path.write_text(json.dumps(content))
+    book, web = ({"weight": weight} for weight in weights)
+    entries = ("book", {**SPLICED, **book}), ("web", web)
+    path = mix_of(data, "interleave", *entries, node="interleave")
     encoder = many(spliced_subflavors={"splice": True})
     loader = loader_for(build(path, encoder, batch_size=4))
 
-    def tokens_of(count):
+    def next_tokens(count):
         shown = Counter()
         for batch in take(loader, count):
             shown.update(batch.tokens_per_source())
         web = shown.pop("web")
         return sum(shown.values()), web
 
-    book, web = tokens_of(40)
+    book, web = next_tokens(40)
     assert abs(book - web) <= 4 * SEQ_LEN < book
-    book, web = tokens_of(40)
+    book, web = next_tokens(40)
     factor = 1 if weights[1] == 1 else 3
     assert abs(book - web / factor) <= 4 * SEQ_LEN < book
 
 
-def test_the_name_of_a_folder_chooses_what_is_spliced(data):
+def test_a_folder_name_selects_the_spliced_source(data):
     path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
     assert "web" in find_blend(build(path, many(splice))).planned_shares(0)
 
 
-def test_a_name_or_subflavors_of_no_source_are_refused_and_the_sources_named(data):
-    """Of text and of token files, also where an entry is spliced by settings of its own."""
-    path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
+def test_a_name_or_subflavors_without_a_match_list_the_sources(data):
+    """Text and token files alike, also if an entry has its own splice settings."""
     named = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "bok"})
     message = "'bok' found, the sources are book, book:train, web; did you mean book"
-    with pytest.raises(ConfigError, match=f"^dataset_name: {message}"):
-        build(path, many(named))
-    content = json.loads(path.read_text())
-    content["splits"]["train"]["blend"][1]["splice"] = {"num_docs": 1}
-    path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=message):
-        build(path, many(named))
+    for web, start in (({}, "^dataset_name: "), ({"splice": {"num_docs": 1}}, "")):
+        with pytest.raises(ConfigError, match=start + message):
+            build(mix_of(data, "named", ("book", {}), ("web", web)), many(named))
     message = "No source to splice among book:train: spliced_subflavors is {'a': 1}"
     with pytest.raises(ConfigError, match=message):
         build(in_blend(data), many(spliced_subflavors={"a": 1}))
 
 
 @pytest.mark.parametrize(("num_workers", "pack"), [(0, True), (2, False)])
-def test_a_spliced_source_ends_at_its_limit_and_a_raised_limit_adds_its_epochs(
-    data, num_workers, pack
-):
+def test_a_spliced_source_ends_at_its_limit_and_a_raised_limit_adds_epochs(data, num_workers, pack):
     """A content of 8 of 12, 12 and 11 tokens: 5 + 5 + 4 examples in an epoch, each once."""
     splice = MultiSpliceConfig(
         num_docs=3, max_doc_length=12, content_length=8, epoch_length=None, pack_contents=pack,
@@ -316,32 +281,26 @@ def test_a_spliced_source_ends_at_its_limit_and_a_raised_limit_adds_its_epochs(
     )  # fmt: skip
 
     def fresh(limit):
-        path = write_mix(data / "limited.yaml", [("book", 1), ("web", 1)])
-        content = json.loads(path.read_text())
-        content["splits"]["train"]["blend"][0].update(
-            {"subflavors": {"splice": True}, "max_epochs": limit}
-        )
-        path.write_text(json.dumps(content))
+        path = mix_of(data, "limited", ("book", {**SPLICED, "max_epochs": limit}), ("web", {}))
         encoder = many(splice, spliced_subflavors={"splice": True})
         return loader_for(build(path, encoder, num_workers=num_workers))
 
-    def shown(batches):
-        """How often each content of the book was."""
-        found = placements(batches)
+    def of_book(loader):
+        found = shown(take(loader, 20))
         return {key: count for key, count in found.items() if key[0].startswith("book")}
 
     loader = fresh(limit=2)
-    twice = shown(take(loader, 30))
+    twice = of_book(loader)
     assert len(twice) == 14 and set(twice.values()) == {2}
     state = loader.save_state_rank()
-    for limit, expected in ((2, {}), (3, dict.fromkeys(twice, 1)), (5, dict.fromkeys(twice, 3))):
+    for limit, expected in ((2, {}), (4, twice)):
         resumed = fresh(limit)
         resumed.restore_state_rank(state)
-        assert shown(take(resumed, 30)) == expected
+        assert of_book(resumed) == expected
     close_loaders()
 
 
-def test_the_state_of_a_spliced_source_is_one_number_and_its_fingerprint(data):
+def test_spliced_state_is_one_number_and_a_fingerprint(data):
     loader = loader_for(build(in_blend(data), many()))
     take(loader, 5)
     (source,) = loader.state_dict()["plan"]["sources"].values()
@@ -359,14 +318,14 @@ ROWS_PER_STEP = 12
 
 
 class SplicedRun:
-    """All ranks of a run that shows the book, one after another."""
+    """A run that shows the book, whose ranks are read one after another."""
 
     def __init__(self, data, splice, *, repeat=True, state=None):
         self._data, self._splice, self._repeat = data, splice, repeat
         self.state = state
 
     def steps(self, ranks, workers, batch_size, count=None):
-        """The rows of each of the next steps, in any order; of all that are left by default."""
+        """Return the sorted rows of each of the next steps, by default of all that are left."""
         found, states = [], []
         rounds = ROWS_PER_STEP // (ranks * batch_size)
         for rank in range(ranks):
@@ -396,22 +355,22 @@ class SplicedRun:
 
 
 def rows_in(batch):
-    """Tokens, weights and position ids of each row."""
+    """Return the tokens, weights and position ids of each row."""
     fields = (batch.tokens, batch.token_weights, batch.position_ids)
     columns = [field.view(-1, SEQ_LEN).tolist() for field in fields]
     return list(zip(*columns))
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_the_rows_of_a_step_are_equal_on_all_ranks_and_workers_and_over_hops(data, pack):
+def test_rows_of_a_step_match_on_any_topology_and_after_resumes(data, pack):
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "pack_contents": pack})
-    expected = SplicedRun(data, splice).steps(1, 0, ROWS_PER_STEP, 8)
-    assert len({json.dumps(step) for step in expected}) == 8
+    expected = SplicedRun(data, splice).steps(1, 0, ROWS_PER_STEP, 5)
+    assert len({json.dumps(step) for step in expected}) == 5
     workers = 0 if pack else 2
     for topology in [(2, 0, 3), (4, 0, 1), (2, workers, 2)]:
-        assert SplicedRun(data, splice).steps(*topology, 8) == expected
+        assert SplicedRun(data, splice).steps(*topology, 5) == expected
     run, found, sizes = SplicedRun(data, splice), [], []
-    for hop in [(2, 0, 2, 1), (1, 0, 4, 2), (6, 0, 1, 1), (1, workers, 6, 2), (3, 0, 4, 2)]:
+    for hop in [(2, 0, 2, 1), (1, 0, 4, 1), (6, 0, 1, 1), (1, workers, 6, 1), (3, 0, 4, 1)]:
         found += run.steps(*hop)
         sizes.append(len(run.state))
     assert found == expected
@@ -419,7 +378,7 @@ def test_the_rows_of_a_step_are_equal_on_all_ranks_and_workers_and_over_hops(dat
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_an_epoch_shows_every_pair_once_over_hops(data, pack):
+def test_an_epoch_shows_every_pair_once_across_resumes(data, pack):
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "pack_contents": pack})
     whole = SplicedRun(data, splice, repeat=False).steps(1, 0, 4)
     run, found = SplicedRun(data, splice, repeat=False), []
@@ -427,18 +386,18 @@ def test_an_epoch_shows_every_pair_once_over_hops(data, pack):
         found += run.steps(*hop)
     assert found == whole
     trained = sum(sum(map(sum, (weights for _, weights, _ in step))) for step in found)
-    documents = [text_of_book(number) for number in three_longest_short()]
+    documents = [tokens_of(number) for number in three_longest_short()]
     assert trained == sum(len(d) - t - 1 for d in documents for t, _ in slow.pairs(len(d), SEQ_LEN))
 
 
-def test_seeds_and_keys_give_orders_of_their_own(data):
+def test_every_seed_and_key_has_its_own_order(data):
     first = take(loader_for(build(in_blend(data), many())), 1)[0]
     again = take(loader_for(build(in_blend(data), many())), 1)[0]
     other = take(loader_for(build(in_blend(data), many(), seed=1)), 1)[0]
     assert batch_hash(first) == batch_hash(again) != batch_hash(other)
 
 
-def test_many_documents_are_counted_under_the_key_of_their_source(data):
+def test_many_documents_are_counted_under_their_source_key(data):
     for named, names in ((False, {"book:train"}), (None, None)):
         encoder = many(named_documents=named)
         shares = find_blend(build(in_blend(data), encoder)).planned_shares(0)
@@ -448,7 +407,7 @@ def test_many_documents_are_counted_under_the_key_of_their_source(data):
     }
 
 
-def test_batches_lead_to_what_is_known_of_a_document(data):
+def test_batches_give_access_to_document_metadata(data):
     dataset = build(in_blend(data), many())
     (source,) = splices_of(dataset)
     batch = take(loader_for(dataset), 1)[0]
@@ -463,18 +422,15 @@ def test_batches_lead_to_what_is_known_of_a_document(data):
     assert numbers == three_longest_short()
 
 
-def test_a_key_chooses_a_document_through_the_yaml(data):
+def test_doc_key_in_the_yaml_selects_a_document(data):
     splice = SpliceConfig(doc_key="*21")
     shares = find_blend(build(in_blend(data), one(splice))).planned_shares(0)
     assert shares == {"book:train/doc21": 1}
 
 
-def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
-    path = write_mix(data / "val.yaml", [("book", 1)], split="val")
+def test_validation_uses_a_fixed_grid_and_the_loss_map_separates_points(data):
+    path = mix_of(data, "val", ("book", {"split_part": "train"}), split="val")
     encoder = many(validation_starts=3, validation_offsets=4)
-    content = json.loads(path.read_text())
-    content["splits"]["val"]["blend"][0]["split_part"] = "train"
-    path.write_text(json.dumps(content))
     ((dataset, _),) = get_val_datasets(
         path, worker_config=config(), batch_size=5, task_encoder=encoder
     )
@@ -482,11 +438,11 @@ def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
     losses = LossMap(source.examples, source.names)
     batches = list(loader_for(dataset))
     for batch in batches:
-        # A loss that names its place: 1000 for each position id, plus the label.
+        # A loss that identifies its place: 1000 times the position id, plus the label.
         losses.add_batch(batch, batch.position_ids.numpy() * 1000.0 + batch.labels.numpy())
     assert not np.isnan(losses.losses).any()
     for document, number in enumerate(three_longest_short()):
-        doc = text_of_book(number)
+        doc = tokens_of(number)
         starts, offsets, grid = losses.of(document)
         assert starts == [0, (len(doc) - 2) // 2, len(doc) - 2]
         for row, t in enumerate(starts):
@@ -499,8 +455,8 @@ def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
     assert set(losses.per_document()) == {f"book:train/doc{n}" for n in three_longest_short()}
 
 
-def test_validation_packs_the_sources_that_are_not_chosen(data):
-    """Each source is a dataset of its own there."""
+def test_validation_packs_sources_that_are_not_spliced(data):
+    """In validation, each source is a separate dataset."""
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
     (book, _), (web, _) = get_val_datasets(
         write_mix(data / "chosen.yaml", [("book", 1), ("web", 1)]),
@@ -514,8 +470,8 @@ def test_validation_packs_the_sources_that_are_not_chosen(data):
     assert set(counts) == {"web"}
 
 
-def test_a_map_refuses_contents_of_one_rank_of_several(data):
-    """They would be counted as others of the grid."""
+def test_a_loss_map_refuses_batches_of_one_rank_of_several(data):
+    """They would be counted as other points of the grid."""
     ((dataset, _),) = get_val_datasets(
         write_mix(data / "ranks.yaml", [("book", 1)]),
         worker_config=config(rank=0, world_size=2),
@@ -566,19 +522,19 @@ def test_the_plan_is_in_the_log(data, caplog):
         (lambda: one(spliced_subflavors=["splice"]), r"spliced_subflavors: \['splice'\] found"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(make, message):
+def test_unsupported_combinations_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
 
 
-def test_fewer_examples_than_workers_go_round(data):
-    """One example an epoch and three workers: worker 1 shows it in the second epoch."""
+def test_an_epoch_may_have_fewer_examples_than_workers(data):
+    """One example per epoch and three workers: worker 1 shows it in the second epoch."""
     splice = SpliceConfig(doc_index=3, content_start_mode="anchor_start", offset_stride=SEQ_LEN)
     loader = loader_for(build(in_blend(data), one(splice), num_workers=3))
     assert [len(segments(batch)) for batch in take(loader, 6)] == [4] * 6
 
 
-def test_a_source_without_a_pair_says_what_it_needs(data):
+def test_a_source_without_a_pair_is_refused_with_its_needs(data):
     splice = MultiSpliceConfig(content_length=32, adaptive_k=False, max_doc_length=20)
     message = "^Source book:train: No document has a pair: the longest has 20 tokens"
     with pytest.raises(ConfigError, match=message):
@@ -594,8 +550,8 @@ def test_a_source_without_a_pair_says_what_it_needs(data):
     assert SpliceIndex([20], SEQ_LEN, MultiSpliceConfig(content_length=32)).pairs == [1]
 
 
-def test_documents_are_chosen_at_random_by_the_data_and_not_by_the_place_of_the_yaml(data):
-    """Regression: another folder of the metadataset, other documents."""
+def test_random_document_choice_depends_on_data_and_not_on_yaml_place(data):
+    """Regression: moving the metadataset changed the documents."""
     splice = MultiSpliceConfig(num_docs=3, max_doc_length=30, doc_select_mode="random")
     (data / "deep").mkdir()
     chosen = []

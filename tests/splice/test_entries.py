@@ -1,10 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``splice:`` on an entry of the YAML: settings of its own, beside plain sources and each other."""
+"""``splice:`` on an entry of the YAML: separate settings, next to plain and other entries."""
 
-import json
 import warnings
-from collections import Counter
 
 import pytest
 
@@ -24,7 +22,8 @@ from energon_ext.splice import GridIndex, MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.source import splices_of
 from tests.cli.command import energon_ext, error_line
 from tests.splice import slow
-from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
+from tests.splice.mixes import mix_of, shown
+from tests.support import batch_hash, config, loader_for, take, write_tokens
 
 SEQ_LEN = 16
 BOOK = [[10 * d + 4 + n for n in range(6 + d)] for d in range(4)]  # 6, 7, 8 and 9 tokens
@@ -39,18 +38,6 @@ def data(tmp_path_factory):
     return root
 
 
-def mix_of(data, name, *entries, split="train", node="blend"):
-    """Entries are ``(path, fields)``."""
-    path = write_mix(data / f"{name}.yaml", [(entry, 1) for entry, _ in entries], split=split)
-    content = json.loads(path.read_text())
-    listed = content["splits"][split].pop("blend")
-    for entry, (_, fields) in zip(listed, entries):
-        entry.update(fields)
-    content["splits"][split] = {node: listed}
-    path.write_text(json.dumps(content))
-    return path
-
-
 def build(path, encoder=None, *, num_workers=0, **options):
     return get_train_dataset(
         path,
@@ -61,24 +48,12 @@ def build(path, encoder=None, *, num_workers=0, **options):
     )
 
 
-def shown(batches):
-    """How often each (name, tokens, offset) was; segments without a position of their own too."""
-    found = Counter()
-    for batch in batches:
-        ends = batch.validate().cu_seqlens.tolist()
-        for a, b, source in zip(ends, ends[1:], batch.source_ids.tolist()):
-            if source >= 0:
-                tokens = tuple(batch.tokens[a:b].tolist())
-                found[batch.sources[source], tokens, int(batch.position_ids[a])] += 1
-    return found
-
-
 SHORT = {"splice": {"num_docs": 2, "content_length": 3, "balance_mode": "every_pair"}}
 LONG = {"splice": {"doc_index": 1, "content_start_mode": "anchor_start", "offset_stride": 3}}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_entries_have_settings_of_their_own_beside_a_plain_source(data, num_workers):
+def test_entries_have_their_own_settings_next_to_a_plain_source(data, num_workers):
     again = {**LONG, "subflavors": {"way": 2}}
     path = mix_of(data, "three", ("book", SHORT), ("book", again), ("web", {}))
     found = shown(loader_for(build(path, num_workers=num_workers, repeat=False)))
@@ -98,7 +73,7 @@ def test_entries_have_settings_of_their_own_beside_a_plain_source(data, num_work
     assert sorted(tokens for _, tokens, _ in web) == sorted(map(tuple, WEB))
 
 
-def test_every_field_of_both_kinds_may_stand_on_an_entry(data):
+def test_entries_accept_every_field_of_both_kinds(data):
     values = {"dataset_name": "book", "content_length": 4, "max_doc_length": 9, "doc_key": None}
     for kind, number in ((SpliceConfig, {}), (MultiSpliceConfig, {"num_docs": 1})):
         for name in kind.__dataclass_fields__:
@@ -128,7 +103,7 @@ def test_weights_move_a_run_from_one_splice_to_another(data, node):
     assert lengths == [{3}] * 4 + [{7}] * 4
 
 
-def test_a_dataset_shown_in_two_ways_is_no_mistake_and_twice_in_one_way_is_reported(data):
+def test_a_dataset_may_be_spliced_twice_if_settings_differ(data):
     with warnings.catch_warnings():
         warnings.simplefilter("error", BlendWarning)
         build(mix_of(data, "ways", ("book", SHORT), ("book", LONG), ("book", {})))
@@ -137,7 +112,7 @@ def test_a_dataset_shown_in_two_ways_is_no_mistake_and_twice_in_one_way_is_repor
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_resumed_run_goes_on_and_another_splice_is_refused(data, num_workers):
+def test_resume_continues_and_a_changed_splice_is_refused(data, num_workers):
     path = mix_of(data, "resumed", ("book", SHORT), ("web", {}))
     loader = loader_for(build(path, num_workers=num_workers))
     expected = [batch_hash(batch) for batch in take(loader, 6)]
@@ -157,7 +132,7 @@ def test_a_resumed_run_goes_on_and_another_splice_is_refused(data, num_workers):
             loader_for(build(other)).restore_state_rank(first.save_state_rank())
 
 
-def test_an_entry_comes_before_the_encoder_and_the_inner_entry_before_the_outer(data):
+def test_entries_override_the_encoder_and_inner_entries_the_outer(data):
     default = MultiSpliceTaskEncoder(
         ByteTokenizer(), SEQ_LEN, MultiSpliceConfig(num_docs=1, content_length=5)
     )
@@ -171,7 +146,7 @@ def test_an_entry_comes_before_the_encoder_and_the_inner_entry_before_the_outer(
     assert kinds == [SpliceConfig, MultiSpliceConfig]
 
 
-def test_a_name_picks_the_sources_of_a_metadataset_that_is_an_entry(data):
+def test_a_name_selects_sources_within_a_nested_metadataset(data):
     inner = mix_of(data, "both", ("book", {}), ("web", {}))
     named = {"splice": {**SHORT["splice"], "dataset_name": "book"}}
     (source,) = splices_of(build(mix_of(data, "named", (inner.name, named))))
@@ -181,7 +156,7 @@ def test_a_name_picks_the_sources_of_a_metadataset_that_is_an_entry(data):
         build(mix_of(data, "unnamed", (inner.name, named)))
 
 
-def test_a_name_that_no_source_of_validation_has_is_refused(data):
+def test_a_name_without_a_validation_source_is_refused(data):
     named = {"splice": {**SHORT["splice"], "dataset_name": "letters"}}
     path = mix_of(data, "misspelt", ("book", named), ("web", {}), split="val")
     with pytest.raises(ConfigError, match="dataset_name: 'letters' found, .* book"):
@@ -208,7 +183,7 @@ def test_validation_shows_the_grid_of_an_entry(data):
     assert {name for name, *_ in shown(loader_for(plain))} == {"web"}
 
 
-def test_the_filler_is_that_of_the_entry_and_of_one_run_alone(data):
+def test_an_entry_sets_the_pad_token_and_a_run_has_only_one(data):
     encoder = PackedTaskEncoder(ByteTokenizer(), SEQ_LEN)
     padded = {"splice": {**LONG["splice"], "pad_token_id": 3}}
     batch = take(loader_for(build(mix_of(data, "pad", ("book", padded)), encoder)), 1)[0]
@@ -239,7 +214,7 @@ def test_the_filler_is_that_of_the_entry_and_of_one_run_alone(data):
         ),
     ],
 )
-def test_what_is_wrong_on_an_entry_is_one_line_with_its_place(data, splice, message):
+def test_a_mistake_on_an_entry_is_one_line_with_its_place(data, splice, message):
     path = mix_of(data, "wrong", ("book", {"splice": splice}), ("web", {}))
     with pytest.raises(ConfigError, match=message) as refused:
         build(path)
@@ -266,7 +241,7 @@ def test_an_encoder_that_cannot_splice_refuses_the_entry(data, encoder, message)
     assert f"{path}: blend[0] (" in str(refused.value) and "book).splice: " in str(refused.value)
 
 
-def test_commands_show_what_the_entries_say(data):
+def test_commands_show_the_settings_of_entries(data):
     path = mix_of(data, "commands", ("book", SHORT), ("web", {}))
     plan = energon_ext("plan", path, "--seq-length", SEQ_LEN).stdout
     assert "book: 2 documents, 17 tokens, 13 examples in an epoch" in plan

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Pairs by number are the pairs that loops list."""
+"""Pairs by number equal the pairs listed by plain loops."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.splice import slow
 
 
 def listed(doc_len, seq_len, content_length=None, **fields):
-    """Every (t, s) of one document."""
+    """Return every (t, s) of one document."""
     config = SpliceConfig(content_length=content_length, **fields)
     table = PairTable(np.array([doc_len]), seq_len, config)
     numbers = np.arange(int(table.totals[0]))
@@ -32,7 +32,7 @@ def test_the_thirteen_pairs_of_the_worked_example():
     assert (pairs[4], pairs[9], pairs[12]) == ((1, 1), (3, 0), (3, 3))
 
 
-def test_the_end_of_the_frame_cuts_contents_where_it_may():
+def test_the_frame_end_cuts_contents_if_allowed():
     """L = S = 5, K as many as fit: the frames 01234, -0123, --012 and ---01 of t = 0, and so on."""
     assert listed(5, 5) == [(t, s) for t in range(4) for s in range(t + 1)]
     cut = {"cut_at_frame_end": True}
@@ -59,7 +59,7 @@ def test_a_stride_just_below_the_content_leaves_a_short_tail():
     assert pairs == [(0, 0), (6, 0), (12, 0), (12, 1), (12, 2), (12, 3)]
 
 
-def test_without_a_content_length_as_much_as_fits_is_copied():
+def test_without_a_content_length_all_that_fits_is_copied():
     assert len(listed(3, 5)) == 7
 
 
@@ -69,7 +69,7 @@ def test_the_left_anchored_suffix_is_among_the_pairs():
     ]
 
 
-def test_anchor_start_slides_the_whole_document_over_the_frame():
+def test_anchor_start_moves_the_whole_document_across_the_frame():
     assert listed(3, 6, content_start_mode="anchor_start") == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
@@ -78,7 +78,7 @@ def test_cyclic_roll_has_a_full_content_at_every_start():
     assert pairs == [(t, s) for t in (0, 1, 2) for s in (0, 1)]
 
 
-def test_coverage_balanced_is_at_the_end_of_the_frame():
+def test_coverage_balanced_contents_touch_the_frame_end():
     assert listed(7, 8, 4, content_start_mode="coverage_balanced") == [(t, 4) for t in range(4)]
     short = {"content_start_mode": "coverage_balanced"}
     assert listed(3, 8, 4, **short) == [(0, 5)]
@@ -91,7 +91,7 @@ def test_slide_cuts_whole_windows_out_of_long_documents():
     assert listed(3, 4, mode="slide") == []
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     lengths=st.lists(st.integers(1, 25), min_size=1, max_size=4),
     seq_len=st.integers(4, 14),
@@ -103,7 +103,7 @@ def test_slide_cuts_whole_windows_out_of_long_documents():
     adaptive_k=st.booleans(),
     cut=st.booleans(),
 )
-def test_pairs_are_those_of_the_loops(
+def test_pairs_equal_those_of_plain_loops(
     lengths,
     seq_len,
     content_length,
@@ -154,7 +154,7 @@ def test_pairs_are_those_of_the_loops(
         assert table.row_counts(document).tolist() == counts.tolist()
 
 
-def test_a_thousand_million_pairs_are_found_by_number():
+def test_a_billion_pairs_are_indexed_by_number():
     table = PairTable(np.array([10**6]), 1100, SpliceConfig(content_length=100))
     # 999 901 starts with 1001 offsets; then 99, 98, .. 2 tokens are left, with 1002 .. 1099.
     assert table.totals[0] == 999_901 * 1001 + sum(range(1002, 1100))
@@ -207,7 +207,7 @@ def test_a_thousand_million_pairs_are_found_by_number():
         ),
     ],
 )
-def test_a_field_out_of_range_is_refused_by_name(fields, message):
+def test_an_out_of_range_field_is_refused_by_name(fields, message):
     with pytest.raises(ConfigError, match=message):
         SpliceConfig(**fields)
 
@@ -230,7 +230,7 @@ def test_a_field_out_of_range_is_refused_by_name(fields, message):
         ({"seed": "a"}, "seed: 'a' found"),
     ],
 )
-def test_a_field_for_many_documents_out_of_range_is_refused_by_name(fields, message):
+def test_an_out_of_range_multi_document_field_is_refused_by_name(fields, message):
     with pytest.raises(ConfigError, match=message):
         MultiSpliceConfig(**fields)
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Shares of an epoch, and where in a document they lie."""
+"""Quotas of documents in an epoch, and the starts of their contents."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_document_weights_multiply():
     assert document_quotas([1, 9], 10, "by_document", doc_weights=[3, 2]).tolist() == [6, 4]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     lengths=st.lists(st.integers(1, 10**6), min_size=1, max_size=12),
     epoch_length=st.integers(1, 3000),
@@ -77,27 +77,25 @@ def test_quotas_are_the_largest_remainders_of_fractions(lengths, epoch_length, t
         (([3], 2**31 + 1), "gives one document 2147483649 examples; at most 2147483648 are"),
     ],
 )
-def test_quotas_that_cannot_be_are_refused(arguments, message):
+def test_impossible_quotas_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         document_quotas(*arguments)
 
 
-def test_the_error_of_floats_neither_adds_an_example_nor_gives_one_to_a_part_of_zero():
+def test_float_error_neither_adds_examples_nor_feeds_zero_shares():
     assert turning_quotas(np.array([2.5, 1.5]), 1 - 2**-53).tolist() == [3, 1]
     tenths = np.array([0.1] * 10 + [0.0])
     assert tenths.cumsum()[-1] < 1
     assert turning_quotas(tenths, 0.0).tolist() == [*[0] * 9, 1, 0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     shares=st.lists(st.floats(0, 1) | st.integers(0, 10**6), min_size=1, max_size=30),
     epoch_length=st.integers(1, 10**6),
     offset=st.floats(0, 1, exclude_max=True),
 )
-def test_quotas_in_turn_fill_the_epoch_and_are_within_one_of_their_parts(
-    shares, epoch_length, offset
-):
+def test_rotating_quotas_fill_the_epoch_within_one_of_their_shares(shares, epoch_length, offset):
     shares = np.array(shares, float)
     if not shares.sum() > 1e-9:
         return
@@ -113,7 +111,7 @@ def spread(total, quota, phase):
     return quantile_numbers(*map(np.array, arguments)).tolist()
 
 
-def test_picks_lie_in_equal_parts_at_a_phase():
+def test_picks_are_evenly_spaced_at_a_phase():
     assert all(spread(7, 7, phase) == [0, 1, 2, 3, 4, 5, 6] for phase in (0.0, 0.5, 0.999))
     assert spread(7, 2, 0.0) == [0, 3] and spread(7, 2, 3.5 / 7) == [1, 5]
     assert spread(7, 2, 6.5 / 7) == [3, 6]
@@ -121,7 +119,7 @@ def test_picks_lie_in_equal_parts_at_a_phase():
     assert all(spread(2, 4, phase) == [0, 0, 1, 1] for phase in (0.0, 0.9))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     total=st.integers(1, 2**62),
     quota=st.integers(1, 2**31) | st.none(),
@@ -129,7 +127,7 @@ def test_picks_lie_in_equal_parts_at_a_phase():
     phase=st.floats(0, 1, exclude_max=True),
 )
 def test_picks_of_the_largest_counts_are_exact(total, quota, number, phase):
-    """Python's integers have no end; the phase is counted in things, as floats say it."""
+    """Compare with Python's unbounded integers; the phase is a float."""
     quota = total if quota is None else quota
     number = min(int(number * quota), quota - 1)
     begin = min(int(np.float64(total) * phase), total - 1)
@@ -148,14 +146,14 @@ def test_the_weights_of_ten_tokens_and_contents_of_four():
         assert edges.rows(np.array([7, 7]), at).tolist() == [start, start + 1]
 
 
-def test_a_bound_between_two_starts_belongs_to_the_second():
+def test_a_boundary_between_two_starts_belongs_to_the_second():
     """Contents of one token: eight starts that weigh the same, which floats divide exactly."""
     edges = EdgeWeights(content_length=1, content_stride=1, alpha=2.0)
     fractions = np.arange(8) / 8
     assert edges.rows(np.full(8, 8), fractions).tolist() == list(range(8))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     content=st.integers(1, 12),
     more=st.integers(0, 40),
@@ -163,7 +161,7 @@ def test_a_bound_between_two_starts_belongs_to_the_second():
     alpha=st.integers(0, 3),
     stride=st.integers(1, 60) | st.just(10**9),
 )
-def test_weighted_starts_are_those_of_exact_quantiles(content, more, fraction, alpha, stride):
+def test_weighted_starts_equal_exact_quantiles(content, more, fraction, alpha, stride):
     edges = EdgeWeights(content, stride, float(alpha))
     count = more // stride + 1
     got = int(edges.rows(np.array([count]), np.array([float(fraction)]))[0]) * stride

@@ -1,9 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Splicing the documents of a token file: those of the text it was written from, left on disk."""
-
-import json
-from collections import Counter
+"""Spliced documents of a token file equal those of its text, and stay on disk."""
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from energon_ext import (
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.source import splices_of
+from tests.splice import mixes
 from tests.support import (
     LargeTokenizer,
     config,
@@ -44,12 +42,8 @@ def data(tmp_path_factory):
     return root
 
 
-def mix_of(data, name, **entry):
-    path = write_mix(data / f"{name}.yaml", [(name, 1)])
-    content = json.loads(path.read_text())
-    content["splits"]["train"]["blend"][0].update(entry)
-    path.write_text(json.dumps(content))
-    return path
+def mix_of(data, name, **fields):
+    return mixes.mix_of(data, name, (name, fields))
 
 
 def build(path, splice=SPLICE, tokenizer=None, **options):
@@ -64,20 +58,13 @@ def build(path, splice=SPLICE, tokenizer=None, **options):
 
 
 def shown(dataset):
-    """How often each (document, tokens, offset) was."""
-    found = Counter()
-    for batch in loader_for(dataset):
-        ends = batch.validate().cu_seqlens.tolist()
-        for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
-            if source >= 0:
-                document = batch.sources[source].rpartition("/")[2]
-                tokens = tuple(batch.tokens[start:end].tolist())
-                found[document, tokens, int(batch.position_ids[start])] += 1
-    return found
+    """Count how often each (document, tokens, offset) was shown."""
+    examples = mixes.shown(loader_for(dataset))
+    return {(name.rpartition("/")[2], *rest): count for (name, *rest), count in examples.items()}
 
 
 @pytest.mark.parametrize("mode", ["slide_within", "cyclic_roll", "coverage_balanced"])
-def test_the_documents_are_those_of_the_text(data, mode):
+def test_documents_equal_those_of_the_text(data, mode):
     splice = MultiSpliceConfig(**{**SPLICE.to_json(), "content_start_mode": mode})
     found = shown(build(mix_of(data, "text_document"), splice, repeat=False))
     assert found == shown(build(mix_of(data, "text"), splice, repeat=False))
@@ -92,14 +79,14 @@ def test_tokens_stay_on_disk(data):
         assert tokens.tolist() in TOKENS
 
 
-def test_a_part_of_a_file_has_numbers_of_its_own(data):
+def test_a_subset_of_a_file_has_its_own_numbers(data):
     path = mix_of(data, "text_document", subset={"range": ["50%", "100%"]})
     (source,) = splices_of(build(path, SpliceConfig(doc_index=3)))
     assert source._documents[0].tolist() == TOKENS[13]
     assert source.names == [name for name in source.names if name.endswith("/doc3")]
 
 
-def test_a_resumed_run_goes_on_and_other_documents_are_refused(data):
+def test_resume_continues_and_other_documents_are_refused(data):
     path = mix_of(data, "text_document")
     loader = loader_for(build(path))
     expected = [batch.tokens.tolist() for batch in take(loader, 6)]
@@ -115,7 +102,7 @@ def test_a_resumed_run_goes_on_and_other_documents_are_refused(data):
         changed.restore_state_rank(state)
 
 
-def test_other_documents_as_long_are_refused(tmp_path):
+def test_other_documents_of_equal_length_are_refused(tmp_path):
     write_tokens(tmp_path / "web", TOKENS)
     path = mix_of(tmp_path, "web")
     loader = loader_for(build(path))
@@ -125,15 +112,15 @@ def test_other_documents_as_long_are_refused(tmp_path):
         loader_for(build(path)).restore_state_rank(loader.save_state_rank())
 
 
-def test_a_prefix_holds_ids_that_the_file_has_no_room_for(data):
-    """A file of two bytes a token; the filler needs three."""
+def test_a_prefix_may_use_ids_too_large_for_the_file(data):
+    """The file has two bytes per token; the pad token needs three."""
     splice = SpliceConfig(doc_index=0, attend_prefix=True, pad_token_id=70_000)
     dataset = build(mix_of(data, "text_document"), splice, LargeTokenizer())
     batch = take(loader_for(dataset), 1)[0]
     assert 70_000 in batch.tokens[: int(batch.cu_seqlens[1])].tolist()
 
 
-def test_validation_takes_the_same_documents(data):
+def test_validation_selects_the_same_documents(data):
     path = write_mix(data / "val.yaml", [("text_document", 1)], split="val")
     ((dataset, _),) = get_val_datasets(
         path,
@@ -146,7 +133,7 @@ def test_validation_takes_the_same_documents(data):
     assert [t.tolist() for t in source._documents] == [t.tolist() for t in training._documents]
 
 
-def test_what_a_token_file_does_not_know_is_refused(data):
+def test_keys_and_foreign_tokens_are_refused_for_token_files(data):
     with pytest.raises(ConfigError, match="doc_key: the documents of source .* have no keys"):
         build(mix_of(data, "text_document"), SpliceConfig(doc_key="*1"))
     tokenizer = ByteTokenizer()

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""States of JSON values with one thing changed: a value, a type, a key, the length of a list."""
+"""JSON states with one change: of a value, a type, a key or the length of a list."""
 
 import copy
 import json
@@ -8,11 +8,7 @@ import random
 
 
 def mutations(state, count, seed):
-    """``count`` copies of a state, each with one change; the same for the same seed.
-
-    Yields:
-        (what was changed, as text; the copy)
-    """
+    """Yield ``count`` changed copies of a state with a description; deterministic per seed."""
     chance = random.Random(seed)
     places = [place for place in _places(state) if place]
     text = json.dumps(state, sort_keys=True)
@@ -33,7 +29,7 @@ def mutations(state, count, seed):
 
 
 def change_value(parent, key, before, chance):
-    """Another value of the same type."""
+    """Change a value, but not its type."""
     if isinstance(before, bool):
         parent[key] = not before
     elif isinstance(before, int):
@@ -46,7 +42,7 @@ def change_value(parent, key, before, chance):
 
 
 def change_type(parent, key, before, chance):
-    """Another type, of the same value where that can be."""
+    """Change the type of a value."""
     others = [None, str(before)[:50], [before], {"x": before}, [], {}, chance.random() < 0.5]
     if isinstance(before, int) and before < 2**60:
         others.append(float(before))
@@ -58,12 +54,12 @@ def change_type(parent, key, before, chance):
 
 
 def drop(parent, key, before, chance):
-    """A key or an element less."""
+    """Remove a key or an element."""
     del parent[key]
 
 
 def add(parent, key, before, chance):
-    """A key or an element more."""
+    """Add a key or an element."""
     if isinstance(before, dict):
         parent[key][chance.choice(["new", "version ", "", "plan2"])] = before
     elif isinstance(before, list):
@@ -71,7 +67,7 @@ def add(parent, key, before, chance):
 
 
 def shorten(parent, key, before, chance):
-    """Only the beginning of a list, a mapping or a text."""
+    """Truncate a list, a mapping or text."""
     if isinstance(before, dict):
         parent[key] = dict(list(before.items())[: chance.randrange(len(before) + 1)])
     elif isinstance(before, (list, str)):
@@ -79,7 +75,7 @@ def shorten(parent, key, before, chance):
 
 
 def exchange(parent, key, before, chance):
-    """Two elements of a list in each other's place."""
+    """Swap two elements of a list."""
     if isinstance(before, list) and len(before) > 1:
         one, other = chance.sample(range(len(before)), 2)
         parent[key][one], parent[key][other] = before[other], before[one]
@@ -89,12 +85,12 @@ CHANGES = [change_value, change_value, change_type, drop, add, shorten, exchange
 
 
 def _places(value, place=()):
-    """The paths of everything in a state."""
+    """Yield the path of everything in a state."""
     yield place
     if isinstance(value, dict):
         keys = list(value)
     elif isinstance(value, list):
-        keys = range(min(len(value), 40))  # of the long lists of random generators the beginning
+        keys = range(min(len(value), 40))  # random generators have long lists
     else:
         return
     for key in keys:

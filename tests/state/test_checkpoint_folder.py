@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Data states in folders: which save is the newest, and what is read from it."""
+"""Data states in folders: finding the newest save and reading it."""
 
 import io
 import os
@@ -41,28 +41,28 @@ def save_as_megatron_lm(folder, iteration, ranks=2, state=STATE, part="mp_rank_0
     return folder.parent
 
 
-# Which save ---------------------------------------------------------------------------------------
+# The newest save ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", [".", "checkpoints"])
-def test_the_newest_save_is_the_one_that_the_tracker_names(place, tmp_path):
+def test_the_tracker_names_the_newest_save(place, tmp_path):
     folders = [save_cursor(tmp_path / place, step, sealed({"row": step})) for step in (2, 9, 10)]
-    (tmp_path / place / TRACKER).write_text("9\n")  # as people write it, going back
+    (tmp_path / place / TRACKER).write_text("9\n")  # as if edited by hand to go back
     assert checkpoints_in(tmp_path) == folders[:2]
     assert newest_checkpoint(tmp_path) == newest_checkpoint(folders[1]) == folders[1]
 
 
-def test_without_a_tracker_the_newest_is_the_highest(tmp_path):
-    """Megatron-LM has its tracker in --save, beside which --dataloader-save has none."""
+def test_without_a_tracker_the_highest_step_is_the_newest(tmp_path):
+    """Megatron-LM keeps its tracker in --save; --dataloader-save has none."""
     for iteration in (9, 10_000_000, 10):
         save_as_megatron_lm(tmp_path / "data", iteration)
     (tmp_path / "data" / "iter_last").mkdir()
-    (tmp_path / "data" / "iter_0000011").mkdir()  # of a save that was killed
+    (tmp_path / "data" / "iter_0000011").mkdir()  # a save that was killed
     for folder in (tmp_path, tmp_path / "data"):
         assert newest_checkpoint(folder).name == "iter_10000000"
 
 
-def test_the_tracker_of_megatron_lm_names_the_data_states_below_it(tmp_path):
+def test_the_megatron_lm_tracker_names_the_data_states_below_it(tmp_path):
     """With --save checkpoints --dataloader-save checkpoints/data."""
     for iteration in (50, 100):
         (tmp_path / f"iter_{iteration:07d}").mkdir()
@@ -77,7 +77,7 @@ def test_a_folder_without_saves_has_none(tmp_path):
 
 
 @pytest.mark.parametrize("tracker", ["", "release", "-3", "7.5", "٣", "1" * 30, "3"])
-def test_a_tracker_that_names_no_save_is_refused(tracker, tmp_path):
+def test_a_tracker_without_its_save_is_refused(tracker, tmp_path):
     save_cursor(tmp_path, 2, sealed({"row": 2}))
     (tmp_path / TRACKER).write_text(tracker)
     with pytest.raises(StateFormatError, match="not the number of a save|no data state") as caught:
@@ -85,22 +85,22 @@ def test_a_tracker_that_names_no_save_is_refused(tracker, tmp_path):
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-# What is read -------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
-def test_the_cursor_of_a_planned_run_comes_back(tmp_path):
+def test_a_planned_cursor_round_trips(tmp_path):
     cursor = sealed({"row": 2**60, "credits": {"web": -0.1}, "carried": [[3, 4], []], "none": None})
     assert dict(cursors_in(save_cursor(tmp_path, 3, cursor))) == {None: cursor}
 
 
-def test_the_states_of_ranks_come_back_by_their_numbers(tmp_path):
+def test_rank_states_round_trip_by_number(tmp_path):
     found = dict(cursors_in(save_states(tmp_path, 3, *range(11))))
     assert list(found.items()) == [(rank, rank) for rank in range(11)]
 
 
-def test_the_states_that_megatron_lm_saved_come_back(tmp_path):
+def test_states_saved_by_megatron_lm_round_trip(tmp_path):
     folder = save_as_megatron_lm(tmp_path, 3, part="mp_rank_00_000")
-    # Under expert parallelism the same state of a rank lies in several folders.
+    # With expert parallelism, the state of a rank is in several folders.
     save_as_megatron_lm(tmp_path, 3, part="mp_rank_00_001", state=None)
     found = dict(cursors_in(folder))
     assert [found[rank]["rank"] for rank in found] == [0, 1]
@@ -108,9 +108,9 @@ def test_the_states_that_megatron_lm_saved_come_back(tmp_path):
 
 
 def damage(path):
-    """Make the file each copy of itself with one bit flipped, then each proper prefix, in turn."""
+    """Flip each bit of the file in turn, then cut it to each proper prefix."""
     intact = path.read_bytes()
-    with open(path, "r+b") as file:  # in place: truncating and writing anew would flush to disk
+    with open(path, "r+b") as file:  # in place: rewriting would flush to disk
         for position, byte in enumerate(intact):
             for bit in range(8):
                 os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), position)
@@ -134,7 +134,7 @@ def test_a_file_truncated_anywhere_or_with_any_bit_flipped_is_named(state, tmp_p
     assert read_state(tmp_path / "a.json") == state
 
 
-def test_a_cursor_cut_anywhere_or_with_any_bit_flipped_is_named(tmp_path):
+def test_a_damaged_cursor_file_is_named(tmp_path):
     folder = save_cursor(tmp_path, 1, sealed({"row": 5}))
     for _ in damage(folder / "data.json"):
         with pytest.raises(StateFormatError) as caught:
@@ -143,13 +143,13 @@ def test_a_cursor_cut_anywhere_or_with_any_bit_flipped_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["7", "[1]", "{}", '{"row": 1}'])
-def test_json_that_carries_no_digest_is_refused(content, tmp_path):
+def test_json_without_a_digest_is_refused(content, tmp_path):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(StateFormatError, match=f"^{tmp_path}/a.json: "):
         read_sealed(tmp_path / "a.json")
 
 
-def test_states_are_read_in_threads_and_torchs_list_of_classes_stays_as_it_was(tmp_path):
+def test_reading_in_threads_leaves_torchs_class_list_unchanged(tmp_path):
     write_state(tmp_path / "data_rank00000.json", STATE)
     save_as_megatron_lm(tmp_path, 1)
     (path,) = tmp_path.rglob("*dprank000.pt")
@@ -199,7 +199,7 @@ def hostile_files(marker):
     in_pickle = [RunsCode(marker), Stranger(), ArrayOverMemory(), np.array([RunsCode(marker)])]
     yield from map(saved_bytes, in_pickle)
     yield saved_bytes(FlexState(state=[RunsCode(marker)]))
-    yield saved_bytes(torch.zeros(3))  # which torch reads, and no plain state has
+    yield saved_bytes(torch.zeros(3))  # torch can read it, but no state contains it
     yield pickle.dumps(RunsCode(marker))
     script = torch.jit.script(torch.nn.Identity())
     buffer = io.BytesIO()
@@ -223,7 +223,7 @@ def test_a_hostile_file_is_refused_and_runs_no_code(index, tmp_path):
     assert not marker.exists()
 
 
-def test_a_file_that_unpacks_to_more_than_its_size_is_refused_before_it_does(tmp_path):
+def test_a_decompression_bomb_is_refused_before_unpacking(tmp_path):
     old = zipfile.ZipFile(io.BytesIO(saved_bytes("0" * 2**24)))
     with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as new:
         for name in old.namelist():
@@ -231,7 +231,7 @@ def test_a_file_that_unpacks_to_more_than_its_size_is_refused_before_it_does(tmp
     assert "it unpacks to more than its size" in refusal(tmp_path / "a.pt")
 
 
-def test_a_file_of_lists_of_one_list_twice_is_refused_before_anybody_counts_them(tmp_path):
+def test_a_file_of_exponentially_nested_lists_is_refused_early(tmp_path):
     value = [0]
     for _ in range(50):
         value = [value, value]
@@ -239,18 +239,18 @@ def test_a_file_of_lists_of_one_list_twice_is_refused_before_anybody_counts_them
     assert "larger than any state" in refusal(tmp_path / "a.pt")
 
 
-def test_a_state_of_stock_energon_is_refused_with_the_way_over(tmp_path):
+def test_a_stock_energon_state_is_refused_with_the_migration(tmp_path):
     (tmp_path / "a.pt").write_bytes(saved_bytes(FlexState(key=("web", 3))))
-    assert "FlexState" in (said := refusal(tmp_path / "a.pt"))
-    assert "Finish that run with stock Energon, or start a new one" in said
+    assert "FlexState" in (message := refusal(tmp_path / "a.pt"))
+    assert "Finish that run with stock Energon, or start a new one" in message
 
 
-def test_a_file_of_something_else_is_refused(tmp_path):
+def test_an_unrelated_file_is_refused(tmp_path):
     torch.save({"model": {}}, tmp_path / "a.pt")
     assert "no dataloader_state_dict" in refusal(tmp_path / "a.pt")
 
 
-def test_a_mutated_pickle_is_loaded_or_refused_and_nothing_else(tmp_path):
+def test_a_mutated_pickle_is_either_loaded_or_refused(tmp_path):
     intact, path = saved_bytes(STATE), tmp_path / "a.pt"
     chance, refused = random.Random(0), 0
     with zipfile.ZipFile(io.BytesIO(intact)) as old:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small files: written whole or not at all, read with a limit."""
+"""Small files: written atomically and read with a limit."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ from energon_ext.errors import StateFormatError
 from energon_ext.state.files import first_line, read_json, read_small_file, write_file
 
 
-def test_bytes_are_on_disk_before_they_get_their_name_and_the_name_after_it(tmp_path, monkeypatch):
+def test_content_is_flushed_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
     events = []
     fsync, replace = os.fsync, os.replace
 
@@ -41,13 +41,13 @@ def test_a_link_is_replaced_and_not_followed(name, tmp_path):
     assert not (tmp_path / "a").is_symlink() and (tmp_path / "a").read_bytes() == b"new"
 
 
-def test_what_a_killed_process_left_aside_is_written_over(tmp_path):
+def test_leftovers_of_a_killed_process_are_overwritten(tmp_path):
     (tmp_path / "a.tmp").write_bytes(b"half of a longer text")
     write_file(tmp_path / "a", b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_full_disk_leaves_what_was_there_and_nothing_beside_it(tmp_path):
+def test_a_full_disk_keeps_the_old_file_and_leaves_no_leftovers(tmp_path):
     write_file(tmp_path / "a", b"old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
@@ -85,20 +85,20 @@ def large(path):
 
 
 @pytest.mark.parametrize("make", [missing, folder, pipe, device, large])
-def test_what_is_no_small_file_is_refused_in_one_line_that_names_it(make, tmp_path):
+def test_special_and_large_files_are_refused_in_one_line(make, tmp_path):
     message = make(tmp_path / "a")
     with pytest.raises(StateFormatError, match=f"^{tmp_path}/a:? {message}") as caught:
         read_small_file(tmp_path / "a", max_bytes=4)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_of_just_the_limit_is_read(tmp_path):
+def test_a_file_of_exactly_the_limit_is_read(tmp_path):
     (tmp_path / "a").write_bytes(b"1234")
     assert read_small_file(tmp_path / "a", max_bytes=4) == b"1234"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 5000])
-def test_what_is_no_json_is_refused_in_one_line_that_names_it(content, tmp_path):
+def test_invalid_json_is_refused_in_one_line(content, tmp_path):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(StateFormatError, match=f"^{tmp_path}/a: is damaged") as caught:
         read_json(tmp_path / "a", max_bytes=1 << 20)

@@ -1,11 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which state is whose, and what becomes of each source, worked out by hand."""
+"""Matching of saved states with sources, worked out by hand."""
 
 import pytest
 
 from energon_ext.errors import StateMismatchError
-from energon_ext.state.files import first_line
 from energon_ext.state.match import (
     SourceChange,
     SourceNames,
@@ -16,9 +15,9 @@ from energon_ext.state.match import (
 
 
 def state_of(**sources):
-    """Of one run or worker: documents, tokens and names of each source."""
+    """Return documents, tokens and names of each source of one run or worker."""
     fields = ("documents", "tokens", "names")
-    return {key: dict(zip(fields, own)) for key, own in sources.items()}
+    return {key: dict(zip(fields, values)) for key, values in sources.items()}
 
 
 WORKERS = [
@@ -27,7 +26,7 @@ WORKERS = [
 ]
 
 
-def test_sources_are_kept_moved_new_or_retained_and_counted_over_the_workers():
+def test_sources_are_kept_moved_new_or_retained_across_workers():
     current = {
         "code": SourceNames("/d/code", "code"),
         "../web": SourceNames("/d/web", "web"),
@@ -50,11 +49,11 @@ def test_sources_are_kept_moved_new_or_retained_and_counted_over_the_workers():
     assert changes[1].to_json()["saved_key"] == "web"
 
 
-def test_a_state_is_taken_by_its_key_first_and_then_by_all_its_names_and_once():
+def test_a_state_matches_by_key_then_by_names_and_only_once():
     saved = WORKERS[0]
-    # The key of one, the names of another: the key counts.
+    # The key matches one source and the names another: the key wins.
     assert match_sources(saved, {"old": SourceNames("/d/web", "web")}) == {"old": "old"}
-    # Another order of reading, no names, or a state that is taken already.
+    # Different names, no names, or a state that is already taken.
     assert match_sources(saved, {"x": SourceNames("/d/web", "other")}) == {}
     assert match_sources(saved, {"x": SourceNames("", "")}) == {}
     assert SourceNames() == ("", "")
@@ -63,7 +62,7 @@ def test_a_state_is_taken_by_its_key_first_and_then_by_all_its_names_and_once():
     assert match_sources(saved, twice) == {"x": "web"}
 
 
-def test_every_field_that_differs_is_named_with_what_to_do():
+def test_every_differing_field_is_named_with_a_remedy():
     saved, current = {"seed": 0, "seq_len": 8, "gone": 1}, {"seed": 0, "seq_len": 9, "come": None}
     with pytest.raises(StateMismatchError) as refused:
         check_fingerprint(saved, current, "web")
@@ -72,8 +71,3 @@ def test_every_field_that_differs_is_named_with_what_to_do():
     with pytest.raises(StateMismatchError, match=r"\(seq_len: saved 8, now 9\). Do that.$"):
         check_fingerprint({"seq_len": 8}, {"seq_len": 9}, advice="Do that.")
     check_fingerprint(saved, dict(saved))
-
-
-def test_an_error_is_told_by_its_first_line_or_by_its_type():
-    assert first_line(ValueError("one.\ntwo")) == "one"
-    assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"

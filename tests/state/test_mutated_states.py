@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A state with anything changed is refused, by its type, and nothing begins."""
+"""A state with anything changed is refused with a typed error, and nothing begins."""
 
 import json
 import random
@@ -47,7 +47,7 @@ def hashes(loader, count):
 
 @pytest.fixture(scope="module")
 def cursors(data):
-    """At the end of a step; inside one; and with a source that is away."""
+    """Cursors at the end of a step, within one, and with a retained source."""
     loader = new_loader(data)
     take(loader, 8)
     at_end = loader.state_dict()
@@ -63,7 +63,7 @@ def cursors(data):
 
 
 def check_refused(loader, state, error, what):
-    """That a state is refused within a second."""
+    """Check that a state is refused within a second."""
     start = time.process_time()
     with pytest.raises(error):
         loader.load_state_dict(state)
@@ -81,12 +81,12 @@ def test_a_cursor_with_any_change_is_refused_and_nothing_starts(data, cursors, n
     assert hashes(loader, 6) == hashes(new_loader(data, name), 6)
 
 
-def test_a_cursor_that_was_changed_and_sealed_again_is_refused_or_is_a_cursor(data, cursors):
-    """Whatever it is, it is no other error, and after a refusal nothing has begun."""
+def test_a_changed_and_resealed_cursor_is_valid_or_refused(data, cursors):
+    """No other error occurs, and after a refusal nothing has begun."""
     content = {key: value for key, value in cursors["both"][1].items() if key != SEAL}
     loader = new_loader(data)
     at_start, refused = loader.state_dict(), 0
-    for _, mutated in mutations(content, 400, seed=5):
+    for _, mutated in mutations(content, 200, seed=5):
         if SEAL in mutated:
             continue
         try:
@@ -96,28 +96,28 @@ def test_a_cursor_that_was_changed_and_sealed_again_is_refused_or_is_a_cursor(da
             assert loader.state_dict() == at_start
         else:
             loader = new_loader(data)
-    assert refused > 200
+    assert refused > 100
 
 
-def test_a_cursor_cut_anywhere_is_refused(data, cursors):
+def test_a_truncated_cursor_is_refused(data, cursors):
     text = json.dumps(cursors["both"][1])
     loader = new_loader(data)
     chance, mended_count = random.Random(0), 0
-    for cut in chance.sample(range(1, len(text)), 300):
+    for cut in chance.sample(range(1, len(text)), 150):
         with pytest.raises(ValueError):  # noqa: PT011
             json.loads(text[:cut])
         for mended in mended_texts(text[:cut]):
             if mended == cursors["both"][1]:
-                continue  # only the last bracket was gone
+                continue  # only the last bracket was missing
             mended_count += 1
             check_refused(loader, mended, StateFormatError, cut)
         check_refused(loader, text[:cut], StateFormatError, cut)
-    assert mended_count > 200
+    assert mended_count > 100
     assert hashes(loader, 2) == hashes(new_loader(data), 2)
 
 
 def mended_texts(text):
-    """What a reader that closes open brackets makes of a text that was cut."""
+    """Yield what a reader that closes open brackets would read from truncated text."""
     opened, in_string, escaped = [], False, False
     for character in text:
         if in_string:
@@ -136,12 +136,12 @@ def mended_texts(text):
             continue
 
 
-def test_a_cursor_without_end_is_refused(data, cursors):
+def test_deep_nesting_and_huge_numbers_are_refused(data, cursors):
     deep = []
     for _ in range(5000):
         deep = [deep]
-    for endless in (deep, 10**5000, float("nan")):
-        state = {**cursors["both"][0], "done": endless}
+    for unbounded in (deep, 10**5000, float("nan")):
+        state = {**cursors["both"][0], "done": unbounded}
         with pytest.raises(StateFormatError):
             new_loader(data).load_state_dict(state)
 
@@ -154,7 +154,7 @@ def test_objects_of_the_wrong_kind_are_refused(data, wrong):
     assert loader.batches_drawn == 0
 
 
-# A whole state of something else ------------------------------------------------------------------
+# Intact states of other runs ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_an_intact_cursor_of_another_configuration_is_a_mismatch(data, cursors, 
     assert hashes(loader, 2) == hashes(new_loader(data, **options), 2)
 
 
-def test_other_documents_are_a_mismatch_before_a_worker_starts(data, cursors, tmp_path):
+def test_changed_documents_are_a_mismatch_before_a_worker_starts(data, cursors, tmp_path):
     write_tokens(tmp_path / "short", [[n % 200] * (8 + n % 9) for n in range(1, 91)])
     write_tokens(tmp_path / "long", [[n % 200] * 51 for n in range(1, 91)])
     mix = write_mix(tmp_path / "both.yaml", [("short", 1), ("long", 1)])
@@ -188,7 +188,7 @@ def test_other_documents_are_a_mismatch_before_a_worker_starts(data, cursors, tm
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_that_has_begun_is_not_restored(data, cursors, workers):
+def test_a_started_loader_refuses_a_state(data, cursors, workers):
     loader = new_loader(data, workers=workers)
     take(loader, 1)
     with pytest.raises(ConfigError, match="before the first batch, in a new loader"):
@@ -196,7 +196,7 @@ def test_a_loader_that_has_begun_is_not_restored(data, cursors, workers):
     assert hashes(loader, 1) == hashes(new_loader(data), 2)[1:]
 
 
-def test_a_second_state_is_refused_and_the_first_one_stays(data, cursors):
+def test_a_second_state_is_refused_and_the_first_is_kept(data, cursors):
     at_end, inside = cursors["both"]
     loader = new_loader(data)
     loader.load_state_dict(at_end)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a state may hold at every place, by a table, and the bytes that a digest is over."""
+"""The values allowed at every place of a state, and the bytes that a digest covers."""
 
 import copy
 import hashlib
@@ -19,7 +19,7 @@ from energon_ext.state.schema import (
     sealed,
 )
 
-#: Of every kind one value, and those at both ends of what an array can hold.
+#: One value of every kind, and the limits of what an array can contain.
 VALUES = {
     "zero": 0,
     "largest": 2**63 - 1,
@@ -39,8 +39,8 @@ VALUES = {
 COUNT = {"zero", "largest"}
 LIST, MAPPING = {"list", "tuple"}, {"mapping"}
 
-#: Which of the values each place of STATE takes.
-TAKES = {
+#: The values that each place of STATE accepts.
+ACCEPTED = {
     "fingerprint": MAPPING,
     "fingerprint.seed": set(VALUES),
     "encoder": MAPPING,
@@ -147,8 +147,8 @@ def parent_of(state, place):
     return state, last
 
 
-def found_at(state):
-    """The place that the format of a state is refused at; None where it is not."""
+def refused_at(state):
+    """Return the place at which the format of a state is refused; None if it is accepted."""
     try:
         check_format(state)
     except StateFormatError as error:
@@ -156,36 +156,36 @@ def found_at(state):
     return None
 
 
-@pytest.mark.parametrize("place", TAKES)
-def test_every_place_takes_what_the_table_says_and_nothing_else(place):
+@pytest.mark.parametrize("place", ACCEPTED)
+def test_every_place_accepts_only_what_the_schema_says(place):
     for name, value in VALUES.items():
         state = copy.deepcopy(STATE)
         parent, last = parent_of(state, place)
         parent[last] = value
-        if name in TAKES[place]:
-            assert found_at(state) is None, name
+        if name in ACCEPTED[place]:
+            assert refused_at(state) is None, name
         else:
-            # The elements of a list have no names.
+            # List elements are not named.
             named = ".".join(step for step in place.split(".") if not step.isdigit())
-            assert found_at(state) in (named, f"{named}.kind"), name
+            assert refused_at(state) in (named, f"{named}.kind"), name
 
 
-def test_every_mapping_of_fixed_keys_has_all_of_them_and_no_more():
+def test_fixed_mappings_have_exactly_their_keys():
     check_format(STATE)
     for place in ("plan", "axis", "plan.sources.book.rows", "plan.sources.web.names"):
         state = copy.deepcopy(STATE)
         parent, last = parent_of(state, place)
         del parent[last]
-        assert found_at(state) == (place.rpartition(".")[0] or "state"), place
+        assert refused_at(state) == (place.rpartition(".")[0] or "state"), place
         for added in ("another", 3):
             state = copy.deepcopy(STATE)
             parent, last = parent_of(state, place)
             parent[added] = parent[last]
-            assert found_at(state) == (place.rpartition(".")[0] or "state"), place
-    assert found_at({**STATE, "fingerprint": {3: "x"}}) == "fingerprint"
+            assert refused_at(state) == (place.rpartition(".")[0] or "state"), place
+    assert refused_at({**STATE, "fingerprint": {3: "x"}}) == "fingerprint"
 
 
-def test_another_class_or_version_is_told_before_anything_else():
+def test_a_wrong_class_or_version_is_reported_first():
     others = {"NoneType": None, "list": [], "None": {}, "Blend": {"__class__": "Blend"}}
     for found, other in others.items():
         words = f"dataset: saved '?{found}'?, now .* saved by another loader or TaskEncoder"
@@ -196,18 +196,18 @@ def test_another_class_or_version_is_told_before_anything_else():
             check_format({"__class__": STATE_CLASS, "version": version})
 
 
-def test_a_count_is_what_an_array_can_hold():
+def test_a_count_fits_an_array():
     assert [name for name, value in VALUES.items() if is_count(value)] == ["zero", "largest"]
 
 
-def test_a_digest_is_over_the_same_bytes_in_every_version():
-    """Of states that were saved years ago, worked out by hand."""
+def test_digests_are_stable_across_versions():
+    """Digests of states saved years ago, worked out by hand."""
     state = {"b": [1, 2.0, None, True], "a": {"é": "\u0007"}}
     content = b'{"a": {"\\u00e9": "\\u0007"}, "b": [1, 2.0, null, true]}'
     assert digest_of(state) == hashlib.sha256(content).hexdigest()
 
 
-def test_a_digest_tells_what_json_tells_apart_and_takes_nothing_else():
+def test_a_digest_distinguishes_what_json_distinguishes():
     alike = [1, 1.0, True, "1", [1], {"1": 1}, None, "null", [], {}, [[]]]
     assert len({digest_of(value) for value in alike}) == len(alike)
     endless: list = []
@@ -217,7 +217,7 @@ def test_a_digest_tells_what_json_tells_apart_and_takes_nothing_else():
             digest_of(value)
 
 
-def test_what_was_sealed_is_given_back_and_nothing_that_was_changed_since():
+def test_a_sealed_state_is_returned_only_if_unchanged():
     state = {"a": [1, "b"]}
     assert check_seal(sealed(state)) == state
     for changed in (state, {**sealed(state), "a": [1, "c"]}, {**sealed(state), SEAL: None}):

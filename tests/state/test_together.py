@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Three ranks, of which the first and the last are a group: what one does, its group does."""
+"""Three ranks, the first and last of which form a group that acts together."""
 
 import multiprocessing
 
@@ -64,7 +64,7 @@ def be_a_rank(rank, folder, pipe):
         "none ends": ends([]),
         "one ends": ends([2]),
         "both end": ends([0, 2]),
-        "a plan goes on": ends([1], is_planned=True),
+        "a plan continues": ends([1], is_planned=True),
     }
     pipe.send(found)
     dist.destroy_process_group()
@@ -72,7 +72,7 @@ def be_a_rank(rank, folder, pipe):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What each rank found."""
+    """The outcomes of each rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     folder, ranks, pipes = tmp_path_factory.mktemp("ranks"), [], []
@@ -94,12 +94,12 @@ def each(found, name):
     return [of_rank[name] for of_rank in found]
 
 
-def test_results_are_those_of_the_group_in_its_order(found):
+def test_results_come_in_group_order(found):
     assert each(found, "all") == [[0, 1, 2]] * 3
     assert each(found, "group") == [[0, 2], [1], [0, 2]]
 
 
-def test_a_failure_is_raised_in_its_group_alone_with_the_number_of_the_rank_there(found):
+def test_a_failure_is_raised_only_in_its_group_with_the_rank_there(found):
     # Alone in its group it is raised as it is.
     assert each(found, "other group fails") == [[0, 2], "OSError: x", [0, 2]]
     assert each(found, "fails") == [
@@ -119,17 +119,17 @@ def test_a_failure_is_raised_in_its_group_alone_with_the_number_of_the_rank_ther
     ]
 
 
-def test_a_count_is_reduced_over_the_group_and_stays_what_it_was(found):
+def test_reducing_a_count_over_the_group_leaves_it_unchanged(found):
     pair = [("a", 4, 20), ("of 0", 0, 1), ("of 2", 0, 1)]
     alone = [("a", 2, 10), ("of 1", 0, 1)]
-    reduced = [[tuple(entry.values()) for entry in own] for own in each(found, "reduced")]
+    reduced = [[tuple(entry.values()) for entry in entries] for entries in each(found, "reduced")]
     assert reduced == [pair, alone, pair]
-    for own in each(found, "reduced over all"):
-        assert [tuple(entry.values()) for entry in own][0] == ("a", 6, 30)
+    for entries in each(found, "reduced over all"):
+        assert [tuple(entry.values()) for entry in entries][0] == ("a", 6, 30)
     assert each(found, "local") == [1, 2, 3]
 
 
-def test_a_group_ends_where_one_of_it_has_no_batch(found):
+def test_a_group_ends_when_one_rank_has_no_batch(found):
     this, another = (
         "DataExhaustedError: Every source has reached its max_epochs (a: 2, b: 1): "
         f"{which} data-parallel rank has no batch 7. Train for fewer steps, or raise or "
@@ -139,5 +139,5 @@ def test_a_group_ends_where_one_of_it_has_no_batch(found):
     assert each(found, "none ends") == [None] * 3
     assert each(found, "one ends") == [another, None, this]
     assert each(found, "both end") == [this, None, this]
-    assert each(found, "a plan goes on") == [None, this, None]
+    assert each(found, "a plan continues") == [None, this, None]
     assert issubclass(DataExhaustedError, EnergonExtError)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Sources that count, blends of them, and what a run over them must read."""
+"""Sources that count, blends of them, and checks of what a run reads."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ RULES = {"blend": DynamicBlendDataset, "interleave": LeastConsumedDataset}
 
 @edataclass
 class Number(Sample):
-    """The ``number``-th sample of a source in a worker, from 1 on."""
+    """Sample ``number`` of a source in a worker, from 1 on."""
 
     source: str
     number: int
@@ -29,7 +29,7 @@ class Number(Sample):
 
 
 class Numbers(SavableDataset):
-    """Yields the numbers from 1 to ``count`` in every worker, in each epoch."""
+    """Yields the numbers from 1 to ``count`` in every worker and epoch."""
 
     _savable_fields = ("position",)
 
@@ -75,10 +75,10 @@ class Numbers(SavableDataset):
 
 
 def source(key, count=10**6, *, tokens=1, weight=1, epochs=None, endless=True, of=None, names=None):
-    """A source of numbers.
+    """Return a source of numbers.
 
     Args:
-        endless: it begins again at its end, up to ``epochs`` times.
+        endless: restart at the end, up to ``epochs`` times.
         of: a worker configuration.
     """
     rows = Numbers(key, count, tokens, of)
@@ -100,7 +100,7 @@ def blend(sources, rule="blend", of=None, **options):
 
 
 def resumed(dataset, loader):
-    """A loader over the dataset that continues what the other one has saved."""
+    """Return a loader that resumes from the state of another one."""
     other = loader_for(dataset)
     other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     return other
@@ -111,17 +111,17 @@ def order_of(samples):
 
 
 def drawn_of(loader):
-    """Samples and tokens of each source, as the state of a worker counts them."""
+    """Return the samples and tokens of each source in the state of a worker."""
     states = find_blend(loader).save_state()["sources"]
     return {key: (state["documents"], state["tokens"]) for key, state in states.items()}
 
 
 def assert_nothing_lost(samples, counts):
-    """Every source was read from 1 on in its order, and over again after its last number.
+    """Check that every source was read in order from 1, and again after its last number.
 
     Args:
-        samples: of one worker, over all resumes.
-        counts: numbers of each source.
+        samples: all samples of one worker, over all resumes.
+        counts: number of samples of each source.
     """
     read = Counter()
     for sample in samples:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The loader of streamed datasets: what it refuses before a worker starts, and its end."""
+"""The loader of streamed datasets: states it refuses before a worker starts, and its end."""
 
 import json
 import multiprocessing
@@ -47,7 +47,7 @@ def state_of(**options):
 
 
 def refused(state, **options):
-    """The error with which a loader refuses a state; it has begun nothing."""
+    """Return the error with which a loader refuses a state, and check that nothing has begun."""
     loader = loader_for(dataset(**options))
     with pytest.raises((StateMismatchError, StateFormatError)) as error:
         loader.load_state_dict(state)
@@ -94,7 +94,7 @@ def test_a_state_of_another_configuration_is_refused_with_the_fields(saved, now,
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_source_with_samples_in_a_buffer_cannot_leave(workers):
+def test_a_source_with_buffered_samples_cannot_leave(workers):
     options = {"of": {"num_workers": workers}, "shuffle": 8}
     loader = loader_for(dataset("b", **options))
     loader.load_state_dict(state_of(**options))
@@ -117,7 +117,7 @@ def test_a_state_with_anything_changed_is_refused():
         ({"__class__": "Other"}, StateMismatchError, "dataset: saved 'Other'"),
     ],
 )
-def test_a_state_that_is_none_is_refused(change, kind, message):
+def test_an_invalid_state_is_refused(change, kind, message):
     content = {key: value for key, value in state_of().items() if key != "energon_ext_digest"}
     error = refused(sealed({**content, **change}))
     assert isinstance(error, kind)
@@ -125,7 +125,7 @@ def test_a_state_that_is_none_is_refused(change, kind, message):
     assert isinstance(refused(None), StateFormatError)
 
 
-def test_a_state_of_the_blend_that_is_damaged_is_refused_by_energons_loader_too():
+def test_energons_loader_refuses_a_damaged_blend_state_too():
     def loader():
         return get_savable_loader(dataset(), watchdog_timeout_seconds=None)
 
@@ -156,7 +156,7 @@ def planned_loader():
     )
 
 
-def test_the_state_of_a_planned_run_is_refused_and_the_other_way_round():
+def test_planned_and_streamed_states_refuse_each_other():
     loader = planned_loader()
     take(loader, 2)
     error = refused(loader.state_dict())
@@ -166,7 +166,7 @@ def test_the_state_of_a_planned_run_is_refused_and_the_other_way_round():
         planned_loader().load_state_dict(state_of())
 
 
-def test_a_state_is_restored_before_the_first_batch_and_once():
+def test_a_state_is_restored_once_and_before_the_first_batch():
     state = state_of()
     loader = loader_for(dataset())
     loader.load_state_dict(state)
@@ -177,7 +177,7 @@ def test_a_state_is_restored_before_the_first_batch_and_once():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_closed_loader_has_no_processes_and_says_so(workers):
+def test_a_closed_loader_has_no_processes_and_refuses_batches(workers):
     loader = loader_for(dataset(of={"num_workers": workers}))
     iterator = iter(loader)
     next(iterator)
@@ -187,9 +187,8 @@ def test_a_closed_loader_has_no_processes_and_says_so(workers):
     loader.close()
     assert multiprocessing.active_children() == []
     assert loader.state_dict(mark) == mark
-    use_again = lambda: next(iterator)  # noqa: E731
     for use in (
-        use_again,
+        lambda: next(iterator),
         lambda: next(iter(loader)),
         loader.state_dict,
         lambda: loader.load_state_dict({}),
@@ -199,7 +198,7 @@ def test_a_closed_loader_has_no_processes_and_says_so(workers):
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])
-def test_a_worker_that_is_killed_is_named(is_waiting):
+def test_a_killed_worker_is_named(is_waiting):
     loader = loader_for(dataset(of={"num_workers": 1}))
     take(loader, 1)
     (worker,) = multiprocessing.active_children()
@@ -212,7 +211,7 @@ def test_a_worker_that_is_killed_is_named(is_waiting):
             time.sleep(0 if is_waiting else 0.5)
 
 
-def test_a_dataset_gets_the_loader_of_its_kind():
+def test_open_loader_picks_the_loader_for_a_dataset():
     assert isinstance(open_loader(dataset()), StreamedLoader)
     with pytest.raises(ConfigError, match="streamed sources found.*get_savable_loader"):
         ExactDataLoader(dataset())

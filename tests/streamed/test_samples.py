@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One streamed source: its end, its limit, its state, and what cannot be read."""
+"""One streamed source: its end, limit and state, and unreadable samples."""
 
 import json
 import tarfile
@@ -16,7 +16,7 @@ from tests.streamed.numbers import Numbers, source
 
 
 class Broken(Numbers):
-    """The third sample cannot be read where there is an error."""
+    """Raises its error, if any, for the third sample."""
 
     error = None
 
@@ -33,7 +33,7 @@ def samples_of(count=4, epochs=None, endless=True, **options):
 
 
 def numbers(samples, count=None):
-    """The next numbers, up to the end by default, as a blend asks for them."""
+    """Return the next numbers, by default up to the end, as a blend requests them."""
     found = []
     while not samples.ended and len(found) != count:
         if (sample := samples.next()) is not None:
@@ -41,7 +41,7 @@ def numbers(samples, count=None):
     return found
 
 
-def test_samples_come_up_to_the_end_and_are_counted():
+def test_samples_are_counted_up_to_the_end():
     samples = samples_of(endless=False)
     assert numbers(samples, 3) == [1, 2, 3]
     assert (samples.documents, samples.tokens, samples.ended) == (3, 15, False)
@@ -49,16 +49,16 @@ def test_samples_come_up_to_the_end_and_are_counted():
     assert (samples.documents, samples.tokens, samples.ended) == (4, 20, True)
 
 
-def test_a_sample_counts_as_its_tokens_and_documents_and_as_one_where_it_has_none():
+def test_a_sample_counts_its_tokens_and_documents_or_one():
     class Row:
         num_tokens, documents = 12, 3
 
     assert (num_tokens_of(Row()), num_tokens_of(object())) == (12, 1)
     rows = Numbers("web", 2)
     rows.restore_sample = lambda key: Row() if key == (1,) else object()
-    own = source("web", 2, endless=False)
-    own.rows = rows
-    samples = StreamedSamples(own, lambda sample: 1.75 * getattr(sample, "num_tokens", 2))
+    short = source("web", 2, endless=False)
+    short.rows = rows
+    samples = StreamedSamples(short, lambda sample: 1.75 * getattr(sample, "num_tokens", 2))
     samples.open()
     assert samples.next() and samples.next()
     assert (samples.documents, samples.tokens) == (3 + 1, 21 + 4)  # 3.5 is rounded to 4
@@ -74,10 +74,10 @@ def test_a_source_without_a_sample_for_this_worker_has_ended():
 @pytest.mark.parametrize(
     "later", [(None,), (1,), (3,), (1, 3), (1, None), (3, 1, 2), (2, None, 1, 3)]
 )
-def test_over_every_change_of_the_limit_each_epoch_is_read_once(read, first, later):
-    """Four numbers; saved anywhere, between the last number and its end too, and after the end.
+def test_each_epoch_is_read_once_across_limit_changes(read, first, later):
+    """Four numbers, saved anywhere, including between the last number and the end, and after it.
 
-    Under a limit of n epochs a source goes on while fewer than 4 n numbers were read in all.
+    With a limit of n epochs, a source continues until 4 n numbers have been read in total.
     """
     samples, total = samples_of(epochs=first), 0
     for step, limit in enumerate((first, *later)):
@@ -94,7 +94,7 @@ def test_over_every_change_of_the_limit_each_epoch_is_read_once(read, first, lat
         assert samples.documents == total
 
 
-# What cannot be read ------------------------------------------------------------------------------
+# Unreadable samples -------------------------------------------------------------------------------
 
 
 def broken(error):
@@ -108,7 +108,7 @@ def broken(error):
 @pytest.mark.parametrize(
     "error", [OSError("gone\naway"), tarfile.ReadError("cut"), ValueError("x"), AssertionError()]
 )
-def test_a_file_that_cannot_be_read_is_an_error_that_names_the_source(error):
+def test_an_unreadable_file_is_an_error_naming_its_source(error):
     reason = " ".join(str(error).split())
     with pytest.raises(SampleError) as found:
         numbers(broken(error))
@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_the_source(error):
 
 
 def fatal(reason):
-    """As Energon raises it when it gives up."""
+    """Return the error that Energon raises when it gives up."""
     try:
         try:
             raise reason
@@ -128,15 +128,15 @@ def fatal(reason):
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"), [(SampleError("No text."), "No text. "), (KeyError("k"), "KeyError: 'k' ")]
+    ("reason", "words"), [(SampleError("No text."), "No text. "), (KeyError("k"), "KeyError: 'k' ")]
 )
-def test_samples_that_cannot_be_used_are_named_with_the_reason(reason, said):
-    with pytest.raises(SampleError, match=f"^web: too many samples .* the last: {said}") as found:
+def test_unusable_samples_are_reported_with_the_reason(reason, words):
+    with pytest.raises(SampleError, match=f"^web: too many samples .* the last: {words}") as found:
         numbers(broken(error := fatal(reason)))
     assert found.value.__cause__ is error
 
 
-def test_an_error_for_people_comes_through():
+def test_a_config_error_passes_through():
     with pytest.raises(ConfigError) as found:
         numbers(broken(error := ConfigError("c")))
     assert found.value is error
