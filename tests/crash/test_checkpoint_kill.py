@@ -57,9 +57,7 @@ def save_in_a_loop(root, kind, reports):
 
 
 @pytest.mark.parametrize("kills", [25, pytest.param(500, marks=pytest.mark.nightly)])
-def test_a_writer_killed_at_random_moments_loses_nothing_that_it_reported(
-    kills, tmp_path, processes
-):
+def test_a_writer_killed_at_random_moments_loses_nothing_it_reported(kills, tmp_path, processes):
     chance, unfinished = random.Random(0), 0
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     for number in range(kills):

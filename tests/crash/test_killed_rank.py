@@ -80,7 +80,7 @@ def test_ranks_killed_again_and_again_change_no_loss(mixes, kind, tmp_path, spli
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
-def test_ranks_killed_and_split_in_another_way_every_time_read_the_same_rows(mixes, tmp_path, seed):
+def test_killed_ranks_restarted_under_other_splits_read_the_same_rows(mixes, tmp_path, seed):
     kills = random.Random(f"splits/{seed}").sample(list(SPLITS.values()), 3)
     check(mixes["tokens"], tmp_path, kills, seed)
 

@@ -160,7 +160,7 @@ def lose_one_behind_the_trainer(mix, place):
 
 
 @pytest.mark.parametrize("place", [0, -1])
-def test_a_process_that_dies_while_the_trainer_computes_is_named_at_once(mix, tmp_path, place):
+def test_a_process_that_dies_while_the_trainer_computes_is_reported_at_once(mix, tmp_path, place):
     words, cause, victim, keeps_state, left = outcome(
         lose_one_behind_the_trainer, mix, place, stderr=tmp_path / "stderr"
     )
@@ -211,7 +211,7 @@ print(*hashes(new_loader(mix, 2, 64), 3))
 
 
 @pytest.mark.nightly
-def test_a_program_that_leaves_its_loaders_open_ends_without_a_word(mix):
+def test_a_program_that_leaves_its_loaders_open_exits_silently(mix):
     """Neither do processes that were forked between those of another loader complain."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT, str(mix)],

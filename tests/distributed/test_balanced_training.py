@@ -161,7 +161,7 @@ def test_four_ranks_train_alike_in_both_orders_and_like_one(four_ranks, alone, l
 
 
 @pytest.mark.nightly
-def test_two_ranks_are_busy_more_equally(ranks):
+def test_balancing_evens_out_the_work_of_two_ranks(ranks):
     """As the orders are seen by the model; with rows that cost up to nine times another."""
     by_order = list(zip(*(rank["dense, data parallel: busy"] for rank in ranks)))
     gaps = [[abs(one - other) for one, other in zip(*order)] for order in by_order]

@@ -143,7 +143,7 @@ def test_no_stage_attends_across_segments(ranks):
 
 
 @pytest.mark.skipif(not ROUTERS_TAKE_A_MASK, reason="routers of megatron-core 0.15 take no mask")
-def test_under_sequence_parallelism_routers_of_every_stage_know_their_own_padding(ranks):
+def test_routers_of_every_stage_know_their_padding_under_sequence_parallelism(ranks):
     halves = synthetic_batch(4).padding_mask().view(2, -1).tolist()
     assert halves[0] != halves[1]
     for rank in ranks:

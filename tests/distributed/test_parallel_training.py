@@ -157,13 +157,13 @@ def test_two_ranks_train_like_one(layout, ranks, one_rank_results):
             assert math.isfinite(result["gradient_norm"])
 
 
-def test_the_auxiliary_loss_is_large_enough_to_be_missed(one_rank_results):
+def test_a_missing_auxiliary_loss_would_show(one_rank_results):
     with_it, without = one_rank_results["balanced moe"], one_rank_results["moe"]
     assert abs(with_it[0]["gradient_norm"] - without[0]["gradient_norm"]) > 1e-3
     assert abs(with_it[-1]["loss"] - without[-1]["loss"]) > 1e-3
 
 
-def test_context_parallel_ranks_hold_a_batch_between_them_and_agree_on_its_loss(ranks):
+def test_context_parallel_ranks_share_a_batch_and_agree_on_its_loss(ranks):
     batch = aligned_batch()
     found = [rank["context parallel"] for rank in ranks]
     held = [

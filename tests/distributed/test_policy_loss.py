@@ -140,7 +140,7 @@ def expected():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_have_the_loss_and_gradient_of_the_formula(case, layout, ranks, expected):
+def test_two_ranks_match_the_loss_and_gradient_of_the_formula(case, layout, ranks, expected):
     loss, norm = expected[case]
     found = [rank[layout][case] for rank in ranks]
     with_loss = [result["loss"] for result in found if "loss" in result]
@@ -151,7 +151,7 @@ def test_two_ranks_have_the_loss_and_gradient_of_the_formula(case, layout, ranks
         assert result["norm"] == pytest.approx(norm, rel=1e-3, abs=1e-7)
 
 
-def test_the_cases_are_told_apart(expected):
+def test_the_cases_differ(expected):
     assert expected["nothing to train"] == (0.0, 0.0)
     assert expected["only negative"][0] < -1
     losses = [expected[case][0] for case in list(CASES)[:4]]

@@ -105,12 +105,12 @@ def check_cases(data, folder, ranks, seeds, most_workers=0):
 
 
 @pytest.mark.parametrize(("ranks", "seeds"), [(2, range(6)), (4, range(6, 10))])
-def test_ranks_of_unequal_sources_make_equally_many_steps(data, tmp_path, ranks, seeds):
+def test_ranks_with_unequal_sources_make_equally_many_steps(data, tmp_path, ranks, seeds):
     assert check_cases(data, tmp_path, ranks, seeds) >= 2
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("first", range(100, 200, 10))
-def test_ranks_of_many_unequal_sources_make_equally_many_steps(data, tmp_path, first):
+def test_ranks_with_many_unequal_sources_make_equally_many_steps(data, tmp_path, first):
     ranks = 2 + first // 10 % 2 * 2
     assert check_cases(data, tmp_path, ranks, range(first, first + 10), most_workers=1) >= 2

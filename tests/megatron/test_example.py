@@ -49,7 +49,7 @@ def checkpoints(run_dir):
     return Checkpoints(run_dir / "checkpoints")
 
 
-def test_a_run_says_what_it_does(references):
+def test_a_run_logs_what_it_does(references):
     reference = references("tokens")
     (begin,) = events(reference, "start")
     assert begin["step"] == 0
@@ -80,7 +80,7 @@ def offsets(consumed, field):
     return Counter({entry["spec"]: entry[field] for entry in consumed["datasets"] if entry[field]})
 
 
-def test_what_was_trained_on_is_an_independent_recount_of_the_steps(references, kind):
+def test_consumption_equals_a_recount_of_the_steps(references, kind):
     steps, counts = events(references(kind), "step"), events(references(kind), "consumption")
     assert [event["step"] for event in counts] == [2, 4, 6]
     for event in counts:
@@ -109,7 +109,7 @@ def test_the_cursor_of_a_planned_run_has_the_same_counts(references):
             assert +Counter(drawn) == offsets(consumed, field)
 
 
-def test_a_resumed_run_is_the_run_that_was_never_stopped(mixes, references, kind, tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_one(mixes, references, kind, tmp_path):
     run_dir, options = tmp_path / "run", ("--micro-batch-rows", "2")
     run(mixes[kind], run_dir, *options, "--stop-after", "3")
     assert events(run_dir, "end") == [{"event": "end", "step": 3, "reason": "stopped"}]
@@ -120,7 +120,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(mixes, references, kind
     assert events(run_dir, "consumption")[-1] == events(references(kind), "consumption")[-1]
 
 
-def test_a_resume_says_what_may_not_change_and_a_new_run_spares_an_old_one(mixes, tmp_path):
+def test_a_resume_names_changed_options_and_a_new_run_keeps_old_checkpoints(mixes, tmp_path):
     run_dir = tmp_path / "run"
     run(mixes["tokens"], run_dir, "--stop-after", "2")
     stderr = run(mixes["tokens"], run_dir, "--resume", "--lr", "0.5", succeeds=False)
@@ -146,7 +146,7 @@ def assert_same_rows_and_losses(found, expected):
 
 
 @pytest.mark.parametrize("kind", ["tokens", pytest.param("text", marks=pytest.mark.nightly)])
-def test_a_run_goes_on_split_in_any_way(kind, mixes, references, tmp_path):
+def test_a_run_continues_under_any_split(kind, mixes, references, tmp_path):
     """At every hop other ranks, workers and micro-batches, and another split of the model."""
     run_dir = tmp_path / "run"
     for last, ranks, options in (
@@ -164,7 +164,7 @@ def test_a_run_goes_on_split_in_any_way(kind, mixes, references, tmp_path):
 
 
 @pytest.mark.nightly
-def test_experts_on_two_ranks_train_as_on_one_and_go_on_from_their_checkpoint(mixes, tmp_path):
+def test_experts_on_two_ranks_train_and_resume_as_on_one(mixes, tmp_path):
     alone, split = tmp_path / "alone", tmp_path / "split"
     experts = ("--num-experts", "4")
     run(mixes["tokens"], alone, *experts)
@@ -191,7 +191,7 @@ def test_under_torchrun_data_parallel_ranks_share_the_rows(mixes, references, tm
     assert_same_rows_and_losses(steps_of(tmp_path / "run"), steps_of(references("tokens")))
 
 
-def test_where_all_sources_end_the_run_ends_well_and_so_does_its_resume(mixes, kind, tmp_path):
+def test_a_run_and_its_resume_end_cleanly_when_all_sources_end(mixes, kind, tmp_path):
     capped, run_dir = mixes[kind].parent / f"capped_{kind}.yaml", tmp_path / "run"
     content = json.loads(mixes[kind].read_text())
     entries = content["splits"]["train"]["blend"]
@@ -212,7 +212,7 @@ def test_where_all_sources_end_the_run_ends_well_and_so_does_its_resume(mixes, k
     assert len(events(run_dir, "save")) == 1
 
 
-def test_resuming_what_does_not_exist_is_one_line(mixes, tmp_path):
+def test_resuming_without_a_checkpoint_is_a_one_line_error(mixes, tmp_path):
     stderr = run(mixes["tokens"], tmp_path / "run", "--resume", succeeds=False)
     assert "Traceback" not in stderr
     line = stderr.splitlines()[-1]  # Megatron-core warns of what it misses before it
@@ -220,7 +220,7 @@ def test_resuming_what_does_not_exist_is_one_line(mixes, tmp_path):
     assert "has no checkpoint; start the run without --resume" in line
 
 
-def test_a_loss_that_is_no_number_is_one_line_and_in_no_checkpoint(mixes, tmp_path):
+def test_a_nan_loss_is_a_one_line_error_and_in_no_checkpoint(mixes, tmp_path):
     options = ("--lr", "1e30", "--lr-warmup-iters", "1", "--save-interval", "1")
     stderr = run(mixes["tokens"], tmp_path / "run", *options, succeeds=False)
     line = stderr.splitlines()[-1]
@@ -287,7 +287,7 @@ def test_under_torchrun_a_signal_to_all_processes_ends_both_ranks_after_one_step
     assert events(run_dir, "end")[-1]["reason"] == "finished"
 
 
-def test_a_resumed_run_may_be_given_a_later_last_step(mixes, tmp_path):
+def test_a_resume_may_extend_the_run(mixes, tmp_path):
     run_dir = tmp_path / "run"
     run(mixes["tokens"], run_dir, "--train-iters", "2")
     assert events(run_dir, "end")[-1]["reason"] == "finished"
@@ -307,7 +307,7 @@ def with_validation(mix, path):
 
 
 @pytest.mark.parametrize("split", [STAGES, TENSORS])
-def test_a_split_model_evaluates_as_one_that_is_not(mixes, split, tmp_path):
+def test_a_split_model_evaluates_like_the_whole_one(mixes, split, tmp_path):
     mix = with_validation(mixes["tokens"], tmp_path / "mix.yaml")
     options = ("--train-iters", "1", "--eval-interval", "1", "--eval-iters", "1")
     evaluations = {}
@@ -319,9 +319,7 @@ def test_a_split_model_evaluates_as_one_that_is_not(mixes, split, tmp_path):
         assert two == pytest.approx(one, abs=1e-5)
 
 
-def test_off_a_terminal_a_run_says_every_few_steps_how_it_stands_and_its_result_last(
-    mixes, tmp_path
-):
+def test_without_a_terminal_a_run_prints_progress_lines_and_its_result(mixes, tmp_path):
     mix = with_validation(mixes["tokens"], tmp_path / "mix.yaml")
     options = ("--log-interval", "4", "--eval-interval", "3", "--eval-iters", "2")
     said = run(mix, tmp_path / "run", *options).splitlines()

@@ -69,7 +69,7 @@ SPLIT = {
     "layout",
     [*SPLIT][2:] + [pytest.param(each, marks=pytest.mark.nightly) for each in [*SPLIT][:2]],
 )
-def test_a_split_model_answers_as_the_whole_one(one_rank, ranks, layout):
+def test_a_split_model_answers_like_the_whole_one(one_rank, ranks, layout):
     """Each data-parallel rank its own prompts, of other lengths and numbers, or none at all."""
     _, _, config, rows_per_pass = SPLIT[layout]
     found = ranks[layout]
@@ -104,7 +104,7 @@ def refusal(sizes):
 
 
 @pytest.mark.parametrize("layout", REFUSED)
-def test_a_layout_that_does_not_work_is_refused_when_built(ranks, layout):
+def test_an_unsupported_layout_is_refused_at_construction(ranks, layout):
     world_size, _, message = REFUSED[layout]
     said = ranks[layout]
     assert len(said) == world_size
@@ -122,7 +122,7 @@ def ask_different_prompts():
         return str(error.value)
 
 
-def test_ranks_of_a_model_that_ask_for_different_prompts_are_told(ranks):
+def test_different_prompts_on_the_ranks_of_a_model_are_an_error(ranks):
     said = ranks["different prompts"]
     assert len(said) == 2
     assert all("the ranks of a model ask for different prompts" in each for each in said)
@@ -153,7 +153,7 @@ def judge(prompt, responses, offset):
 
 
 @pytest.mark.parametrize("split", ["tensors", "stages"])
-def test_a_reward_is_asked_once_for_a_replica(ranks, split):
+def test_a_replica_computes_its_rewards_once(ranks, split):
     one, other = ranks[f"unlike rewards, {split}"]
     assert one == other
     assert one[1] == [0, 1]
@@ -172,7 +172,7 @@ def broken_judge(prompt, responses):
     raise KeyError("answer")
 
 
-def test_a_reward_that_fails_says_the_same_on_all_ranks_of_a_replica(ranks):
+def test_all_ranks_of_a_replica_report_a_failed_reward(ranks):
     one, other = ranks["failed reward"]
     assert one.startswith("Prompt p: the reward raised KeyError: 'answer'")
     assert other == f"On rank 0: {one}"
@@ -278,7 +278,7 @@ def reinforce(path, sizes, steps):
 
 
 @pytest.mark.nightly
-def test_a_mixture_of_experts_learns_by_grpo_with_its_experts_on_two_ranks(byte_prompts, tmp_path):
+def test_grpo_trains_a_mixture_of_experts_split_over_two_ranks(byte_prompts, tmp_path):
     found = run_ranks(2, functools.partial(reinforce, byte_prompts, EXPERTS, 25), tmp_path)
     for rewards, _, moved, _ in found:
         assert sum(rewards[:2]) / 2 < 0.55

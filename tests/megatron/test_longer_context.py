@@ -14,7 +14,7 @@ from tests.megatron.pretraining import SCRIPT, steps_of
 pytestmark = pytest.mark.nightly
 
 
-def test_a_run_goes_on_with_longer_rows_and_reads_as_many_bytes(tmp_path):
+def test_a_run_continues_with_longer_rows_and_as_many_tokens_per_step(tmp_path):
     command = [sys.executable, SCRIPT.with_name("08_longer_context.py"), tmp_path]
     options = ["--train-iters", "6", "--eval-rows", "1"]
     result = subprocess.run(

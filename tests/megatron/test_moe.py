@@ -74,7 +74,7 @@ def map_all(function, values):
 
 
 @pytest.mark.skipif(not ROUTERS_TAKE_A_MASK, reason="routers of megatron-core 0.15 take no mask")
-def test_the_mask_says_which_positions_are_padding():
+def test_the_mask_marks_padding():
     model = small_model(small_config(**BALANCED_MOE))
     batch = synthetic_batch(4)
     routed = []
@@ -87,7 +87,7 @@ def test_the_mask_says_which_positions_are_padding():
 @pytest.mark.parametrize(
     "config", [BALANCED_MOE, {**MOE, "moe_z_loss_coeff": 0.5}], ids=["auxiliary loss", "z loss"]
 )
-def test_scaled_router_losses_weigh_as_much_as_without_a_weight_scale(config):
+def test_router_losses_weigh_the_same_with_and_without_a_weight_scale(config):
     batches = [synthetic_batch(seed) for seed in (1, 4)]
     plain = gradients(small_model(small_config(**config)), batches)
     scaled_config = small_config(**config)
@@ -97,7 +97,7 @@ def test_scaled_router_losses_weigh_as_much_as_without_a_weight_scale(config):
         torch.testing.assert_close(scaled[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_a_weight_scale_that_the_routers_do_not_know_is_refused():
+def test_a_weight_scale_unknown_to_the_routers_is_refused():
     with pytest.raises(ConfigError, match=r"call scale_router_losses\(config, 64\)"):
         forward_step(iter([]), small_model(small_config(**BALANCED_MOE)), weight_scale=64)
     config = small_config(**BALANCED_MOE)
@@ -109,7 +109,7 @@ def test_a_weight_scale_that_the_routers_do_not_know_is_refused():
 
 
 @pytest.mark.parametrize("config", [{}, MOE], ids=["dense", "routers without a loss"])
-def test_where_there_are_no_router_losses_any_weight_scale_will_do(config):
+def test_without_router_losses_any_weight_scale_works(config):
     output, _ = forward_step(
         iter([synthetic_batch(0)]), small_model(small_config(**config)), weight_scale=64
     )

@@ -87,20 +87,18 @@ def largest_difference(logits):
 
 
 @pytest.mark.nightly
-def test_under_rope_a_confined_document_does_not_know_its_offset(one_rank, documents):
+def test_under_rope_a_confined_document_does_not_see_its_offset(one_rank, documents):
     model = model_with("rope")
     assert largest_difference(logits_by_offset(model, documents)) <= 1e-5
     assert largest_difference(logits_by_offset(model, documents, attend_prefix=True)) > 0.01
 
 
 @pytest.mark.nightly
-def test_learned_positions_do_know_it(one_rank, documents):
+def test_learned_positions_reveal_the_offset(one_rank, documents):
     assert largest_difference(logits_by_offset(model_with("learned_absolute"), documents)) > 0.01
 
 
-def test_a_hundred_steps_on_three_documents_lower_the_loss_of_those_that_were_shown(
-    one_rank, documents, tmp_path
-):
+def test_training_lowers_the_loss_of_the_documents_it_shows(one_rank, documents, tmp_path):
     names = [f"texts:train/doc{number}" for number in (2, 1, 0)]  # longest first
     task_encoder = encoder(doc_weights=[1, 1, 0], pack_contents=True)
     model = model_with("learned_absolute")

@@ -48,7 +48,7 @@ def memorized(event):
     return {k.removeprefix(prefix): v for k, v in event.items() if k.startswith(prefix)}
 
 
-def test_p_of_z_is_that_of_all_transitions_of_a_content_and_of_spliced_documents_alone(alone):
+def test_p_of_z_covers_all_transitions_and_only_spliced_documents(alone):
     evaluations = events(alone, "evaluation")
     assert [event["step"] for event in evaluations] == [0, 30, 60]
     for event in evaluations:

@@ -34,7 +34,7 @@ class TestSummary:
         trained = [int((batch.token_weights != 0).sum()) for batch in batches]
         assert summary["trained_tokens"] == sum(trained)
 
-    def test_the_hash_sees_no_order_and_no_cut_into_micro_batches(self):
+    def test_the_hash_ignores_order_and_micro_batches(self):
         rows = [row_of(first) for first in range(6)]
         first, *others = [
             summarize_step([assembled(rows[place] for place in part) for part in parts], SEQ_LEN)
@@ -42,7 +42,7 @@ class TestSummary:
         ]
         assert all(other == first for other in others)
 
-    def test_the_hash_sees_a_row_that_is_another_or_comes_twice(self):
+    def test_the_hash_sees_changed_and_repeated_rows(self):
         found = [
             summarize_step([assembled(map(row_of, rows))], SEQ_LEN)["batch_hash"]
             for rows in ((0, 1, 2), (0, 1, 3), (0, 1, 1), (0, 0, 1))
@@ -60,7 +60,7 @@ def assembled(rows, sources=("code", "web")):
 
 
 @pytest.mark.parametrize("field", ["tokens", "labels", "token_weights", "cu_seqlens", "source_ids"])
-def test_the_hash_of_a_row_sees_every_field(field):
+def test_the_hash_of_a_row_covers_every_field(field):
     batch = synthetic_batch(0)
     changed = getattr(batch, field).clone()
     changed[1] += 1
@@ -70,7 +70,7 @@ def test_the_hash_of_a_row_sees_every_field(field):
     assert here[0] != there[0] and here[1] == there[1]
 
 
-def test_the_hash_of_a_row_knows_sources_by_name():
+def test_the_hash_of_a_row_uses_source_names():
     rows = [row_of(0), row_of(1)]
     hashes = [row_hashes(assembled(rows, s), SEQ_LEN) for s in (("code", "web"), ("web", "code"))]
     assert hashes[0] == hashes[1]
@@ -167,7 +167,7 @@ def test_tensorboard_gets_a_scalar_for_each_source(tmp_path):
     assert {event.step for events in found.values() for event in events} == {1}
 
 
-def test_boards_call_a_source_by_its_name(tmp_path):
+def test_boards_use_the_display_name_of_a_source(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with RunLog(tmp_path, 0, 10, tensorboard=True) as log:
         log.write("start", 0, names={"data/web:train": "Web"})
@@ -176,7 +176,7 @@ def test_boards_call_a_source_by_its_name(tmp_path):
     assert {"train/loss/Web", "data/planned_share/Web"} <= set(board.Tags()["scalars"])
 
 
-def test_a_resumed_run_takes_back_the_scalars_of_steps_it_does_again(tmp_path):
+def test_a_resumed_run_replaces_the_scalars_of_repeated_steps(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for first_step, loss in ((0, 9.0), (2, 1.0)):
         with RunLog(tmp_path, first_step, 10, tensorboard=True) as log:
@@ -215,7 +215,7 @@ def wandb_history(file):
     return {name: value for name, value in history.items() if not name.startswith("_")}
 
 
-def test_weights_and_biases_that_are_not_installed_are_one_line(tmp_path, monkeypatch):
+def test_a_missing_wandb_package_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="project 'mine' needs the package wandb: pip install"):
         RunLog(tmp_path, 0, 10, wandb_project="mine")

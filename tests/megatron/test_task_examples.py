@@ -77,7 +77,7 @@ def grpo_run(tmp_path_factory):
     return folder
 
 
-def test_grpo_says_what_was_sampled(grpo_run):
+def test_grpo_logs_what_was_sampled(grpo_run):
     found = steps_of(grpo_run / "grpo")
     assert list(found) == [1, 2, 3, 4]
     for step in found.values():
@@ -92,7 +92,7 @@ def test_grpo_says_what_was_sampled(grpo_run):
 
 
 @pytest.mark.nightly
-def test_grpo_stopped_and_resumed_is_the_run_that_was_not(grpo_run, tmp_path):
+def test_a_resumed_grpo_run_equals_the_uninterrupted_one(grpo_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(grpo_run / "warm_up", folder / "warm_up")
     options = (*FEW_STEPS, "--save-interval", 2, "--resume")
@@ -121,7 +121,7 @@ def test_grpo_of_a_split_model_trains_on_the_same_batches(grpo_run, split, tmp_p
             assert found[step]["loss"] == pytest.approx(values["loss"], abs=1e-4)
 
 
-def test_a_run_that_samples_goes_on_with_as_many_ranks_and_no_others(grpo_run, tmp_path):
+def test_a_run_that_samples_resumes_only_on_as_many_ranks(grpo_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(grpo_run, folder)
     (state,) = folder.glob("grpo/checkpoints/iter_0000004/data_rank00000.json")

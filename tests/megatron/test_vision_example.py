@@ -43,7 +43,7 @@ def mix(tmp_path_factory):
     return path
 
 
-def test_a_run_goes_on_with_other_ranks_and_workers_and_has_equal_losses(mix, tmp_path):
+def test_a_run_continues_on_other_ranks_and_workers_with_equal_losses(mix, tmp_path):
     run(mix, tmp_path / "whole")
     whole = steps_of(tmp_path / "whole")
     sources = {source for step in whole.values() for source in step["loss_by_source"]}

@@ -170,7 +170,7 @@ def test_tokens_and_log_probs_of_either_server_become_groups(server, api):
         assert group.truncated.tolist() == [False, False, True]
 
 
-def test_the_request_says_what_is_wanted(server):
+def test_the_request_has_all_options(server):
     sampler = sampler_for(
         server, model="policy", api_key="secret", sampling={"temperature": 0.7, "top_k": 5}
     )
@@ -183,7 +183,7 @@ def test_the_request_says_what_is_wanted(server):
     }  # fmt: skip
 
 
-def test_each_prompt_has_a_seed_of_its_own_from_that_of_the_call(server):
+def test_each_prompt_has_its_own_seed_derived_from_the_call(server):
     sampler = sampler_for(server)
     seeds = []
     for seed in (4, 4, 2**62):
@@ -200,7 +200,7 @@ SOON = [("Retry-After-Ms", "1")]
 
 
 @pytest.mark.parametrize("happens", [(429, SOON), (500, SOON), (503, SOON), "drop", "hang"])
-def test_passing_failures_are_tried_again(server, happens):
+def test_transient_failures_are_retried(server, happens):
     server.misfortunes = [happens]
     sampler = sampler_for(server, timeout_seconds=0.5 if happens == "hang" else 20.0)
     (group,) = sampler.sample_and_score_batch(prompts(10), 0)
@@ -230,7 +230,7 @@ def test_no_server_is_an_error_and_not_a_hang():
             sampler.sample_and_score_batch(prompts(10), 0)
 
 
-def test_a_prompt_that_the_server_refuses_is_left_out_and_the_others_answered(server):
+def test_a_refused_prompt_is_dropped_and_the_others_are_answered(server):
     server.misfortunes = [(400, ())]
     sampler = sampler_for(server, max_concurrent=1)
     refused, group = sampler.sample_and_score_batch(prompts(10, 20), 0)
@@ -240,7 +240,7 @@ def test_a_prompt_that_the_server_refuses_is_left_out_and_the_others_answered(se
     assert len(server.requests) == 2  # it is not tried again
 
 
-def test_a_server_that_sends_for_ever_is_not_waited_for(server):
+def test_a_server_that_never_stops_sending_times_out(server):
     server.misfortunes = ["drip"]
     sampler = sampler_for(server, call_timeout_seconds=0.5)
     message = r"Prompt \w+ .and 1 more in the same call.: http.* did not answer all 2 prompts of a "
@@ -251,14 +251,14 @@ def test_a_server_that_sends_for_ever_is_not_waited_for(server):
         ask_sampler(sampler, prompts(10, 20), 0, 260)
 
 
-def test_an_answer_is_unpacked_to_a_limit(server):
+def test_answers_are_decompressed_only_up_to_a_limit(server):
     server.misfortunes = ["bomb"]
     with pytest.raises(SamplerError, match="the answer is larger than 67,133,440 bytes"):
         sampler_for(server).sample_and_score_batch(prompts(10), 0)
     assert len(server.requests) == 1
 
 
-def test_a_missing_client_is_named(monkeypatch):
+def test_a_missing_openai_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(ConfigError, match=r"pip install 'energon_ext\[openai\]'"):
         OpenAISampler("http://x", count_tokens, group_size=2, max_new_tokens=1)
@@ -278,7 +278,7 @@ def test_a_missing_client_is_named(monkeypatch):
         ),
     ],
 )  # fmt: skip
-def test_answers_that_are_none_are_named(server, answer, message):
+def test_malformed_answers_are_errors_with_the_prompt(server, answer, message):
     server.misfortunes = [answer]
     with pytest.raises(SamplerError, match=f"Prompt p10: .*{message}"):
         sampler_for(server).sample_and_score_batch(prompts(10), 0)
@@ -369,7 +369,7 @@ def train_on_a_server(server, folder, steps, sync):
     return rewards, gaps
 
 
-def test_a_policy_on_a_server_learns_with_the_weights_it_is_sent(server, tmp_path):
+def test_a_policy_on_a_server_learns_with_the_weights_sent_to_it(server, tmp_path):
     rewards, gaps = train_on_a_server(server, tmp_path, 8, sync=True)
     assert rewards[0] < 0.3 < 0.5 < sum(rewards[-2:]) / 2
     assert max(gaps) < 1e-5  # what is trained is what has answered
@@ -377,7 +377,7 @@ def test_a_policy_on_a_server_learns_with_the_weights_it_is_sent(server, tmp_pat
     assert updates == [f"{tmp_path}/policy{step}.pt" for step in (0, *range(8))]
 
 
-def test_a_server_without_new_weights_shows_in_the_gap(server, tmp_path):
+def test_a_server_with_old_weights_shows_in_the_gap(server, tmp_path):
     rewards, gaps = train_on_a_server(server, tmp_path, 6, sync=False)
     assert gaps[0] < 1e-5 and gaps[-1] > 0.3
     assert max(rewards) < 0.4
