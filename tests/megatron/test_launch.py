@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The launch scripts: sizes that fit, models of the size that their names say, whole commands."""
+"""The launch scripts: sizes that fit, models of the published size, whole commands."""
 
 import ast
 import dataclasses
@@ -103,7 +103,7 @@ def test_sizes_that_do_not_fit_are_refused(check, changed, message):
 
 @pytest.mark.parametrize("model", GPUS)
 def test_the_command_has_every_option_and_those_of_the_caller(model, tmp_path):
-    """Bash runs the script; in place of torchrun stands a program that prints its arguments."""
+    """Bash runs the script; torchrun is replaced by a program that prints its arguments."""
     torchrun = tmp_path / "torchrun"
     torchrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     torchrun.chmod(0o755)
@@ -194,14 +194,16 @@ def test_the_script_calls_megatron_lm_as_its_version_requires(monkeypatch, parse
 
 
 def test_the_script_scales_rope_as_its_arguments_say(check, monkeypatch):
-    """Llama 3.1 divides by 8 the frequencies whose waves are longer than 8192 positions."""
+    """Llama 3.1 divides the frequencies of waves longer than 8192 positions by 8."""
     arguments = types.ModuleType("megatron.training.arguments")
     training = types.ModuleType("megatron.training")
     training.pretrain = arguments.core_transformer_config_from_args = None
     training.inprocess_restart = training.set_startup_timestamps = None
     for module in (training, arguments):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    options = {**check.read_options(LAUNCH / "llama3_8b.args"), "num_layers": 1}
+    small = {"num_layers": 1, "hidden_size": 256, "ffn_hidden_size": 64}
+    heads = {"num_attention_heads": 2, "num_query_groups": 1}  # of 128 channels, as in the 8B model
+    options = {**check.read_options(LAUNCH / "llama3_8b.args"), **small, **heads}
     config = check.build_config(options, tensor_model_parallel_size=1, sequence_parallel=False)
     frequencies = {}
     for scaling in (False, True):
@@ -229,7 +231,7 @@ def test_the_script_scales_rope_as_its_arguments_say(check, monkeypatch):
 
 @pytest.fixture
 def bridge_recipe(monkeypatch, tmp_path):
-    """A recipe of Megatron-Bridge, which averages, that reads packed rows."""
+    """A recipe of Megatron-Bridge that averages in its collective and reads packed rows."""
     bridge = types.ModuleType("megatron.bridge.training.config")
     bridge.DatasetBuildContext = object
     bridge.DatasetProvider = dataclasses.make_dataclass(

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The example that goes on with longer rows, as people run it."""
+"""The example that continues a run with longer rows."""
 
 import os
 import re

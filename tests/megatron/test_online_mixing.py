@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The example whose controller decides the weights, as people run it."""
+"""The example whose controller decides the weights."""
 
 import json
 import shutil

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""examples/run_log.py: what a step consumed, and what the log of a run says of it."""
+"""examples/run_log.py: what a step consumed, and what the log of a run says about it."""
 
 import dataclasses
 import json
@@ -153,7 +153,7 @@ def log_a_step(run_dir, **boards):
             "epochs_left": {"data/web:train": 0.5},
         }
         log.write_boards(1, counts)
-        log.write("consumption", 1, **counts)  # says nothing twice
+        log.write("consumption", 1, **counts)  # adds no scalar
 
 
 def test_tensorboard_gets_a_scalar_for_each_source(tmp_path):
@@ -179,10 +179,11 @@ def test_boards_use_the_display_name_of_a_source(tmp_path):
 def test_a_resumed_run_replaces_the_scalars_of_repeated_steps(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for first_step, loss in ((0, 9.0), (2, 1.0)):
+        if first_step:
+            time.sleep(1.1)  # file names contain the second
         with RunLog(tmp_path, first_step, 10, tensorboard=True) as log:
             for step in range(first_step + 1, 5):
                 log.write_step(step, {**STEP, "loss": loss})
-        time.sleep(1.1)  # the names of the files count seconds
     board = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     found = [(event.step, event.value) for event in board.Scalars("train/loss")]
     assert found == [(1, 9), (2, 9), (3, 1), (4, 1)]
@@ -198,12 +199,12 @@ def test_weights_and_biases_get_the_same_scalars(tmp_path, monkeypatch):
 
 
 def wandb_history(file):
-    """What an offline run logged: protocol buffers in LevelDB's log format, blocks of 32 KiB."""
+    """Read the log of an offline run: protocol buffers in LevelDB's format, blocks of 32 KiB."""
     from wandb.proto import wandb_internal_pb2
 
-    content, position, data, history = file.read_bytes(), 7, b"", {}  # 7 bytes say what it is
+    content, position, data, history = file.read_bytes(), 7, b"", {}  # after a header of 7 bytes
     while position + 7 <= len(content):
-        if 2**15 - position % 2**15 < 7:  # the rest of a block that holds no header
+        if 2**15 - position % 2**15 < 7:  # the rest of a block too short for a header
             position += 2**15 - position % 2**15
         _, length, part = struct.unpack_from("<IHB", content, position)
         data += content[position + 7 : position + 7 + length]
