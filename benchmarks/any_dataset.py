@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Images and text packed into rows: planned by number, against stock Energon's packing buffer.
+"""Images and text packed into rows: planned by number, compared with stock Energon's buffer.
 
-The same samples, the same encoder and rows of the same length, each in a process of its own. Stock
-Energon packs a buffer of 512 samples by the encoder's knapsack; ours plans by lengths that were
-measured once. Both begin, are saved, and continue from the state.
+Both use the same samples, the same encoder and rows of the same length, in separate processes.
+Stock Energon packs a buffer of 512 samples with the encoder's knapsack; ours plans by lengths that
+were measured once. Both start, are saved, and resume.
 """
 
 import bisect
@@ -42,10 +42,10 @@ from energon_ext.state.plain import to_plain
 SAMPLES, SHARD_SAMPLES, IMAGES = 4000, 500, 60
 SEQ_LEN, PACKING_BUFFER = 8192, 512
 BATCHES, BEFORE_SAVE = 120, 40
-UNIT = 28  # pixels of a token's side
+UNIT = 28  # side of the square that becomes one token, in pixels
 RANKS, ROUNDS, STEPS = 64, 8, 5
 
-#: A vision encoder of 0.63 billion parameters, 32 layers and width 1280, with 4 patches a token.
+#: A vision encoder with 0.63 billion parameters, 32 layers, width 1280, and 4 patches per token.
 VISION = VisionCost(linear=2 * 0.63e9, quadratic=4 * 32 * 1280)
 
 
@@ -57,7 +57,7 @@ def run():
         head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
         mix.write_text(json.dumps({**head, "splits": {"train": {"blend": [{"path": "photos"}]}}}))
         begin = time.process_time()
-        planned(mix)  # measures
+        planned(mix)  # measures the lengths
         measuring = (time.process_time() - begin) / SAMPLES * 1e3
         rows = [
             (name, *fresh_process(figures, mix, make, 0), fresh_process(speed, mix, make, 2))
@@ -73,14 +73,16 @@ def run():
         "samples/s",
         "with two workers",
     )
-    title = f"Images and text in rows of {SEQ_LEN} tokens, measured in {measuring:.2f} ms a sample"
+    title = (
+        f"Images and text in rows of {SEQ_LEN} tokens, measured in {measuring:.2f} ms per sample"
+    )
     orders = ("natural", "dealt by tokens", "dealt by tokens and images")
     title_of_waits = f"Busiest of {RANKS} ranks over their mean, {ROUNDS} rows each"
     return markdown(title, header, rows) + "\n" + markdown(title_of_waits, orders, [waits])
 
 
 def imbalance(mix):
-    """How much longer the busiest rank takes than the mean, on average over some steps."""
+    """Return the time of the busiest rank over the mean, for each order, averaged over steps."""
     dataset = get_train_dataset(
         mix,
         worker_config=WorkerConfig(rank=0, world_size=RANKS, num_workers=0),
@@ -100,7 +102,7 @@ def imbalance(mix):
 
 
 def figures(mix, make_loader, workers):
-    """Fill, size of a state, seconds of CPU to a first batch, memory and speed."""
+    """Return the columns of the table from the fill of the rows to the speed without workers."""
     torch.set_num_threads(1)
     loader = make_loader(mix, workers)
     batches = iter(loader)
@@ -128,7 +130,7 @@ def figures(mix, make_loader, workers):
 
 
 def speed(mix, make_loader, workers):
-    """Samples per second."""
+    """Return samples per second."""
     torch.set_num_threads(1)
     batches = iter(make_loader(mix, workers))
     next(batches)
@@ -166,7 +168,7 @@ def stock(mix, workers):
 
 
 def write_samples(folder):
-    """A fifth of text alone, most with one image, some with several; 100 to 200 kB each."""
+    """Write samples of 100 to 200 kB: a fifth only text, most with one image, some with more."""
     folder.mkdir()
     chance = np.random.default_rng(0)
     areas = np.clip(np.exp(chance.normal(np.log(0.3e6), 0.8, IMAGES)), 0.03e6, 2e6)
@@ -238,7 +240,7 @@ def tokens_of(size):
 
 
 class Encoder(DefaultTaskEncoder):
-    """Images to patches, text to as many tokens as it has words."""
+    """Turns images into patches, and text into one token per word."""
 
     cookers = [Cooker(cook)]
     decoder = None
@@ -277,7 +279,7 @@ class Encoder(DefaultTaskEncoder):
 
 
 class Planned(DynamicBlendMixin, Encoder):
-    """Planned by the lengths of the samples, which headers of the images give."""
+    """The encoder with lengths from image headers, so that its samples can be planned."""
 
     encoding_fingerprint = {"version": 1}
     select_samples_to_pack = DefaultTaskEncoder.select_samples_to_pack
@@ -291,7 +293,7 @@ class Planned(DynamicBlendMixin, Encoder):
 
 
 class Costly(Planned):
-    """The same with the cost of its images."""
+    """The planned encoder, with the cost of its images."""
 
     encoding_fingerprint = {"version": "with costs"}
 

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writing all fields of a batch, against copying the bytes of the finished batch.
+"""Writing all fields of a batch, compared with copying the bytes of the finished batch.
 
-Batch after batch is another one, as in a run: neither its documents nor its bytes are in the
-processor's cache from the round before. The last row is one batch again and again, all in cache.
+Consecutive batches differ, as in a run: neither their documents nor their bytes are still in the
+processor's cache. The last row repeats a single batch, which stays in the cache.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ TOKENS = 20_000_000
 KINDS = {
     "ragged, web-like": (6.2, BATCHES),
     "ragged, SFT": (5.0, BATCHES),
-    "one document a row": (None, BATCHES),
+    "one document per row": (None, BATCHES),
     "ragged, web-like, the same batch again": (6.2, 1),
 }
 
@@ -58,7 +58,7 @@ def run():
 
 
 def rows_of_batches(mean):
-    """Rows for many batches, their slices at random places of a large array."""
+    """Yield the rows of many batches, with slices at random places of a large array."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, 50_000, TOKENS).astype(np.uint16)
     for _ in range(BATCHES):

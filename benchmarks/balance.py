@@ -1,10 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How evenly 64 ranks are busy: rows in their natural order, dealt by cost, divided as others do.
+"""Load balance of 64 ranks: rows in natural order, dealt by cost, and by largest differencing.
 
-Web-like documents, packed to full rows, with the cost of a model of 8 billion parameters. The
-largest differencing method (Karmarkar and Karp, 1982), with as many rows for every rank, is how
-verl and slime divide sequences among ranks; each rank then reads its own in their natural order.
+The rows are packed from web-like documents, and have the cost of a model with 8 billion
+parameters. verl and slime divide sequences among ranks with the largest differencing method
+(Karmarkar and Karp, 1982), with the same number of rows for every rank; each rank then reads its
+rows in their natural order.
 """
 
 import heapq
@@ -27,7 +28,7 @@ def run():
         "",
         "busiest rank over the mean",
         "heaviest micro-batch of a round over the mean",
-        "µs a row",
+        "µs per row",
     )
     return markdown(f"Balanced steps of {RANKS} ranks, means of {STEPS} steps", header, table)
 
@@ -56,7 +57,7 @@ def timed(deal, steps):
 
 
 def row_costs(rng, seq_len, count):
-    """Costs of packed rows, in a random order."""
+    """Return the costs of packed rows, in a random order."""
     packer, cost, found = BestFitPacker(seq_len), AttentionCost(), []
     while sum(map(len, found)) < count:
         lengths = np.clip(np.exp(rng.normal(6.2, 1.2, DOCUMENTS)), 1, 200_000).astype(np.int64)
@@ -68,7 +69,7 @@ def row_costs(rng, seq_len, count):
 
 
 def differenced(costs, ranks):
-    """The row at each place, round after round, where ranks have had their rows differenced."""
+    """Return the rows in the order of rounds and ranks, divided by largest differencing."""
     ordered, order = np.argsort(-costs, kind="stable"), itertools.count()
     heap = []
     for block in ordered.reshape(-1, ranks):

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What dealing by cost saves: training steps of two processes, natural and dealt, turn by turn.
+"""Time saved by dealing rows by cost: training steps of two processes, in both orders by turns.
 
-The model of the examples, small, with rows of 2048 tokens, where attention is a visible part of a
-step. Two data-parallel ranks of four rows each, and two pipeline stages that pass on the eight rows
-one by one. Both orders read the same rows in every step; a step takes as long as its slowest rank.
-The prediction is that of the cost model: the busiest rank, dealt over natural.
+The model of the examples is small and has rows of 2048 tokens, so that attention is a visible part
+of a step. There are two layouts: two data-parallel ranks with four rows each, and two pipeline
+stages that process the eight rows one by one. Both orders read the same rows in every step; a step
+takes as long as its slowest rank. The prediction is the ratio of the busiest ranks' costs.
 """
 
 import os
@@ -41,7 +41,7 @@ def run():
             "splits: {train: {path: tokens}}\n"
         )
         rows = [(layout, *both_ranks(mix, sizes)) for layout, sizes in LAYOUTS.items()]
-    header = ("", "s a step, natural", "dealt", "dealt / natural", "predicted")
+    header = ("", "s per step, natural", "dealt", "dealt / natural", "predicted")
     return markdown(f"Two processes, {ROWS} rows of {SEQ_LEN}", header, rows)
 
 
@@ -61,7 +61,7 @@ def both_ranks(mix, sizes):
 
 
 def train(rank, port, mix, sizes):
-    """Seconds and costs of this rank's steps, [order][step]."""
+    """Return the seconds and costs of this rank's steps, as [order][step]."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -110,7 +110,7 @@ def train(rank, port, mix, sizes):
                 forward_only=False,
             )
             dist.barrier()
-            if step:  # the first one warms up
+            if step:  # the first step is a warm-up
                 seconds[number].append(time.perf_counter() - begin)
                 costs[number].append(sum(cost_of(batch, cost) for batch in step_batches))
     return seconds, costs

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The same documents as token files and as webdatasets, and mixes of them."""
+"""Writers of token files, webdatasets and mixes for the benchmarks."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 
 
 class AnyTokens(ByteTokenizer):
-    """Stands for the tokenizer that wrote the files."""
+    """A stand-in for the tokenizer that wrote the files."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class AnyTokens(ByteTokenizer):
 
 
 def random_documents(count, seed):
-    """Documents of web-like lengths, uint16 arrays."""
+    """Return documents of web-like lengths, as uint16 arrays."""
     random = np.random.default_rng(seed)
     lengths = random.lognormal(6.0, 1.3, count).astype(np.int64).clip(2, 200_000)
     tokens = random.integers(5, VOCAB_SIZE, lengths.sum()).astype(np.uint16)
@@ -37,7 +37,7 @@ def random_documents(count, seed):
 
 
 def write_token_file(prefix, documents):
-    """A pair as ``energon-ext prepare --tokenizer`` writes it."""
+    """Write a pair like ``energon-ext prepare --tokenizer``."""
     writer = TokenWriter(prefix, VOCAB_SIZE)
     for tokens in documents:
         writer.write(tokens)
@@ -45,7 +45,7 @@ def write_token_file(prefix, documents):
 
 
 def write_webdataset(folder, samples, dataset_config=CRUDE):
-    """A prepared webdataset; ``samples`` are ``{extension: bytes}``."""
+    """Write and prepare a webdataset; ``samples`` are ``{extension: bytes}``."""
     folder = Path(folder)
     folder.mkdir(parents=True)
     with webdataset.ShardWriter(f"{folder}/%03d.tar", maxcount=5000, verbose=0) as shards:
@@ -64,7 +64,7 @@ def write_webdataset(folder, samples, dataset_config=CRUDE):
 
 
 def write_mixes(folder):
-    """An equal blend of what SOURCES names, for stock Energon and for energon_ext."""
+    """Write an equal blend of SOURCES, for stock Energon and for energon_ext."""
     folder = Path(folder)
     ours = {"blend": [{"path": name} for name in SOURCES]}
     stock = {"blend": [{"path": name, "weight": 1.0} for name in SOURCES]}

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Memory over a million documents of token files, and of stock Energon over webdatasets.
+"""Memory while reading a million documents of token files, and of stock Energon on webdatasets.
 
-Each measurement is made in a process of its own, without workers.
+Each measurement runs in a separate process, without workers.
 """
 
 import os
@@ -24,8 +24,8 @@ from timing import fresh_process, markdown, private_mib
 SEQ_LEN, BATCH_ROWS = 4096, 8
 DOCUMENTS = 4000  # of each source
 
-#: Memory is read so often, each time after so many more documents of token files (a million
-#: together), and of webdatasets, which take a hundred times as long.
+#: Number of measurements, and the documents drawn before each one: of token files (a million in
+#: total), and of webdatasets, which are a hundred times slower.
 STEPS, TOKEN_STEP, FIELD_STEP = 5, 200_000, 4_000
 
 
@@ -51,7 +51,7 @@ def run():
 
 
 def growth(step, make_loader, path):
-    """MiB each time that ``step`` more documents were drawn."""
+    """Return the memory in MiB after every ``step`` documents."""
     iterator = iter(make_loader(path))
     drawn, measured = 0, []
     while len(measured) < STEPS:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Token files in an object store that answers each GET after 30 ms.
 
-The store is moto's S3 server behind the proxy of the tests, which answers ranges by itself, in a
-process of its own. It is written in Python and shares the machine's cores with the loader: what
-the first table shows is bound by it. The second one draws batches at the pace of a training run.
+The store is moto's S3 server behind the tests' proxy, which answers range requests itself, in a
+separate process. It is written in Python and shares the machine's cores with the loader, so it
+limits the speeds in the first table. The second table draws batches at the pace of a training run.
 """
 
 import json
@@ -25,7 +25,7 @@ DOCUMENTS = 8000  # about 8 million tokens
 DELAY = 0.030
 AHEAD = 64 * 2**20
 BATCHES, WARM_UP = 20, 3
-PACE = 100_000  # tokens a second
+PACE = 100_000  # tokens per second
 READ_ONE_BY_ONE = 100
 MIX = """\
 __module__: energon_ext
@@ -51,7 +51,7 @@ def run():
         rows = [
             (
                 f"{client}, {REQUESTS[client]} requests, {what}",
-                *fresh_process(as_fast_as_it_goes, folder, url, client, ahead),
+                *fresh_process(as_fast_as_possible, folder, url, client, ahead),
             )
             for client in CLIENTS
             for what, ahead in {"64 MiB ahead": AHEAD, "batch by batch": 0}.items()
@@ -63,11 +63,11 @@ def run():
         waits = fresh_process(at_a_pace, folder, url, "Rust client")
         here.send("end")
         server.join()
-    speed = ("30 ms a GET, one process", "thousand tokens/s", "first batch, s")
+    speed = ("30 ms per GET, one process", "thousand tokens/s", "first batch, s")
     paced = (f"drawn at {PACE:,} tokens/s", "ms")
     return "\n".join(
         [
-            markdown("Token files in an object store, as fast as it goes", speed, rows),
+            markdown("Token files in an object store, as fast as possible", speed, rows),
             markdown("Waiting for a batch", paced, waits),
         ]
     )
@@ -111,8 +111,8 @@ def loader_of(folder, url, client, ahead):
     return iter(ExactDataLoader(dataset, read_ahead_bytes=ahead, read_requests=requests))
 
 
-def as_fast_as_it_goes(folder, url, client, ahead):
-    """Thousand tokens a second after the first steps, and seconds to the first."""
+def as_fast_as_possible(folder, url, client, ahead):
+    """Return thousands of tokens per second after the first steps, and seconds to the first."""
     begin = time.perf_counter()
     loader = loader_of(folder, url, client, ahead)
     next(loader)
@@ -127,7 +127,7 @@ def as_fast_as_it_goes(folder, url, client, ahead):
 
 
 def megatrons(folder, url, client):
-    """The same for Megatron-core's own reader, which asks for document after document."""
+    """Return the same for Megatron-core's own reader, which requests one document at a time."""
     use_store(folder, url, client)
     os.environ["MSC_CONFIG_FILE"] = os.environ["MSC_CONFIG"]
     from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -145,7 +145,7 @@ def megatrons(folder, url, client):
 
 
 def at_a_pace(folder, url, client):
-    """How long the steps of a run wait, in its first three and after them."""
+    """Return how long a run waits for a batch, in its first three steps and later."""
     loader = loader_of(folder, url, client, AHEAD)
     waits = []
     for _ in range(WARM_UP + BATCHES):
@@ -153,7 +153,6 @@ def at_a_pace(folder, url, client):
         next(loader)
         waits.append(time.perf_counter() - begin)
         time.sleep(max(0.0, BATCH_TOKENS / PACE - waits[-1]))
-    parts = {"step 1": waits[:1], "steps 2 and 3": waits[1:WARM_UP], "later": waits[WARM_UP:]}
-    return [(f"longest of {what}", f"{max(own) * 1000:.1f}") for what, own in parts.items()] + [
-        ("mean of later", f"{sum(waits[WARM_UP:]) / BATCHES * 1000:.1f}")
-    ]
+    parts = {"step 1": waits[:1], "steps 2 and 3": waits[1:WARM_UP], "later steps": waits[WARM_UP:]}
+    longest = [(f"longest in {name}", f"{max(part) * 1000:.1f}") for name, part in parts.items()]
+    return [*longest, ("mean of later steps", f"{sum(waits[WARM_UP:]) / BATCHES * 1000:.1f}")]

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Bin packing of a stream of documents: how full the rows are, and what it costs a document.
+"""Bin packing of a stream of documents: how full the rows are, and the cost per document.
 
-One buffer after another, as a source packs them; what a buffer leaves meets the next documents.
-Beside it best-fit decreasing, which closes all bins of a buffer.
+Buffers are packed one after another, as in a source, and pieces are carried over to the next one.
+The comparison is best-fit decreasing, which closes all bins of a buffer.
 """
 
 import time
@@ -36,9 +36,9 @@ def run():
         (
             "lengths, tokens of a bin, buffer",
             "utilisation",
-            "µs a document",
-            "of best-fit decreasing",
-            "µs a document",
+            "µs per document",
+            "best-fit decreasing: utilisation",
+            "µs per document",
         ),
         rows,
     )
@@ -80,7 +80,7 @@ def documents(kind, capacity):
 
 
 def planned(found, capacity, buffer_docs):
-    """``(tokens, bins)`` of one buffer after another."""
+    """Return the ``(tokens, bins)`` of each buffer."""
     packer, sizes = BestFitPacker(capacity - 1), []
     rest, start, rows_before = Pieces.none(), 0, 0
     while start < len(found):

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Planning the rows of whole steps for all ranks, as every worker does.
+"""Planning the rows of whole steps for all ranks, as every planner does.
 
-Rows of 8192 positions, one a rank, from 1 to 1000 sources of web-like documents, by a blend a third
-of whose weights move, and by an interleave. No token is read. Times are the best of some, of the
-processor, and stand beside those of a reference operation that took turns with them: where that is
-slow, the machine is. The last rows are Megatron's C++ function that draws as many samples from
-blended datasets; it packs nothing, and holds the whole run in memory.
+Rows of 8192 positions, one per rank, are planned from 1 to 1000 sources of web-like documents, with
+a blend of which a third of the weights change, and with an interleave. No token is read. Times are
+the best processor times of several rounds, which take turns with a reference operation: if that is
+slow, so is the machine. The last rows are Megatron's C++ function that draws the same number of
+samples from blended datasets; it does not pack, and keeps the whole run in memory.
 """
 
 import time
@@ -28,12 +28,12 @@ from energon_ext.weights import ConstantWeight, weight_from_config
 SEQ_LEN = 8192
 RANKS = (64, 1024, 16384)
 SOURCES = (1, 10, 100, 1000)
-ROWS = 2**15  # of a round
+ROWS = 2**15  # per round
 REFERENCES = 100_000
 
 
 class WebLikeDocuments:
-    """Lengths of documents; there are no tokens behind them."""
+    """Lengths of documents without any tokens."""
 
     def __init__(self, seed, count=200_000):
         lengths = np.exp(np.random.default_rng(seed).normal(6.2, 1.2, count)).astype(np.int64)
@@ -54,26 +54,26 @@ def run():
     table, references = [], []
     for rule in (BLEND, INTERLEAVE):
         for sources in SOURCES:
-            cells, dearest = [], 0.0
+            cells, most = [], 0.0
             for ranks in RANKS:
                 row, document, reference = measure(pool, rule, sources, ranks)
                 cells += [f"{row:.1f}", f"{document:.2f}"]
-                dearest = max(dearest, document / reference)
+                most = max(most, document / reference)
                 references.append(reference)
             what = "1 source" if sources == 1 else f"{sources:,} sources"
-            table.append((f"{rule}, {what}", *cells, f"{dearest:.1f}"))
+            table.append((f"{rule}, {what}", *cells, f"{most:.1f}"))
     for sources in SOURCES:
         table.append((f"Megatron's draw alone, {sources:,}", f"{megatron(sources):.2f}", *[""] * 6))
-    each = [f"{ranks:,} ranks, µs a {what}" for ranks in RANKS for what in ("row", "document")]
-    header = ("", *each, "dearest document, in references")
+    each = [f"{ranks:,} ranks, µs per {what}" for ranks in RANKS for what in ("row", "document")]
+    header = ("", *each, "most expensive document, in reference operations")
     return markdown("Planning steps of all ranks", header, table) + (
-        f"\nReference operation, a `bisect_right` among 4096 integers and an update of a dict in "
-        f"Python: {min(references):.3f} to {max(references):.3f} µs.\n"
+        f"\nThe reference operation, a `bisect_right` among 4096 integers and a dict update in "
+        f"Python, takes {min(references):.3f} to {max(references):.3f} µs.\n"
     )
 
 
 def measure(pool, rule, sources, ranks):
-    """µs a row, a document and a reference operation."""
+    """Return µs per row, per document and per reference operation."""
     plan = plan_of(pool, rule, sources)
     documents = plan.documents.sum()
 
@@ -84,8 +84,8 @@ def measure(pool, rule, sources, ranks):
     contenders = {"row": steps, "reference": reference}
     calls, rounds = {"row": ROWS, "reference": REFERENCES}, 4
     times = microseconds(contenders, calls, rounds, time.process_time)
-    documents_a_row = (plan.documents.sum() - documents) / (rounds * ROWS)
-    return times["row"], times["row"] / documents_a_row, times["reference"]
+    documents_per_row = (plan.documents.sum() - documents) / (rounds * ROWS)
+    return times["row"], times["row"] / documents_per_row, times["reference"]
 
 
 def plan_of(pool, rule, sources):
@@ -101,7 +101,7 @@ def plan_of(pool, rule, sources):
         )
         for number, key in enumerate(keys)
     ]
-    # As in a long run, each stands somewhere in a pack plan of its own.
+    # As in a long run, sources are at different places in their pack plans.
     for source, rows in zip(found, np.linspace(1, buffer_docs // 8, sources)):
         source.take(int(rows))
     weights = {
@@ -123,7 +123,7 @@ def reference(calls):
 
 
 def megatron(sources):
-    """µs a sample of ``build_blending_indices``."""
+    """Return µs per sample of ``build_blending_indices``."""
     weights = np.arange(1, sources + 1, dtype=np.float64)
     weights /= weights.sum()
 

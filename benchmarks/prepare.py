@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Text into token files: ours, datatrove's tokenizer, and a loop like Megatron's own.
 
-The same JSON Lines and the same BPE for all, in 8 files; each run has a process of its own, whose
-imports are not timed. `wall` is what one waits, `core` counts the seconds of all its processes, so
-that it hardly depends on what else the machine does. Who is not installed is left out.
+All contenders tokenize the same 8 JSON Lines files with the same BPE; each run has a separate
+process, whose imports are not timed. `wall` is elapsed time; `core` counts the processor time of
+all processes, which hardly depends on other work on the machine. Contenders that are not installed
+are omitted.
 """
 
 import contextlib
@@ -40,12 +41,12 @@ def run():
             write_input(folder, texts, length)
             train_tokenizer(texts, folder / "tokenizer.json")
             rows += compared(what, folder)
-    header = ("who, jobs, input", "million tokens/s wall", "per core", "ratio per core", "2 jobs")
+    header = ("contender, jobs, input", "million tokens/s", "per core", "ratio per core", "2 jobs")
     return markdown("Preparing text", header, rows)
 
 
 def write_input(folder, texts, length):
-    """The same characters for every length of documents."""
+    """Write the same characters for every length of documents."""
     (folder / "input").mkdir(parents=True)
     pieces = [text[at : at + length] for text in texts for at in range(0, len(text), length)]
     total = np.cumsum([len(piece) for piece in pieces])
@@ -88,7 +89,7 @@ def contenders():
 
 
 def timed(contender, folder, jobs):
-    """Seconds of the clock, and of the processor in all processes."""
+    """Return elapsed seconds, and processor seconds of all processes."""
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     output = Path(tempfile.mkdtemp(prefix=f"{contender.__name__}-", dir=folder)) / "out"
     prepared = contender(folder, output, jobs)
@@ -130,7 +131,7 @@ def datatrove(folder, output, jobs):
 
 
 def loop_like_megatrons(folder, output, jobs):
-    """Lines to a pool, tokens back, one builder in the parent."""
+    """Send lines to a pool that tokenizes them, and write tokens with one builder in the parent."""
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     tokenizer = HFTokenizer(folder / "tokenizer.json", eos_token="<eos>")

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run the benchmarks: ``python benchmarks/run.py [NAME ...]``.
 
-Most figures are ratios to something measured in the same run, since machines differ and are noisy.
-Tables go to the terminal and, with what they were measured on, to benchmarks/results/NAME.md. These
-are committed, and the page on performance includes them: no figure has a second copy.
+Most figures are ratios to something measured in the same run, because machines differ and are
+noisy. Tables are printed and, with the conditions of the measurement, written to
+benchmarks/results/NAME.md. These files are committed and included in the page on performance, so
+that no figure has a second copy.
 """
 
 import importlib
@@ -38,7 +39,7 @@ BENCHMARKS = (
 
 
 def main():
-    # The demo has its texts in examples/, a store is in tests/. Processes get the same path.
+    # The demo's texts are in examples/, and a store is in tests/. Processes inherit this path.
     sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "examples"), str(FOLDER.parent)]
     for name in sys.argv[1:] or BENCHMARKS:
         machine, begin = conditions(), time.perf_counter()
@@ -52,7 +53,7 @@ def main():
 
 
 def conditions():
-    """When and on what something is measured; the load says what else the machine does."""
+    """Return the conditions of a measurement; the load shows other work on the machine."""
     libraries = ("torch", "numpy", "megatron-energon", "megatron-core")
     versions = ", ".join(f"{name} {version(name)}" for name in libraries)
     cores = len(os.sched_getaffinity(0))
@@ -63,7 +64,7 @@ def conditions():
 
 
 def as_result(tables, measured):
-    """Tables as a page includes them, where headings would be its own, and the conditions."""
+    """Return tables as a page includes them, without headings, and the conditions."""
     titled = re.sub("^## (.*)$", r"**\1**", tables.strip(), flags=re.MULTILINE)
     return f"{titled}\n\n*Measured {measured}.*\n"
 

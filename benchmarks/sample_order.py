@@ -1,22 +1,25 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Orders of the samples of an epoch: what storage is asked for, and how well samples are mixed.
+"""Orders of the samples of an epoch: the requests to storage, and how well samples are mixed.
 
-A simulation on lengths and sizes alone: samples of 150 kB and 798 tokens on average, one after
-another in tar shards; nodes of 8 ranks; rows of 8192 tokens, 8 per rank and step; steps of 10 s.
+This is a simulation with lengths and sizes only: samples of 150 kB and 798 tokens on average, one
+after another in tar shards; nodes of 8 ranks; rows of 8192 tokens, 8 per rank and step; steps of
+10 s.
 
 * global: one permutation of the epoch.
 * blocks B x M: blocks of B samples in a random order, M blocks at a time shuffled together. The
   rows of a step go to ranks in turn, or ("by node") consecutive ones to the same node.
 * lanes L: the run has L streams, each with every L-th group of M blocks and with its own pack
-  plans. Each step takes equally many rows of each lane; consecutive lanes belong to one node.
+  plans. Each step takes the same number of rows from each lane; consecutive lanes belong to one
+  node.
 * stock: each of 2 workers per rank has a contiguous part of the source and draws from 16 of its
-  shards at a time, through a shuffle buffer and a packing buffer of 512 samples. It is shown as if
-  it merged its reads; Energon itself reads sample after sample.
+  shards at a time, through a shuffle buffer and a packing buffer of 512 samples. The figures
+  assume that it merges its reads, although Energon itself reads one sample at a time.
 
-A node asks at once for all samples of its next 64 rows per rank, or ("whole groups") for all that
-it will use of a group when it needs the first of them. It merges neighbours into one request, the
-smallest gaps first, while all gaps are at most a tenth of what it uses, and each at most 1 MB.
+A node requests all samples of its next 64 rows per rank at once, or ("whole groups") all samples
+that it will use from a group when it needs the first one. It merges neighbours into one request,
+smallest gaps first, while the gaps are in total at most a tenth of the bytes used, and each at most
+1 MB.
 """
 
 import itertools
@@ -36,13 +39,13 @@ RANKS_PER_NODE, ROWS_PER_RANK, STEPS_AHEAD, SECONDS_PER_STEP = 8, 8, 8, 10
 MOST_WASTE, MOST_GAP = 0.1, 1_000_000
 SHARD_SIZES = (100_000_000, 400_000_000, 1_000_000_000)  # requests end at shards of the second
 WORKERS, SLICES, STOCK_BUFFER = 2, 16, 512
-#: Ranks, and steps that are simulated; an eighth of them suffices where steps are alike.
+#: Ranks, and steps that are simulated; an eighth of these steps is enough if all steps are alike.
 RUNS = {8: 1024, 64: 256, 512: 32, 1024: 16}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One order; see above. ``documents`` are in a pack plan; ``stock`` is the shuffle buffer."""
+    """One order, see above, with the documents per pack plan and stock Energon's shuffle buffer."""
 
     block: int = 1
     mixed: int = 1
@@ -66,7 +69,7 @@ class Case:
 
 
 class Source:
-    """Lengths in tokens of all samples, and where they begin in the shards, laid end to end."""
+    """Lengths of all samples in tokens, and their positions in the concatenated shards."""
 
     def __init__(self):
         rng = np.random.default_rng(0)
@@ -78,7 +81,7 @@ class Source:
 
 
 def joined(streams, rows_per_step):
-    """Samples, groups and rows of a run, whose steps have equally many rows of each stream."""
+    """Return samples, groups and rows of a run with the same number of rows per stream and step."""
     own = rows_per_step // len(streams)
     samples, groups, row = map(np.concatenate, zip(*streams))
     stream = np.repeat(np.arange(len(streams)), [len(each[0]) for each in streams])
@@ -88,8 +91,8 @@ def joined(streams, rows_per_step):
 
 
 def packed(samples, groups, source, first, stop, documents, carry=0.3):
-    """Rows ``first .. stop - 1`` of a stream of samples: samples, groups, rows."""
-    packer = BestFitPacker(SEQ_LEN - 1, carry=carry)  # a row holds one more: labels are shifted
+    """Return samples, groups and rows of the rows ``first .. stop - 1`` of a stream."""
+    packer = BestFitPacker(SEQ_LEN - 1, carry=carry)  # a row has one more token than positions
     carried, parts, made, taken = Pieces.none(), [], 0, 0
     while made < stop:
         own = slice(taken, taken + documents - len(carried))
@@ -104,12 +107,12 @@ def packed(samples, groups, source, first, stop, documents, carry=0.3):
 
 
 def planned(case, source, rows_per_step, steps):
-    """The rows of a run; lanes begin anywhere in their pack plans, as they are later in a run."""
+    """Return the rows of a run whose lanes are at random places in their pack plans."""
     count, streams = rows_per_step // case.lanes * steps, []
     phases = np.random.default_rng(1).integers(0, case.documents // 10, case.lanes)
     order = EpochOrder(SAMPLES, KEY, block=case.block, mixed=case.mixed)
     for lane, phase in enumerate(phases.tolist()):
-        needed = 11 * (phase + count) + 2 * case.documents  # there are 10.3 samples in a row
+        needed = 11 * (phase + count) + 2 * case.documents  # a row has 10.3 samples on average
         groups = lane + case.lanes * np.arange(-(-needed // case.group))
         parts = []
         for order.position in (groups * case.group).tolist():
@@ -120,14 +123,14 @@ def planned(case, source, rows_per_step, steps):
 
 
 def stock(source, workers, rows_per_step, steps, buffer):
-    """The rows of a run with stock Energon, and in which order each worker reads its samples."""
+    """Return the rows of a run with stock Energon, and each worker's samples in reading order."""
     rng, count = np.random.default_rng(2), rows_per_step // workers * steps
     shards = np.searchsorted(source.begins, range(0, source.begins[-1], SHARD_SIZES[1]))
     streams, reads = [], []
     for first, stop in np.arange(workers)[:, None] * SAMPLES // workers + [0, SAMPLES // workers]:
         ends = [*shards[(shards > first) & (shards < stop)], stop]
         slices = [np.arange(*ends) for ends in zip([first, *ends], ends)]
-        turns = rng.permutation(len(slices)) // SLICES  # so many slices are read together
+        turns = rng.permutation(len(slices)) // SLICES  # slices of the same turn are read together
         times = [turn + np.sort(rng.random(len(own))) for turn, own in zip(turns, slices)]
         read = np.concatenate(slices)[np.argsort(np.concatenate(times))]
         stays = rng.exponential(buffer, len(read))  # draws at random from a full buffer
@@ -138,7 +141,7 @@ def stock(source, workers, rows_per_step, steps, buffer):
 
 
 def requests(samples, asker, source):
-    """Requests after merging what each asker needs, and bytes used and read."""
+    """Return the number of requests after merging those of each asker, and bytes used and read."""
     order = np.lexsort((samples, asker))
     samples, asker = samples[order], asker[order]
     begins, ends = source.begins[samples], source.begins[samples + 1]
@@ -150,9 +153,10 @@ def requests(samples, asker, source):
 
 
 def mixing(samples, step, source):
-    """Distances of the source's neighbours, their share in one step, the largest shard of a step.
+    """Return distances of neighbours, their share in one step, and the largest shard of a step.
 
-    Distances go up to a third of the run: further neighbours, and those not in it, count as that.
+    Distances are limited to a third of the run; neighbours that are further away, or not in the
+    run, count as that.
     """
     place, third = np.full(SAMPLES + 1, 1 << 40), len(samples) // 3
     place[samples], mine = np.arange(len(samples)), np.arange(third, 2 * third)
@@ -167,7 +171,7 @@ def mixing(samples, step, source):
 
 
 def busiest(costs, ranks, case):
-    """The heaviest rank of a step over the mean."""
+    """Return the cost of the heaviest rank of a step over the mean."""
     if not case.stock:
         by_node = case.by_node or case.lanes > 1
         parts = costs.reshape(-1, RANKS_PER_NODE * ROWS_PER_RANK if by_node else len(costs))
@@ -179,10 +183,10 @@ def busiest(costs, ranks, case):
 
 
 def reading(case, source, nodes, steps, samples, groups, step, node):
-    """MB a request, requests/s, bytes read over used, blocks touched over used; GB held."""
+    """Return MB per request, requests/s, read / used bytes, touched / used blocks, and GB held."""
     step_bytes = source.sizes[samples].sum() / steps / nodes
     asker = (groups if case.whole_groups else step // STEPS_AHEAD) * nodes + node
-    if case.whole_groups:  # those that the simulated steps use up, but for carried pieces
+    if case.whole_groups:  # keep groups that are used up, except for carried-over pieces
         kept = (np.bincount(groups) > 0.95 * case.group)[groups]
         samples, asker, step = samples[kept], asker[kept], step[kept]
     count, used, read = requests(samples, asker, source)
@@ -197,10 +201,10 @@ def reading(case, source, nodes, steps, samples, groups, step, node):
 
 
 def measure(case, source, ranks):
-    """A row of the table."""
+    """Return a row of the table."""
     steps = RUNS[ranks] if case.stock or case.whole_groups else max(8, RUNS[ranks] // 8)
     nodes, rows_per_step = ranks // RANKS_PER_NODE, ranks * ROWS_PER_RANK
-    if case.stock:  # it reads samples long before it uses them
+    if case.stock:  # stock Energon reads samples long before it uses them
         (samples, _, row), reads = stock(source, ranks * WORKERS, rows_per_step, steps, case.stock)
         each = len(samples) // len(reads) // steps
         used = np.stack([read[: each * steps] for read in reads], axis=1).reshape(-1)
@@ -224,7 +228,7 @@ def measure(case, source, ranks):
     ).split("|")
 
 
-COLUMNS = """order; MB a request; requests/s of a node; of the cluster; bytes read / used;
+COLUMNS = """order; MB per request; requests/s of a node; of the cluster; bytes read / used;
 blocks touched / used; GB held by a node; shards a node touches in a step; fill, %; neighbours:
 median; 1st percentile; in one step, %; most of a step from a shard, %; heaviest rank / mean"""
 FORMAT = (

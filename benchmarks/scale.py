@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Start, states and memory with ten, a thousand and ten thousand sources, and ten thousand files.
+"""Start time, states and memory with ten to ten thousand sources, and with ten thousand files.
 
-Token files in the page cache, many names of a few. Each measurement is made in a process of its
-own.
+The token files are in the page cache; most of them are links to a few. Each measurement runs in a
+separate process.
 """
 
 import json
@@ -22,9 +22,9 @@ from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 
 SEQ_LEN, BATCH_ROWS = 8192, 8
 FILES_WRITTEN = 4
-FEW, MANY = 50, 1000  # batches before a state
+FEW, MANY = 50, 1000  # batches before a save
 
-#: Folder, number of pairs, documents of a pair, and whether each pair is a source.
+#: Folder, number of pairs, documents per pair, and whether each pair is a source.
 CASES = (
     ("large", 10, 5000, True),
     ("large", 1000, 5000, True),
@@ -53,7 +53,7 @@ def run():
         "save with a worker, ms",
         f"resume after {FEW} batches, s",
         f"after {MANY:,} batches, s",
-        "ms a batch",
+        "ms per batch",
         "with a worker",
         "memory of planner and worker, MiB",
     )
@@ -80,7 +80,7 @@ def write_mix(path, sources):
 
 
 def measure(path):
-    """The columns of the table."""
+    """Return the columns of the table."""
     first, alone, iterator = start(path)
     draw(iterator, FEW)
     few = alone.state_dict()
@@ -105,7 +105,7 @@ def measure(path):
 
 
 def start(path, state=None):
-    """Seconds from the YAML to the first batch, the loader and its iterator."""
+    """Return the seconds from the YAML to the first batch, the loader and its iterator."""
     begin = time.perf_counter()
     loader = loader_of(path)
     if state is not None:
@@ -124,7 +124,7 @@ def save_ms(loader):
 
 
 def batches_of_worker(path):
-    """ms a batch, ms to save, MiB of the planner's process and the worker."""
+    """Return ms per batch, ms per save, and the MiB of the planner's process and the worker."""
     loader = loader_of(path, num_workers=1)
     iterator = iter(loader)
     draw(iterator, FEW)

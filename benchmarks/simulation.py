@@ -1,11 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Three ranks of 16,384, with a thousand sources: the real loaders of a run of that size.
+"""The real loaders of three out of 16,384 ranks, with a thousand sources.
 
-Every worker plans the rows of all ranks and reads its own, so that some ranks show what each has
-to do. Steps of 16,384 rows of 8192 tokens; a third of the weights move. The run is saved after
-every step, and continued by 1024 ranks of 16 rows a batch. What the ranks save must be equal, and
-so must be the states of the run that was continued.
+Every rank plans the rows of all ranks and reads its own, so a few ranks show the work of each one.
+Steps have 16,384 rows of 8192 tokens, and a third of the weights change. The run is saved after
+every step, and resumed on 1024 ranks with 16 rows per batch. The states of all ranks must be equal,
+and so must those of the resumed run.
 """
 
 import json
@@ -35,8 +35,8 @@ def run():
     header = (
         "",
         "first batch, s",
-        "a step, s",
-        "µs a row",
+        "step, s",
+        "µs per row",
         "state, MB",
         "save, ms",
         "resume on 1024 ranks, s",
@@ -63,7 +63,7 @@ def write_mix(folder, rule):
 
 
 def measure(path):
-    """The columns of the table."""
+    """Return the columns of the table."""
     begin = time.perf_counter()
     loaders = [loader_of(path, rank, ROWS, 1) for rank in RANKS]
     iterators = [iter(loader) for loader in loaders]
@@ -113,14 +113,14 @@ def loader_of(path, rank, ranks, batch_rows):
 
 
 def equal_states(loaders):
-    """The state of all of them as JSON text."""
+    """Return the state as JSON text, after checking that it is the same on all ranks."""
     states = {json.dumps(loader.state_dict(), sort_keys=True) for loader in loaders}
     assert len(states) == 1, "ranks disagree"
     return states.pop()
 
 
 def furthest(blend, states):
-    """Rows by which the tokens of some source are off the sum of its shares, after any step."""
+    """Return the largest deviation of any source from its share after any step, in rows."""
     due, worst = dict.fromkeys(blend.keys, 0.0), 0.0
     before = dict.fromkeys(blend.keys, 0)
     for step, state in enumerate(states):

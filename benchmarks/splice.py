@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Spliced batches against copying the same bytes; finding examples; planning many documents."""
+"""Spliced batches compared with copying the same bytes; finding examples; planning documents."""
 
 import time
 
@@ -88,7 +88,7 @@ def contenders(documents, index, config):
         rows = [source.read(taken.description(number)) for number in range(ROWS)]
         return assemble(rows, ("doc",))
 
-    # Other bytes each time, as in a run: neither side finds its own in the processor's cache.
+    # Bytes differ each time, as in a run, so neither side finds them in the processor's cache.
     buffers = [next_batch().as_buffer().numpy().copy() for _ in range(COPIED)]
     numbers = np.arange(LOCATED)
 

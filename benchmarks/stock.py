@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stock Energon on the same task: documents packed as its documentation shows, all fields written.
+"""Stock Energon on the same task: documents packed as its documentation shows, with all fields.
 
 Its packing example sorts a buffer of samples by length and fills one pack after another in that
-order. What a pack and a batch hold is left to the user there; here they are the fields of a
+order. It leaves the content of packs and batches to the user; here a batch has the fields of a
 PackedBatch, written with a few NumPy calls.
 """
 
@@ -27,14 +27,14 @@ class Packed(Sample):
 
 @stateless
 def cook(sample):
-    """A sample with tokens as bytes, or with text."""
+    """Return a sample with text, or with tokens from bytes."""
     if "txt" in sample:
         return TextSample(**basic_sample_keys(sample), text=sample["txt"])
     return TokenSample(**basic_sample_keys(sample), tokens=np.frombuffer(sample["bin"], np.uint16))
 
 
 class StockEncoder(TaskEncoder):
-    """Packs of at most ``seq_len`` tokens; longer documents are cut off."""
+    """An encoder of packs of at most ``seq_len`` tokens; longer documents are truncated."""
 
     cookers = [Cooker(cook)]
 
@@ -90,7 +90,7 @@ class StockEncoder(TaskEncoder):
 
 
 def stock_loader(path, *, seq_len, batch_size, num_workers=0, tokenizer=None, buffer=512):
-    """A loader of Energon with its own defaults; one epoch of shuffling in a buffer of 100."""
+    """Return Energon's own loader with its defaults and a shuffle buffer of 100 samples."""
     dataset = megatron.energon.get_train_dataset(
         path,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=num_workers),

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Text in webdatasets end to end against stock Energon, through a BPE.
+"""Text in webdatasets end to end, compared with stock Energon, with a BPE tokenizer.
 
-We tokenize it once, at first use; stock Energon tokenizes it in every epoch, and shuffles it in a
-buffer of 100 documents. The same two sources for both, one process, loader defaults, and a packing
-buffer that is filled many times while the clock runs. The text is that of the demo; the tokenizer
-is trained on it.
+We tokenize the text once, at first use; stock Energon tokenizes it in every epoch, and shuffles it
+in a buffer of 100 documents. Both read the same two sources in one process, with loader defaults
+and a packing buffer that is filled many times during the measurement. The text is the demo's; the
+tokenizer is trained on it.
 """
 
 import os
@@ -24,12 +24,12 @@ from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import HFTokenizer
 
 SEQ_LEN, BATCH_ROWS = 4096, 8
-TEXT_BYTES = (16_000, 4000)  # of a document, at most
+TEXT_BYTES = (16_000, 4000)  # maximum per document
 TEXT_DOCUMENTS = 2000
 BYTES_TO_TRAIN_ON = 2_000_000
 PACKING_BUFFER = 64  # documents
 TURNS, BATCHES = 10, 6
-BYTES_PER_TOKEN = 2  # of a small vocabulary in a token file
+BYTES_PER_TOKEN = 2  # in a token file with a small vocabulary
 
 
 def run():
@@ -49,7 +49,7 @@ def run():
 
 
 def texts_of(num_bytes):
-    """Parts of the demo's texts, from all over them."""
+    """Return parts of the demo's texts, spread evenly over them."""
     parts = [
         text[start : start + num_bytes]
         for corpus in CORPORA.values()
@@ -74,7 +74,7 @@ def train_tokenizer(texts, path):
 
 
 def compared(what, path):
-    """Rows of the table: stock Energon, and ours at its first use and from then on."""
+    """Return rows of the table: stock Energon, and ours at first use and later."""
     tokenizer = HFTokenizer(path / "bpe.json", eos_token="<eos>")
     stock = stock_loader(
         path / "stock.yaml",
@@ -89,8 +89,8 @@ def compared(what, path):
     seconds = processor_seconds() - begin
     tokens = sum(file.stat().st_size for file in (path / "cache").rglob("*.bin")) / BYTES_PER_TOKEN
     rates = {
-        "first use: all is tokenized": tokens / seconds,
-        **tokens_per_second({"from then on": iter(ours), "stock Energon": iter(stock)}),
+        "first use, tokenizes everything": tokens / seconds,
+        **tokens_per_second({"later": iter(ours), "stock Energon": iter(stock)}),
     }
     return [
         (f"{name}, {what}", f"{rate / 1e6:.2f}", f"{rate / rates['stock Energon']:.2f}x")
@@ -99,7 +99,7 @@ def compared(what, path):
 
 
 def processor_seconds():
-    """Of this process and of those that it waited for."""
+    """Return the processor time of this process and of those that it waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -115,7 +115,7 @@ def our_loader(path, tokenizer):
 
 
 def tokens_per_second(iterators):
-    """Tokens that count, padding left out, per second of the processor, over all turns."""
+    """Return tokens without padding per second of processor time, over all turns."""
     for iterator in iterators.values():
         next(iterator)
     tokens, seconds = dict.fromkeys(iterators, 0), dict.fromkeys(iterators, 0.0)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fair timing on a noisy machine, memory of a process, and tables."""
+"""Fair timing on a noisy machine, process memory, and tables."""
 
 import multiprocessing
 import time
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def microseconds(contenders, calls, rounds=9, clock=time.perf_counter):
-    """The best time of each contender, in µs per call.
+    """Return the best time of each contender, in µs per call.
 
     Args:
         contenders: ``{name: function(calls)}``; they take turns, so that a slow moment of the
-            machine hits all of them.
-        calls: calls per round, a number or one for each contender by name.
-        rounds: turns.
-        clock: seconds; of the processor with ``time.process_time``.
+            machine affects all of them.
+        calls: calls per round, as a number for all or by contender.
+        rounds: number of turns.
+        clock: a function that returns seconds, such as ``time.process_time`` for processor time.
     """
     if not isinstance(calls, dict):
         calls = dict.fromkeys(contenders, calls)
@@ -35,7 +35,7 @@ def draw(iterator, batches):
 
 
 def peak_mib():
-    """The most memory that this process has had; `ru_maxrss` counts that of its parent as well."""
+    """Return the peak memory of this process; `ru_maxrss` would include its parent's."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
@@ -46,7 +46,7 @@ def fresh_process(function, *arguments):
 
 
 def private_mib(pid):
-    """What a process has written and shares with nobody; mapped files are not among it."""
+    """Return the private memory that a process has written, without mapped files."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Private_Dirty:"):
             return round(int(line.split()[1]) / 1024)
@@ -54,7 +54,7 @@ def private_mib(pid):
 
 
 def markdown(title, header, rows):
-    """A Markdown table under a heading."""
+    """Return a Markdown table under a heading."""
     lines = [f"## {title}", "", "| " + " | ".join(header) + " |"]
     lines.append("| --- " + "| ---: " * (len(header) - 1) + "|")
     lines.extend("| " + " | ".join(map(str, row)) + " |" for row in rows)

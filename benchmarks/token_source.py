@@ -1,12 +1,12 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Token files end to end against stock Energon and Megatron-core's datasets.
+"""Token files end to end, compared with stock Energon and Megatron-core's datasets.
 
-Two sources, equal weights, rows of 4096, batches of 8 rows, all documents in the page cache. Stock
-Energon reads the same documents from webdatasets, one sample each. Megatron-core reads the same
-files with GPTDataset and BlendedDataset, which give tokens, labels, loss mask and position ids; its
-samples are stacked to a batch as its loaders stack them. Each has a
-process of its own, and they take turns; a round is long enough that every loader packs in it.
+There are two sources with equal weights, rows of 4096, and batches of 8 rows; all documents are in
+the page cache. Stock Energon reads the same documents from webdatasets, one sample each.
+Megatron-core reads the same files with GPTDataset and BlendedDataset, which return tokens, labels,
+loss mask and position ids; its samples are stacked into a batch as in its own loaders. Each
+contender has a separate process, and they take turns; every loader packs during each round.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def prepare(folder):
         write_token_file(folder / name, documents)
         samples = ({"bin": tokens.tobytes()} for tokens in documents[: DOCUMENTS // 4])
         write_webdataset(folder / "stock" / name, samples)
-        for suffix in (".bin", ".idx"):  # Megatron-core puts its index cache beside them
+        for suffix in (".bin", ".idx"):  # Megatron-core writes its index cache next to them
             (folder / "megatron").mkdir(exist_ok=True)
             (folder / "megatron" / name).with_suffix(suffix).symlink_to(folder / f"{name}{suffix}")
     write_mixes(folder)
@@ -99,7 +99,7 @@ def begin(make, folder):
 
 
 def timed(batches):
-    """Seconds a batch, and seconds of the processor."""
+    """Return seconds and processor seconds per batch."""
     wall, processor = time.perf_counter(), time.process_time()
     draw(iterator, batches)
     return (time.perf_counter() - wall) / batches, (time.process_time() - processor) / batches
@@ -145,7 +145,7 @@ def our_dataset(folder, num_workers=0):
 
 
 def megatron(folder, reset):
-    """Batches of Megatron-core's blend of the same files."""
+    """Return batches of Megatron-core's blend of the same files."""
     config = GPTDatasetConfig(
         random_seed=0,
         sequence_length=SEQ_LEN,
@@ -168,14 +168,14 @@ def megatron(folder, reset):
 
 
 class MegatronTokenizer:
-    """What GPTDataset asks of a tokenizer."""
+    """The attributes of a tokenizer that GPTDataset needs."""
 
     eod = pad = 0
     vocab_size = VOCAB_SIZE
     unique_identifiers = {"class": "none"}
 
 
-#: What makes the batches, and how many a round has.
+#: The function that creates the batches, and the number of batches per round.
 CONTENDERS = {
     OURS: (token_files, 240),
     "token files, 1 worker": (one_worker, 240),

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Sphinx: Markdown pages by MyST, the API reference from the docstrings."""
+"""Sphinx configuration: Markdown pages with MyST, and an API reference from docstrings."""
 
 import sys
 from pathlib import Path

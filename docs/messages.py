@@ -4,9 +4,9 @@
 
     python docs/messages.py PAGE
 
-Every ``raise`` and ``return`` of an error type of ``energon_ext.errors`` is a row. Words that a
-function has put together before are in their places. Values that only a run knows are shown as the
-expressions in the code. ``conf.py`` calls this at every build.
+Every ``raise`` and ``return`` of an error type of ``energon_ext.errors`` is a row. Texts that a
+function assigned to variables before are inserted. Values that are only known at run time are shown
+as the expressions in the code. ``conf.py`` calls this in every build.
 """
 
 import ast
@@ -18,8 +18,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "energon_ext"
 HEADER = """# Messages
 
 Every error that the package raises for a mistake in a file, an argument, a state or the data, by
-module. The table is generated from the code. A name in braces stands for a value of the run. Search
-this page for a few words of a message to find where it is raised.
+module. Search this page for a few words of a message to find where it is raised. The table is
+generated from the code; an expression in braces stands for its value at run time.
 
 | error | raised in | message |
 | --- | --- | --- |
@@ -27,18 +27,18 @@ this page for a few words of a message to find where it is raised.
 
 
 def error_types():
-    """Names of the exceptions that users see."""
+    """Return the names of the exceptions that users see."""
     tree = ast.parse((PACKAGE / "errors.py").read_text(encoding="utf-8"))
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     return {name for name in classes if name.endswith("Error")}
 
 
 def messages_in(code, types):
-    """Errors that some code raises or returns, as (type, text), in order."""
+    """Return the errors that code raises or returns, as (type, text), in order."""
     tree = ast.parse(code)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     found = {}
-    for scope in (tree, *functions):  # the innermost function of an error comes last
+    for scope in (tree, *functions):  # inner functions come last, and replace earlier entries
         for node in ast.walk(scope):
             value = {ast.Raise: "exc", ast.Return: "value"}.get(type(node))
             call = value and getattr(node, value)
@@ -48,7 +48,7 @@ def messages_in(code, types):
 
 
 def _words_before(error, scope):
-    """Texts by their names that a function makes above an error, the nearest of each name."""
+    """Return the last value assigned to each name of a function before an error."""
     words = {}
     for node in sorted(ast.walk(scope), key=lambda node: getattr(node, "lineno", 0)):
         is_name = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
@@ -60,7 +60,7 @@ def _words_before(error, scope):
 
 
 def _text(call, words):
-    """The message of an error, with expressions in braces."""
+    """Return the message of an error, with expressions in braces."""
     if not call.args:
         return "{...}"
     return " ".join(_part(call.args[0], words).split())
@@ -72,10 +72,10 @@ def _part(node, words):
     if isinstance(node, ast.JoinedStr):
         return "".join(_part(each, words) for each in node.values)
     if isinstance(node, ast.FormattedValue):
-        made = words.get(getattr(node.value, "id", None))
-        known = {name: own for name, own in words.items() if own is not made}  # no circles
-        if made is not None and not isinstance(made, ast.Name):
-            return _part(made, known)
+        value = words.get(getattr(node.value, "id", None))
+        others = {name: word for name, word in words.items() if word is not value}  # no cycles
+        if value is not None and not isinstance(value, ast.Name):
+            return _part(value, others)
         return "{" + ast.unparse(node.value) + "}"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _part(node.left, words) + _part(node.right, words)
@@ -83,7 +83,7 @@ def _part(node, words):
 
 
 def page():
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     types = error_types()
     lines = []
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -95,7 +95,7 @@ def page():
 
 
 def write_page(path):
-    """Write the page where its content has changed, so that Sphinx builds it again only then."""
+    """Write the page if its content has changed; otherwise Sphinx need not build it again."""
     content = page()
     if not path.is_file() or path.read_text(encoding="utf-8") != content:
         path.write_text(content, encoding="utf-8")

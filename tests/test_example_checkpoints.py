@@ -158,7 +158,7 @@ def damage_the_tracker(folder):
         damage_the_tracker,
     ],
 )
-def test_what_is_lost_or_damaged_is_named_in_one_line_and_nothing_older_taken(harm, tmp_path):
+def test_a_lost_or_damaged_part_is_named_in_one_line_and_nothing_older_is_used(harm, tmp_path):
     save(tmp_path, 10)
     message = harm(save(tmp_path, 20))
     with pytest.raises(StateFormatError, match=message) as caught:

@@ -173,7 +173,7 @@ def test_the_first_batch_at_a_breakpoint_already_follows_the_new_weights(data, n
     assert sources == [{"prose:train"}] * 7 + [{"code:train"}] * 7
 
 
-def test_the_order_in_the_yaml_says_nothing(data):
+def test_yaml_order_does_not_matter(data):
     entries = [("prose", {"linear": {0: 4, 40: 0}}), ("code", 2), ("docs", 1)]
     orders = []
     for arranged in (entries, entries[::-1]):

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws balance.png: how long 16 ranks are busy with a step, in the natural order and dealt."""
+"""Draw balance.png: how long 16 ranks take for a step, in the natural order and dealt by cost."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def row_costs() -> np.ndarray:
-    """Costs of 64 packed rows of web-like documents, float64 [64]."""
+    """Return the costs of 64 packed rows of web-like documents, float64 [64]."""
     rng = np.random.default_rng(3)
     lengths = np.clip(np.exp(rng.normal(6.2, 1.2, 16384)), 1, 200_000).astype(np.int64)
     numbers = np.arange(len(lengths))

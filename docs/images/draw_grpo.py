@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws grpo.png from runs of examples/03_grpo.py: python draw_grpo.py CONTROL RUN RUN ..."""
+"""Draw grpo.png from runs of examples/03_grpo.py: python draw_grpo.py CONTROL RUN RUN ..."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from energon_ext.cli.figure_style import COLORS, MUTED, new_figure
 
 
 def accuracy(run, kind):
-    """Steps, and the share of right answers at them."""
+    """Return the evaluated steps, and the share of correct answers at each."""
     lines = map(json.loads, (Path(run) / "grpo" / "metrics.jsonl").open())
     points = [(line["step"], line[kind]) for line in lines if kind in line]
     return zip(*points)
@@ -19,8 +19,8 @@ def accuracy(run, kind):
 def main(control, *runs):
     figure, (sampled, greedy) = new_figure(
         "A GPT learns to sort four digits from rewards alone",
-        "Share of right answers to 512 held-out prompts by step of GRPO; one line a seed, dashed: "
-        "rewards at random.",
+        "Share of correct answers to 512 held-out prompts by step of GRPO; one line per seed, "
+        "dashed: random rewards.",
         height=3.4,
         columns=2,
         top=0.95,

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws schedules.png, one panel for each kind of weight."""
+"""Draw schedules.png, with one panel for each kind of weight."""
 
 from pathlib import Path
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws token_balance.png: a blend by samples and an interleave by tokens, over the same sources.
+"""Draw token_balance.png: a blend by samples and an interleave by tokens, over the same sources.
 
 Both come from real loaders over the same three corpora, whose documents are 200, 630 and 2000 bytes
-long on average: JSON Lines for Energon's own blend, token files for the interleave. Prints the
-figures that docs/mix/token_balance.md names.
+long on average: JSON Lines for Energon's own blend, token files for the interleave. The script also
+prints the figures in docs/mix/token_balance.md.
 """
 
 import json
@@ -49,7 +49,7 @@ class TextEncoder(DefaultTaskEncoder):
 
 
 def write_source(root, name, mean_length):
-    """The same documents as JSON Lines and as a token file."""
+    """Write the same documents as JSON Lines and as a token file."""
     generator = random.Random(name)
     lines = root / f"{name}.jsonl"
     (root / name).mkdir()
@@ -73,7 +73,7 @@ def write_mix(path, module, name, rule, paths):
 
 
 def stock_blend(root):
-    """Tokens of each source, int64 [draws, sources], sample by sample."""
+    """Return the tokens drawn from each source, sample by sample, int64 [draws, sources]."""
     paths = [f"{name}.jsonl" for name in MEAN_LENGTHS]
     mix = write_mix(root / "blend.yaml", "megatron.energon", "MetadatasetV2", "blend", paths)
     dataset = megatron.energon.get_train_dataset(
@@ -89,7 +89,7 @@ def stock_blend(root):
 
 
 def interleave(root):
-    """Tokens of each source, int64 [draws, sources], row by row."""
+    """Return the tokens drawn from each source, row by row, int64 [draws, sources]."""
     paths = [f"{name}/train" for name in MEAN_LENGTHS]
     mix = write_mix(
         root / "interleave.yaml", "energon_ext", "ScheduledMetadataset", "interleave", paths
@@ -118,7 +118,7 @@ def until_enough(draws):
 def draw(counts):
     figure, axes = new_figure(
         "Equal weights, documents of 200, 630 and 2000 bytes",
-        "Share of each source in all tokens so far. The dashed line is what the weights say.",
+        "Share of each source in all tokens so far. The dashed line is the share by weight.",
         height=3.4,
         columns=len(counts),
         top=0.95,
@@ -128,10 +128,10 @@ def draw(counts):
         tokens = drawn.cumsum(axis=0)
         total = tokens.sum(axis=1)
         shares = tokens / total[:, None]
-        shown = total > 10_000  # before, a single document is a large share
+        shown = total > 10_000  # earlier, a single document is a large share
         panel.axhline(1 / 3, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
         for index, (source, color) in enumerate(zip(MEAN_LENGTHS, COLORS)):
-            # Lines that lie on each other are all seen.
+            # Different widths keep overlapping lines visible.
             line = {"color": color, "linewidth": 5 - 1.7 * index, "label": source}
             panel.plot(total[shown] / 1000, shares[shown, index], **line)
         worst = np.ptp(tokens, axis=1).max()

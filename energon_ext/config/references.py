@@ -59,7 +59,7 @@ class TokenFileFactory(BaseCoreDatasetFactory):
 
 
 class TokenFileLoader(DatasetLoader):
-    """Loader behind a reference to token files."""
+    """Loads the token files that a reference names."""
 
     def get_dataset(self, *, shuffle_over_epochs: int | None = 1, **options: Any) -> Any:
         if shuffle_over_epochs not in (1, None):

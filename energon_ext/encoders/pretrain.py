@@ -83,8 +83,8 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
         >>> from energon_ext.encoders.tokenizers import ByteTokenizer
         >>> PackedTaskEncoder(ByteTokenizer(), seq_len=1)
         Traceback (most recent call last):
-        energon_ext.errors.ConfigError: seq_len: 1 found, an integer >= 2 is needed; a shorter row \
-has no transition to train.
+        energon_ext.errors.ConfigError: seq_len: 1 found, an integer >= 2 is needed; shorter rows \
+have no transition to train.
     """
 
     cookers = [Cooker(cook_text)]

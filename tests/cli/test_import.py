@@ -69,7 +69,7 @@ def blended_by_megatron(weights, rows):
 
 @pytest.mark.parametrize("rows", [7, 100, 1000])
 @pytest.mark.parametrize("words", ["70 web 30 code", "0.1 web 0.7 code 2.2 wiki"])
-def test_shares_are_those_of_megatrons_own_blending(folder, words, rows):
+def test_shares_match_megatrons_own_blending(folder, words, rows):
     imported(*words.split())
     prefixes, weights = get_blend_from_list(words.split())
     expected = dict(

@@ -72,7 +72,7 @@ def use(folder):
     }
 
 
-def test_what_is_there_is_read_and_what_cannot_be_written_is_said(folder, tmp_path):
+def test_a_read_only_file_system_can_be_read_and_failed_writes_are_reported(folder, tmp_path):
     before = sorted(folder.rglob("*"))
     found = outcome(use, folder, stderr=tmp_path / "stderr")
     assert sorted(folder.rglob("*")) == before

@@ -83,7 +83,7 @@ def train_without_shared_memory(mix):
 
 
 @pytest.mark.nightly
-def test_workers_need_shared_memory_to_start_alone_and_say_where_it_is_full(mix, tmp_path):
+def test_workers_need_shared_memory_only_to_start_and_report_it_if_it_is_full(mix, tmp_path):
     found = outcome(train_without_shared_memory, mix, stderr=tmp_path / "stderr")
     expected = hashes(new_loader(mix, 0), 8)
     assert found["alone"] == found["in little"] == expected[:4]
@@ -100,7 +100,7 @@ def train_on_a_cut_file(mix):
     return said(take, loader, 99), drawn, loader.state_dict()["read"], pids()
 
 
-def test_a_file_that_is_cut_under_workers_is_named_to_the_trainer(mix, tmp_path):
+def test_a_file_truncated_under_workers_is_named_in_the_trainer(mix, tmp_path):
     expected = hashes(new_loader(mix, 0), 4)
     words, drawn, read, left = outcome(train_on_a_cut_file, mix, stderr=tmp_path / "stderr")
     assert words.startswith("ConfigError: ")
@@ -126,7 +126,7 @@ def lose_one(mix, place, workers):
 
 
 @pytest.mark.parametrize(("place", "workers"), [(0, 1), (1, 2), (-1, 1), (-1, 2)])
-def test_a_killed_reader_or_planner_is_named_and_the_run_goes_on_from_its_state(
+def test_a_killed_reader_or_planner_is_reported_and_the_run_continues_from_its_state(
     mix, tmp_path, place, workers
 ):
     words, drawn, _, state, left = outcome(
@@ -189,7 +189,7 @@ def start_and_return(mix, batches, pause):
 
 
 @pytest.mark.parametrize(("batches", "pause"), [(1, 0.0), (0, 0.5)])
-def test_processes_whose_trainer_is_killed_end_too(mix, tmp_path, batches, pause):
+def test_processes_end_if_their_trainer_is_killed(mix, tmp_path, batches, pause):
     """Processes that have not started yet end as well."""
     left = outcome(
         start_and_return, mix, batches, pause, stderr=tmp_path / "stderr", is_killed=True

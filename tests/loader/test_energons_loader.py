@@ -93,9 +93,7 @@ def check_resumes(folder, name, workers, saves, count=30):
 
 @every_number_of_workers
 @pytest.mark.parametrize("name", MIXES)
-def test_batches_are_those_of_the_exact_loader_and_so_are_those_after_two_resumes(
-    folder, name, workers
-):
+def test_batches_equal_those_of_the_exact_loader_even_after_two_resumes(folder, name, workers):
     check_resumes(folder, name, workers, saves=[7, 14])
 
 

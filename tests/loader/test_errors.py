@@ -87,7 +87,7 @@ def check_the_run_goes_on(loader, path, drawn):
     "error",
     [ValueError("no such batch"), SampleError("No text."), KeyError(3), OSError(ENOSPC, "Full")],
 )
-def test_an_error_of_the_encoder_comes_at_its_batch_as_it_is(folder, workers, error):
+def test_an_encoder_error_is_raised_unchanged_at_its_batch(folder, workers, error):
     loader = new_loader(folder / "mix.yaml", workers, Failing, error)
     found, raised = drawn_before(loader, type(error))
     assert len(found) == 7 and raised.args == error.args

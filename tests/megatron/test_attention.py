@@ -51,7 +51,7 @@ def gradients(model, loss):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_packed_equals_documents_alone(architecture):
+def test_a_packed_batch_equals_its_documents_alone(architecture):
     model = small_model(small_config(**ARCHITECTURES[architecture]))
     batch = synthetic_batch(seed=1)
     pick = torch.randn(batch.num_tokens, VOCABULARY, generator=torch.Generator().manual_seed(2))

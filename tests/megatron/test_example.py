@@ -245,7 +245,7 @@ def test_a_nan_loss_is_a_one_line_error_and_in_no_checkpoint(mixes, tmp_path):
 @pytest.mark.parametrize(
     ("number", "ranks", "code"), [(signal.SIGINT, 1, 1), (signal.SIGTERM, 2, 0)]
 )
-def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(mixes, number, ranks, code, tmp_path):
+def test_a_run_asked_to_stop_saves_its_current_step(mixes, number, ranks, code, tmp_path):
     run_dir = tmp_path / "run"
     stderr = run_dir.with_suffix(".stderr")
     options = ("--train-iters", "1000000", "--save-interval", "500000")

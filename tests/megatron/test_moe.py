@@ -56,7 +56,7 @@ def without_padding(batch):
 
 @pytest.mark.skipif(not ROUTERS_TAKE_A_MASK, reason="routers of megatron-core 0.15 take no mask")
 @pytest.mark.parametrize("losses", ["auxiliary loss", "z loss"])
-def test_padding_changes_nothing_for_routers(losses):
+def test_padding_does_not_affect_routers(losses):
     config = BALANCED_MOE if losses == "auxiliary loss" else {**MOE, "moe_z_loss_coeff": 0.5}
     batches = [synthetic_batch(seed) for seed in (1, 4)]
     assert all(batch.padding_mask().any() for batch in batches)

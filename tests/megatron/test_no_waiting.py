@@ -85,7 +85,7 @@ def found(one_rank, tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_micro_batch_asks_the_gpu_anything(layout, found):
+def test_no_micro_batch_waits_for_the_gpu(layout, found):
     for rank in found[layout]:
         for cost in rank["costs"]:
             assert cost["syncs"] == {}

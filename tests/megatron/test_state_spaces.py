@@ -103,7 +103,7 @@ def mixed(mixer, hidden, params):
         return mixer(hidden[:, None], packed_seq_params=params)[0][:, 0]
 
 
-def test_document_one_cannot_move_document_two(mixer):
+def test_document_one_does_not_affect_document_two(mixer):
     batch = synthetic_batch(seed=3)
     changed, *others = documents(batch)
     params = build_packed_seq_params(batch)

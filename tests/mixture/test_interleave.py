@@ -151,7 +151,7 @@ def test_where_nobody_has_the_credit_the_member_that_will_have_it_first_is_next(
 
 @settings(max_examples=150)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(1, 9))
-def test_shares_that_stay_keep_to_the_bound_of_the_chairman_assignment(weights, rows):
+def test_constant_shares_keep_the_bound_of_the_chairman_assignment(weights, rows):
     bound = 1 - 1 / max(2 * len(weights) - 2, 2)
     assert furthest(weights, steps=60, rows=rows) <= bound + ROUNDING
 
@@ -182,7 +182,7 @@ def test_three_members_are_never_a_row_off_also_where_they_leave_and_come_back(m
 @pytest.mark.parametrize("least", [0, 0.001])
 @settings(max_examples=60)
 @given(data=st.data(), rows=st.integers(1, 9))
-def test_many_members_whose_weights_jump_keep_to_what_the_largest_credit_would(least, data, rows):
+def test_many_members_with_jumping_weights_keep_the_bound_of_the_largest_credit(least, data, rows):
     """Not proved of this rule. Random schedules came to 1.6 rows; a hill climb over them to 2.1
     with 6 members, where this is 2.28, and to 2.4 with 19, where it is 3.5."""
     moving = data.draw(schedules((2, 20), least=least))

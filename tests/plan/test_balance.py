@@ -270,7 +270,7 @@ def test_what_megatron_core_would_fill_in_may_be_missing():
 # Runs ---------------------------------------------------------------------------------------------
 
 
-def test_steps_and_states_are_those_of_the_natural_order_on_all_topologies(data):
+def test_balancing_changes_no_step_and_no_state_on_any_topology(data):
     path = blend(data)
     check_equal_everywhere(path, encoder(), [(2, 0, 4), (4, 0, 1), (8, 0, 2), (2, 2, 2)])
     natural, dealt = Run(path, rows=ROWS), Run(path, encoder=encoder(), ranks=4, rows=ROWS)

@@ -93,7 +93,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_inside_a_step_what_it_was_drawn_with_may_not_change(folder, name):
+def test_inside_a_step_the_settings_it_was_drawn_with_may_not_change(folder, name):
     changes, field = CHANGES[name]
     state, _ = inside(new_run(folder))
     with pytest.raises(StateMismatchError, match=f"{field}.*saved inside a step"):

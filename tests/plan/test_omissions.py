@@ -49,7 +49,7 @@ def exclude(folder, *lines):
 @pytest.mark.parametrize(
     ("ranks", "workers", "batch"), [(1, 0, 8), (1, 0, 2), (2, 2, 2), (4, 3, 1)]
 )
-def test_all_other_steps_are_those_of_the_run_that_skips_none(folder, ranks, workers, batch):
+def test_skipping_steps_leaves_all_other_steps_unchanged(folder, ranks, workers, batch):
     all_steps = Run(mix(folder, "all"), rows=ROWS).steps(20)
     run = Run(
         mix(folder, skip=[[3, "5"], ["9", "1e1"], ["0.01k", 12]]),
@@ -129,7 +129,7 @@ def test_an_excluded_document_is_read_like_an_empty_one(
     assert run.steps(30) == expected
 
 
-def test_a_document_that_is_excluded_by_a_resume_is_in_no_later_plan(folder):
+def test_a_document_excluded_on_resume_is_in_no_later_pack_plan(folder):
     plain, fields = mix(folder, "all"), exclude(folder, *LINES)
     run = Run(plain, rows=ROWS)
     run.steps(2)
@@ -198,7 +198,7 @@ def test_what_is_no_range_of_steps_is_refused(folder, skip):
         ("a:²", "SOURCE:NUMBER is needed"),
         (":5", "SOURCE:NUMBER is needed"),
         ("a:" + "9" * 400, "SOURCE:NUMBER is needed"),
-        ("aa:5", "no source 'aa'; there is a, b; did you mean a"),
+        ("aa:5", "no source 'aa'; there are a, b; did you mean a"),
         ("a:150", "cannot exclude document 150; there are only 150"),
     ],
 )

@@ -38,7 +38,7 @@ def resumed(state, lengths=LENGTHS, **options):
 
 @every_packing
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_every_transition_is_read_once_an_epoch(packing, epochs):
+def test_every_transition_is_read_once_per_epoch(packing, epochs):
     found = take(planned(LENGTHS, packing=packing, epochs=epochs))
     assert trained(found) == pairs(LENGTHS, epochs)
     assert documents_in(found) == epochs * len(LENGTHS)

@@ -155,7 +155,7 @@ def test_a_validation_reads_every_row_once_on_all_topologies(data, packing):
             assert rows_of_source(number, ranks, workers, batch) == alone
 
 
-def test_a_run_with_limits_reads_every_document_as_often_as_it_may_and_ends_everywhere(data):
+def test_a_run_with_limits_reads_every_document_max_epochs_times_and_ends_on_all_ranks(data):
     """Documents of 3 to 59 tokens are never cut, so all but their last tokens are inputs."""
     mix = limited(data)
     for ranks, workers, batch in [(1, 0, 1), (4, 0, 2), (2, 2, 4)]:

@@ -87,7 +87,7 @@ def test_text_is_tokenized_at_first_use_and_found_afterwards(mix, tmp_path, monk
     assert caches(tmp_path) == names
 
 
-def test_text_gives_the_rows_that_token_files_of_its_documents_give(tmp_path):
+def test_text_gives_the_same_rows_as_token_files_of_its_documents(tmp_path):
     write_lines(tmp_path / "lines.jsonl")
     pair = tmp_path / "tokens" / "lines.jsonl"  # of the same name, so of the same order
     write_tokens(pair, [ByteTokenizer().encode(text) for text in TEXTS])
@@ -380,7 +380,7 @@ def times_of(paths):
     return {path.name: path.stat().st_mtime_ns for path in paths}
 
 
-def test_of_processes_at_once_one_tokenizes_and_all_read_the_same(mix, tmp_path):
+def test_one_of_several_processes_tokenizes_and_all_read_the_result(mix, tmp_path):
     started = [start(mix) for _ in range(3)]
     found = [pipe.recv() for _, pipe in started]
     for process, _ in started:

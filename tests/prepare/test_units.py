@@ -240,7 +240,7 @@ def pids(tmp_path):
     return [int(path.name) for path in (tmp_path / "pids").iterdir() if path.name.isdecimal()]
 
 
-def test_a_killed_worker_ends_the_command_with_a_line_and_the_next_run_makes_what_is_missing(
+def test_a_killed_worker_ends_the_command_in_one_line_and_the_next_run_does_the_rest(
     tmp_path,
 ):
     lines = write_lines(tmp_path / "a.jsonl", TEXTS)

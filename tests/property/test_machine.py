@@ -141,10 +141,10 @@ def run_machine(mix, steps, examples, length):
     run_state_machine_as_test(machine(mix, steps), settings=options)
 
 
-def test_any_order_of_draws_saves_restores_and_damage_reads_the_list(mix, steps):
+def test_any_order_of_draws_saves_restores_and_damage_reads_what_a_list_would(mix, steps):
     run_machine(mix, steps, examples=15, length=20)
 
 
 @pytest.mark.nightly
-def test_two_thousand_long_orders_read_the_list(mix, steps):
+def test_two_thousand_long_orders_read_what_a_list_would(mix, steps):
     run_machine(mix, steps, examples=2000, length=100)

@@ -110,7 +110,7 @@ def check(folder, seed, saves, topologies):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_run_goes_on_from_a_save_on_another_topology(tmp_path, seed):
+def test_a_run_continues_from_a_save_on_another_topology(tmp_path, seed):
     check(tmp_path, seed, saves=3, topologies=1)
 
 

@@ -229,17 +229,17 @@ def compare(tree, spy, first, count, loads_refused=False):
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(PIECE, marks=pytest.mark.nightly)])
-def test_what_is_accepted_runs_nothing(tree, spy, first):
+def test_an_accepted_file_runs_no_untrusted_code(tree, spy, first):
     found = compare(tree, spy, first, PIECE)
     assert min(found["accepted"], found["loaded"], found["refused"]) > PIECE // 8, found
 
 
-def test_some_of_what_is_refused_would_run_something(tree, spy):
+def test_some_refused_files_would_have_run_code(tree, spy):
     found = compare(tree, spy, 0, PIECE, loads_refused=True)
     assert found["would have run something"] > PIECE // 100, found
 
 
 @pytest.mark.nightly
-def test_what_is_accepted_runs_nothing_in_many_trees(tree, spy):
+def test_an_accepted_file_runs_no_untrusted_code_in_many_trees(tree, spy):
     found = compare(tree, spy, TREES, TREES_NIGHTLY, loads_refused=True)
     assert found["would have run something"] > TREES_NIGHTLY // 100, found

@@ -77,7 +77,7 @@ def test_rows_and_states_are_the_same_on_any_ranks_and_workers_and_over_resumes(
 
 
 @pytest.mark.parametrize("encoder", [PackedCaptions, OwnPacker])
-def test_every_sample_is_in_one_row_an_epoch_and_no_row_overflows(data, encoder):
+def test_every_sample_is_in_one_row_per_epoch_and_no_row_overflows(data, encoder):
     loader = loader_for(dataset_of(alone(data, max_epochs=8), encoder=encoder()))
     rows = [row for step in loader for row in step]
     assert all(sum(length for _, length, _ in row) <= 40 for row in rows)

@@ -86,7 +86,7 @@ def test_a_run_continues_on_other_ranks_and_workers(data):
     assert read == expected
 
 
-def test_every_sample_is_read_once_an_epoch_with_its_own_images(data):
+def test_every_sample_is_read_once_per_epoch_with_its_own_images(data):
     path = write(data / "alone.yaml", {"blend": [{"path": "photos", "max_epochs": 2}]})
     read, _ = run(path, 12)
     samples = [sample for step in read for sample in step]

@@ -46,7 +46,7 @@ def reader_of(folder, **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_in_any_order_are_those_of_energon(tmp_path, kind, monkeypatch):
+def test_samples_read_in_any_order_equal_those_of_energon(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(shards, "MOST_OPEN", 1)
     folder = write_shards(tmp_path / "data", kind)
     expected, reader = reader_of(folder), TarReader(reader_of(folder))

@@ -216,7 +216,7 @@ def test_the_filler_is_that_of_the_entry_and_of_one_run_alone(data):
     plain = take(loader_for(build(mix_of(data, "nopad", ("book", LONG)), encoder)), 1)[0]
     assert set(plain.tokens[plain.padding_mask()].tolist()) == {0}
     other = {"splice": {"pad_token_id": 4}}
-    with pytest.raises(ConfigError, match="pad_token_id: 3 of book and 4 of web; all rows"):
+    with pytest.raises(ConfigError, match="pad_token_id: 3 for book and 4 for web; all rows"):
         build(mix_of(data, "pads", ("book", padded), ("web", other)))
 
 
@@ -249,8 +249,8 @@ def test_what_is_wrong_on_an_entry_is_one_line_with_its_place(data, splice, mess
 @pytest.mark.parametrize(
     ("encoder", "message"),
     [
-        (lambda t: SFTTaskEncoder(t, SEQ_LEN), "a SFTTaskEncoder splices nothing"),
-        (lambda t: PromptTaskEncoder(t), "a PromptTaskEncoder splices nothing"),
+        (lambda t: SFTTaskEncoder(t, SEQ_LEN), "SFTTaskEncoder does not support splices"),
+        (lambda t: PromptTaskEncoder(t), "PromptTaskEncoder does not support splices"),
         (lambda t: PackedTaskEncoder(t, SEQ_LEN, alignment=2), "alignment: 2 found; frames begin"),
         (
             lambda t: PackedTaskEncoder(t, SEQ_LEN, packing="sequential"),

@@ -125,7 +125,7 @@ def damage(path):
 @pytest.mark.parametrize(
     "state", [STATE, *(pytest.param([n] * 3 * n, marks=pytest.mark.nightly) for n in range(9))]
 )
-def test_a_file_cut_anywhere_or_with_any_bit_flipped_is_named(state, tmp_path):
+def test_a_file_truncated_anywhere_or_with_any_bit_flipped_is_named(state, tmp_path):
     write_state(tmp_path / "a.json", state)
     for _ in damage(tmp_path / "a.json"):
         with pytest.raises(StateFormatError) as caught:
@@ -216,7 +216,7 @@ def refusal(path):
 
 @pytest.mark.filterwarnings("ignore")  # torch warns of old formats before it refuses them
 @pytest.mark.parametrize("index", range(8))
-def test_a_hostile_file_runs_nothing_and_is_refused(index, tmp_path):
+def test_a_hostile_file_is_refused_and_runs_no_code(index, tmp_path):
     marker = tmp_path / "ran"
     (tmp_path / "a.pt").write_bytes(list(hostile_files(marker))[index])
     refusal(tmp_path / "a.pt")

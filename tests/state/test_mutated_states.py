@@ -72,7 +72,7 @@ def check_refused(loader, state, error, what):
 
 
 @pytest.mark.parametrize(("name", "which"), [("both", 0), ("both", 1), ("short", 0)])
-def test_a_cursor_with_anything_changed_is_refused_and_nothing_begins(data, cursors, name, which):
+def test_a_cursor_with_any_change_is_refused_and_nothing_starts(data, cursors, name, which):
     loader = new_loader(data, name)
     at_start = loader.state_dict()
     for what, mutated in mutations(cursors[name][which], 400, seed=which):
@@ -167,7 +167,7 @@ def test_objects_of_the_wrong_kind_are_refused(data, wrong):
         ({"seed": 2, "seq_len": 8}, "seed: saved 0, now 2; seq_len: saved 32, now 8"),
     ],
 )
-def test_a_whole_cursor_of_another_configuration_is_a_mismatch(data, cursors, options, field):
+def test_an_intact_cursor_of_another_configuration_is_a_mismatch(data, cursors, options, field):
     loader = new_loader(data, **options)
     inside_a_step = cursors["both"][1]
     with pytest.raises(StateMismatchError, match=field):

@@ -40,7 +40,7 @@ def some_blend(chance, rank, ranks):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_over_any_chain_of_changed_blends_every_source_goes_on_where_it_was(seed):
+def test_every_source_continues_where_it_was_over_any_chain_of_changed_blends(seed):
     chance = random.Random(seed)
     ranks = chance.randint(1, 2)
     rank, loader, seen, known = chance.randrange(ranks), None, [], set()
