@@ -18,7 +18,7 @@ from tests.megatron.small_training import run_ranks, train
 from tests.support import write_mix, write_tokens
 
 ROWS = 8
-STEPS = 2
+STEPS = 3
 DOUBLE = {"params_dtype": torch.float64, "pipeline_dtype": torch.float64}
 PIPELINE = {"pipeline_model_parallel_size": 2}
 EXPERT = {"expert_model_parallel_size": 2}
