@@ -60,7 +60,7 @@ def mix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("balanced")
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
-        lengths = np.where(rng.random(80) < 0.3, SEQ_LEN + 1, rng.integers(3, 9, 80))
+        lengths = np.where(rng.random(80) < 0.15, SEQ_LEN + 1, rng.integers(3, 9, 80))
         starts = rng.integers(VOCABULARY, size=80)
         documents = [(start + np.arange(n)) % VOCABULARY for start, n in zip(starts, lengths)]
         write_tokens(folder / name, [each.tolist() for each in documents])
