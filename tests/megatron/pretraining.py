@@ -15,13 +15,12 @@ SMALL = [
     *("--hidden-size", "32", "--seq-length", "64", "--global-batch-rows", "4"),
 ]
 ANIMALS = ("cat", "dog", "cow", "hen")
-TEXTS = 40
-PROSE = [f"The {animal} sat on the mat. " * 5 for animal in ANIMALS] * (TEXTS // len(ANIMALS))
+PROSE = [f"The {animal} sat on the mat. " * 5 for animal in ANIMALS] * 10
 CODE = [text.replace(" ", "_") for text in PROSE]
 TIMES = ("tokens_per_second", "step_seconds", "data_seconds", "waiting_share")
 
 
-def write_mixes(folder, texts=TEXTS):
+def write_mixes(folder, texts=40):
     """Write the same texts as the metadatasets tokens, of token files, and text."""
     write = {"tokens": write_token_file, "text": support.write_dataset}
     weights = {"prose": {"linear": {0: 3, 8: 1}}, "code": {"step": {0: 0, 3: 3}}}

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from energon_ext import ConfigError
 from energon_ext.batch.collate import BatchAssembler
@@ -30,6 +29,7 @@ from energon_ext.megatron import (
 from energon_ext.megatron.megatron_lm_loop import adapt_loop
 from tests.megatron.pretend_gpu import PretendGpu
 from tests.megatron.small_gpt import small_config, small_model, synthetic_batch
+from tests.megatron.small_training import run_schedule
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -146,18 +146,6 @@ def test_a_scale_whose_counts_would_overflow_is_refused(monkeypatch):
         make_loss_func(batch, weight_scale=scale)
 
 
-def run_step(model, batches, **options):
-    return get_forward_backward_func()(
-        forward_step_func=functools.partial(forward_step, **options),
-        data_iterator=iter(batches),
-        model=[model],
-        num_microbatches=len(batches),
-        seq_length=batches[0].num_tokens,
-        micro_batch_size=1,
-        forward_only=False,
-    )
-
-
 def fractional(batch):
     """The batch with advantages -0.7, 0.9, ... for weights."""
     signs = torch.tensor([-0.7, 0.9, 1.3]).repeat(batch.num_tokens // 3 + 1)[: batch.num_tokens]
@@ -179,7 +167,7 @@ def test_micro_batches_have_the_loss_and_gradient_of_one_large_batch(weights, op
     model = small_model(small_config())
     counts = []
     model.config.finalize_model_grads_func = lambda model, count, **_: counts.append(count)
-    reports = run_step(model, batches, **options)
+    reports = run_schedule(model, batches, functools.partial(forward_step, **options))
     by_schedule = {name: p.grad / counts[0] for name, p in model.named_parameters()}
 
     model.zero_grad()
