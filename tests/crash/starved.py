@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A process with mounts of its own, where memory is short or a folder cannot be written."""
+"""A process with its own mounts, where memory is short or a folder is read-only."""
 
 import ctypes
 import os
@@ -18,11 +18,11 @@ _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 
 
 class NoMounts(Exception):
-    """This machine lets nobody have mounts of his own."""
+    """This machine does not allow private mounts."""
 
 
 def mount_for_itself(*arguments):
-    """``mount`` some place; the first time the process leaves the mounts of all others."""
+    """Call ``mount``; the first call also gives the process its own mount namespace."""
     if not _is_alone:
         _leave()
     try:
@@ -32,10 +32,10 @@ def mount_for_itself(*arguments):
 
 
 def outcome(work, *arguments, stderr, is_killed=False):
-    """What ``work(*arguments)`` returned in a process that has ended; skips without mounts.
+    """Run ``work(*arguments)`` in a process and return its result; skip if it cannot mount.
 
     Args:
-        is_killed: right after that, which leaves it no time to end others.
+        is_killed: the process is killed right after the result, before it can stop its children.
     """
     here, there = SERVER.Pipe(duplex=False)
     process = SERVER.Process(target=_call, args=(work, arguments, there, str(stderr), is_killed))
@@ -51,12 +51,12 @@ def outcome(work, *arguments, stderr, is_killed=False):
     finally:
         process.kill()
     if isinstance(found, NoMounts):
-        pytest.skip(f"no mounts of its own: {found}")
+        pytest.skip(f"no private mounts: {found}")
     return found
 
 
 def said(call, *arguments):
-    """Type and words of what a call raises."""
+    """Return the type and message of the exception that a call raises."""
     with pytest.raises(Exception) as raised:  # noqa: PT011
         call(*arguments)
     return f"{type(raised.value).__name__}: {raised.value}"
@@ -78,7 +78,7 @@ _is_alone = False
 
 
 def _leave():
-    """As root, or as the root of a user namespace."""
+    """Enter a new mount namespace, as root or as the root of a user namespace."""
     global _is_alone
     user, group = os.getuid(), os.getgid()
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""SIGKILL during a save of the examples: the previous checkpoint or the new one, and whole."""
+"""SIGKILL during a save of the examples leaves the previous or the new checkpoint, whole."""
 
 import os
 import random
@@ -18,7 +18,7 @@ FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os
 
 
 def save(checkpoints, step, kind):
-    """Save what :func:`check` can tell the step from."""
+    """Save content from which :func:`check` can tell the step."""
 
     def write_model(folder):
         assert not any(folder.iterdir())
@@ -35,7 +35,7 @@ def save(checkpoints, step, kind):
 
 
 def check(checkpoints, kind):
-    """The step of the newest checkpoint, every part of which is of that step."""
+    """Check that all parts of the newest checkpoint are of one step; return the step."""
     step = checkpoints.newest()
     for name in MODEL:
         content = (checkpoints.folder_of(step) / name).read_bytes()
@@ -57,9 +57,7 @@ def save_in_a_loop(root, kind, reports):
 
 
 @pytest.mark.parametrize("kills", [25, pytest.param(500, marks=pytest.mark.nightly)])
-def test_a_writer_killed_at_random_moments_loses_nothing_that_it_reported(
-    kills, tmp_path, processes
-):
+def test_a_writer_killed_at_random_moments_loses_nothing_it_reported(kills, tmp_path, processes):
     chance, unfinished = random.Random(0), 0
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     for number in range(kills):
@@ -68,7 +66,7 @@ def test_a_writer_killed_at_random_moments_loses_nothing_that_it_reported(
         writer = processes.Process(target=save_in_a_loop, args=(checkpoints.folder, kind, there))
         writer.start()
         there.close()
-        reported = here.recv()  # the loop has begun: anything from now on is inside a save
+        reported = here.recv()  # from now on the loop is always inside a save
         time.sleep(chance.uniform(0, 0.03))
         writer.kill()
         writer.join()
@@ -88,7 +86,7 @@ def test_a_writer_killed_at_random_moments_loses_nothing_that_it_reported(
 
 
 def kill_at_operation(number):
-    """SIGKILL before the n-th file operation from now on."""
+    """Kill this process before its n-th file operation from now on."""
     left = iter(range(number - 1))
 
     def hook(event, _):
@@ -99,7 +97,7 @@ def kill_at_operation(number):
 
 
 def kill_at_operations(root, kind, results):
-    os.fsync = lambda descriptor: None  # most of the time, and of no consequence here
+    os.fsync = lambda descriptor: None  # takes most of the time and does not matter here
     checkpoints, outcomes, killed = Checkpoints(root, keep=1), [], True
     while killed:
         step = 2 * len(outcomes) + 1
@@ -112,7 +110,7 @@ def kill_at_operations(root, kind, results):
         _, status = os.waitpid(child, 0)
         killed = os.WIFSIGNALED(status)
         outcomes.append(check(checkpoints, kind) - step)
-        if outcomes[-1] == 0:  # the same save again, over what the killed one left
+        if outcomes[-1] == 0:  # the same save again, over the remains of the killed one
             save(checkpoints, step + 1, kind)
             assert check(checkpoints, kind) == step + 1
     results.send(outcomes)
@@ -127,5 +125,7 @@ def test_a_writer_killed_at_any_file_operation_leaves_the_previous_or_the_new_ch
     writer.start()
     there.close()
     outcomes = here.recv()
-    assert outcomes == sorted(outcomes)  # the previous up to one operation, from then on the new
+    assert outcomes == sorted(
+        outcomes
+    )  # the previous checkpoint up to some operation, the new one after it
     assert outcomes.count(0) > 15 and outcomes.count(1) > 5

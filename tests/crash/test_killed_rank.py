@@ -1,8 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""SIGKILL of one of two training processes: all start again, and the run is as if nothing was."""
+"""SIGKILL of one of two training processes: after a restart the run equals an uninterrupted one."""
 
 import random
+import shutil
 import time
 
 import pytest
@@ -11,7 +12,8 @@ from energon_ext.state.checkpoint_folder import tracked_iteration
 from tests.megatron import processes
 from tests.megatron.pretraining import run, start, steps_of, write_mixes
 
-LENGTH = ("--train-iters", "8", "--micro-batch-rows", "2")
+STEPS = 6
+LENGTH = ("--train-iters", str(STEPS), "--micro-batch-rows", "2")
 SPLITS = {
     "data": (),
     "tensor": ("--tensor-model-parallel-size", "2"),
@@ -31,7 +33,7 @@ def start_or_resume(mix, run_dir, options):
 
 
 def kill_one(mix, run_dir, options, rng):
-    """Start two ranks and kill one of them, anywhere in a step or a save."""
+    """Start two ranks and kill one of them somewhere in a step or a save."""
     ranks = start_or_resume(mix, run_dir, options)
     until = len(steps_of(run_dir)) + rng.randint(1, 2)
     while len(steps_of(run_dir)) < until and all(rank.is_alive() for rank in ranks):
@@ -45,19 +47,19 @@ def kill_one(mix, run_dir, options, rng):
 
 
 def check(mix, folder, kills, seed):
-    """A run that is killed after each of ``kills``, options for the ranks, against one that is not.
+    """Compare a run that is killed under each of ``kills``, options of ranks, with a whole run.
 
-    The last options are also those of the resume that ends the run.
+    The final resume uses the last options.
     """
     run_dir, reference = folder / "run", folder / "reference"
-    run(mix, reference, *LENGTH, *kills[-1], ranks=2)
+    run(mix, reference, *LENGTH, *kills[-1], "--save-interval", "99", ranks=2)
     rng = random.Random(seed)
     for options in kills:
         kill_one(mix, run_dir, options, rng)
     codes = processes.finish(start_or_resume(mix, run_dir, kills[-1]))
     assert codes == [0, 0], run_dir.with_suffix(".stderr").read_text()[-3000:]
     found, expected = steps_of(run_dir), steps_of(reference)
-    assert sorted(found) == sorted(expected) == list(range(1, 9))
+    assert sorted(found) == sorted(expected) == list(range(1, STEPS + 1))
     same_split = len(set(kills)) == 1
     for step, one in found.items():
         assert one["batch_hash"] == expected[step]["batch_hash"]
@@ -80,18 +82,25 @@ def test_ranks_killed_again_and_again_change_no_loss(mixes, kind, tmp_path, spli
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
-def test_ranks_killed_and_split_in_another_way_every_time_read_the_same_rows(mixes, tmp_path, seed):
+def test_killed_ranks_restarted_under_other_splits_read_the_same_rows(mixes, tmp_path, seed):
     kills = random.Random(f"splits/{seed}").sample(list(SPLITS.values()), 3)
     check(mixes["tokens"], tmp_path, kills, seed)
+
+
+@pytest.fixture(scope="module")
+def stopped(mixes, tmp_path_factory):
+    """A run of two ranks stopped after two steps."""
+    run_dir = tmp_path_factory.mktemp("stopped") / "run"
+    run(mixes["tokens"], run_dir, *LENGTH, "--stop-after", "2", ranks=2)
+    return run_dir
 
 
 @pytest.mark.parametrize("name", ["data.json", ".metadata"])
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_a_damaged_checkpoint_is_refused_by_all_ranks_and_nothing_is_skipped(
-    mixes, name, tmp_path, damage
+    mixes, stopped, name, tmp_path, damage
 ):
-    run_dir = tmp_path / "run"
-    run(mixes["tokens"], run_dir, *LENGTH, "--stop-after", "2", ranks=2)
+    run_dir = shutil.copytree(stopped, tmp_path / "run")
     (file,) = (run_dir / "checkpoints").glob(f"iter_*/{name}")
     if damage == "missing":
         file.unlink()
@@ -99,5 +108,5 @@ def test_a_damaged_checkpoint_is_refused_by_all_ranks_and_nothing_is_skipped(
         file.write_bytes(file.read_bytes()[:-100])
     stderr = run(mixes["tokens"], run_dir, *LENGTH, "--resume", ranks=2, succeeds=False)
     assert name in stderr.splitlines()[-1]
-    assert "Traceback" not in stderr or name == ".metadata"  # torch logs what it met there
+    assert "Traceback" not in stderr or name == ".metadata"  # torch logs it
     assert sorted(steps_of(run_dir)) == [1, 2]

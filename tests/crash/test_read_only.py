@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Folders on a read-only file system: what is there is read, and what cannot be written is said."""
+"""Folders on a read-only file system can be read; every failed write is reported."""
 
 import shutil
 
@@ -27,7 +27,7 @@ def hashes(loader, count):
 
 @pytest.fixture
 def folder(tmp_path):
-    """All that a run reads and writes, and a state after three of six batches."""
+    """Everything a run reads and writes, and a state after three of six batches."""
     folder = tmp_path / "data"
     write_tokens(folder / "tokens", [[n % 200] * (5 + n % 40) for n in range(90)])
     write_dataset(folder / "texts", [f"document {n} " * 9 for n in range(30)])
@@ -37,7 +37,7 @@ def folder(tmp_path):
     write_mix(folder / "mix.yaml", [("tokens", 2), ("texts", 1), ("lines.jsonl", 1)])
     write_mix(folder / "planned.yaml", [("tokens", 1)])
     write_run(folder / "run", steps=5)
-    new_loader(folder / "mix.yaml", 0, SEQ_LEN)  # makes the index of lines.jsonl
+    new_loader(folder / "mix.yaml", 0, SEQ_LEN)  # writes the index of lines.jsonl
     loader = new_loader(folder / "planned.yaml", 0, SEQ_LEN)
     take(loader, 3)
     save_cursor(folder / "run", 3, loader.state_dict())

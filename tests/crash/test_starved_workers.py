@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Processes of the loader without shared memory, on a cut file, or killed; and their trainer."""
+"""Loader processes without shared memory, on a truncated file, or killed; and their trainer."""
 
 import contextlib
 import multiprocessing
@@ -22,9 +22,9 @@ from tests.crash.starved import mount_for_itself, outcome, said
 from tests.support import batch_hash, config, take, write_mix, write_tokens
 
 SEQ_LEN = 8192
-#: Room for the locks of all queues, and for no batch of two rows, of 28 bytes a position.
+#: Enough for the locks of all queues, but not for a batch of two rows of 28 bytes per position.
 SHARED_MEMORY = "400k"
-#: torch looks every five seconds whether a trainer is still there.
+#: torch checks every five seconds whether the trainer is alive.
 SOON = 12.0
 
 
@@ -45,7 +45,7 @@ def hashes(loader, count):
 
 
 def pids():
-    """Of the readers and of the planner, which is started last."""
+    """Return the process ids of the readers and, last, of the planner."""
     return [child.pid for child in sorted(multiprocessing.active_children(), key=lambda c: c.pid)]
 
 
@@ -57,7 +57,7 @@ def is_alive(pid):
 
 
 def still_alive(pids):
-    """Those of some processes that are there after a while."""
+    """Return the processes that are still alive after a while."""
     deadline = time.monotonic() + SOON
     while any(map(is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -105,7 +105,7 @@ def test_a_file_truncated_under_workers_is_named_in_the_trainer(mix, tmp_path):
     words, drawn, read, left = outcome(train_on_a_cut_file, mix, stderr=tmp_path / "stderr")
     assert words.startswith("ConfigError: ")
     assert "tokens.bin has 6000 bytes, its .idx describes 360000" in words
-    # Batches that were read ahead of the cut may have come.
+    # Batches that were read before the cut may still arrive.
     assert drawn == expected and read >= 2 * 4 and read % 2 == 0
     assert not still_alive(left)
 
@@ -160,7 +160,7 @@ def lose_one_behind_the_trainer(mix, place):
 
 
 @pytest.mark.parametrize("place", [0, -1])
-def test_a_process_that_dies_while_the_trainer_computes_is_named_at_once(mix, tmp_path, place):
+def test_a_process_that_dies_while_the_trainer_computes_is_reported_at_once(mix, tmp_path, place):
     words, cause, victim, keeps_state, left = outcome(
         lose_one_behind_the_trainer, mix, place, stderr=tmp_path / "stderr"
     )
@@ -173,7 +173,9 @@ def test_a_process_that_dies_while_the_trainer_computes_is_named_at_once(mix, tm
 
 
 def start_and_return(mix, batches, pause):
-    os.register_at_fork(after_in_child=lambda: time.sleep(pause))  # they may find it gone
+    os.register_at_fork(
+        after_in_child=lambda: time.sleep(pause)
+    )  # they may start after it has died
     start_and_return.kept = loader = new_loader(mix, 2, seq_len=64)
     iterator = iter(loader)
     start_and_return.iterator = iterator
@@ -188,7 +190,7 @@ def start_and_return(mix, batches, pause):
 
 @pytest.mark.parametrize(("batches", "pause"), [(1, 0.0), (0, 0.5)])
 def test_processes_end_if_their_trainer_is_killed(mix, tmp_path, batches, pause):
-    """Also those that have not yet begun."""
+    """Processes that have not started yet end as well."""
     left = outcome(
         start_and_return, mix, batches, pause, stderr=tmp_path / "stderr", is_killed=True
     )
@@ -211,8 +213,8 @@ print(*hashes(new_loader(mix, 2, 64), 3))
 
 
 @pytest.mark.nightly
-def test_a_program_that_leaves_its_loaders_open_ends_without_a_word(mix):
-    """Neither do processes that were forked between those of another loader complain."""
+def test_a_program_that_leaves_its_loaders_open_exits_silently(mix):
+    """Processes forked between those of another loader exit silently, too."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT, str(mix)],
         cwd=Path(__file__).parents[2],

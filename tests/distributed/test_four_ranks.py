@@ -1,6 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Four real processes under gloo: layouts mixed, and stages that neither embed nor see the loss."""
+"""Four real processes under gloo: mixed layouts, and stages without embedding or loss."""
+
+import functools
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from tests.megatron.small_gpt import (
     small_model,
     synthetic_batch,
 )
-from tests.megatron.small_training import position_losses, run_ranks, run_schedule, train
+from tests.megatron.small_training import STEPS, position_losses, run_ranks, run_schedule, train
 
 TENSOR_PIPELINE = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 EXPERT_PIPELINE = {"expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
@@ -46,11 +48,10 @@ NIGHTLY = {
         {**BALANCED_MOE, **FOUR_LAYERS},
     ),
 }
-FAST_STEPS = 2
 
 
 def losses_before_and_after_a_change():
-    """Losses of a batch through four stages, then with its first token changed."""
+    """Return the losses of a batch through four stages, and with its first token changed."""
     with model_parallel(**STAGES):
         model = small_model(small_config(**STAGES, **FOUR_LAYERS))
         batch = synthetic_batch(3)
@@ -60,7 +61,7 @@ def losses_before_and_after_a_change():
 
 
 def masks_of_routers():
-    """The padding mask that the router of each layer was given on this rank."""
+    """Return the padding masks that the routers of this rank received."""
     with model_parallel(**TENSOR_PIPELINE):
         config = {**TENSOR_PIPELINE, **MOE, **SEQUENCE, **FOUR_LAYERS}
         model = small_model(small_config(**config))
@@ -75,7 +76,7 @@ def masks_of_routers():
 
 
 def fast_layouts():
-    results = {name: train(*layout, FAST_STEPS) for name, layout in FAST.items()}
+    results = {name: train(*layout, STEPS) for name, layout in FAST.items()}
     results["change"] = losses_before_and_after_a_change()
     if ROUTERS_TAKE_A_MASK:
         results["masks"] = masks_of_routers()
@@ -83,7 +84,7 @@ def fast_layouts():
 
 
 def nightly_layouts():
-    return {name: train(*layout, FAST_STEPS) for name, layout in NIGHTLY.items()}
+    return {name: train(*layout, STEPS) for name, layout in NIGHTLY.items()}
 
 
 @pytest.fixture(scope="module")
@@ -96,21 +97,19 @@ def nightly_ranks(tmp_path_factory):
     return run_ranks(4, nightly_layouts, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.fixture(scope="module")
-def expected():
-    """What one rank finds, by the kind of model."""
+@functools.cache
+def alone(kind):
+    """Return the results of one rank with a kind of model."""
+    config = {"dense": {}, "moe": MOE, "balanced moe": BALANCED_MOE}[kind]
     with megatron():
         parallel_state.destroy_model_parallel()
-        return {
-            name: train({}, {**config, **FOUR_LAYERS}, FAST_STEPS)
-            for name, config in (("dense", {}), ("moe", MOE), ("balanced moe", BALANCED_MOE))
-        }
+        return train({}, {**config, **FOUR_LAYERS}, STEPS)
 
 
-def check_layout(layout, ranks, expected):
-    expected = expected[layout.partition(",")[0]]
+def check_layout(layout, ranks):
+    expected = alone(layout.partition(",")[0])
     tolerance = 1e-4 if layout.startswith("moe") else 1e-5
-    for step in range(FAST_STEPS):
+    for step in range(STEPS):
         found = [rank[layout][step] for rank in ranks]
         with_loss = [result for result in found if "loss" in result]
         assert len(with_loss) == (1 if "4 stages" in layout else 2)
@@ -123,14 +122,14 @@ def check_layout(layout, ranks, expected):
 
 
 @pytest.mark.parametrize("layout", FAST)
-def test_four_ranks_train_like_one(layout, ranks, expected):
-    check_layout(layout, ranks, expected)
+def test_four_ranks_train_like_one(layout, ranks):
+    check_layout(layout, ranks)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", NIGHTLY)
-def test_more_layouts_of_four_ranks_train_like_one(layout, nightly_ranks, expected):
-    check_layout(layout, nightly_ranks, expected)
+def test_more_layouts_of_four_ranks_train_like_one(layout, nightly_ranks):
+    check_layout(layout, nightly_ranks)
 
 
 def test_no_stage_attends_across_segments(ranks):
@@ -143,7 +142,7 @@ def test_no_stage_attends_across_segments(ranks):
 
 
 @pytest.mark.skipif(not ROUTERS_TAKE_A_MASK, reason="routers of megatron-core 0.15 take no mask")
-def test_under_sequence_parallelism_routers_of_every_stage_know_their_own_padding(ranks):
+def test_routers_of_every_stage_know_their_padding_under_sequence_parallelism(ranks):
     halves = synthetic_batch(4).padding_mask().view(2, -1).tolist()
     assert halves[0] != halves[1]
     for rank in ranks:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Two real processes under gloo: tensor, pipeline, expert and data parallel train like one rank.
 
-The processes are started once and go through all layouts; the tests look at what they found.
+The processes start once and train under all layouts; the tests compare their results.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ LAYOUTS = {
 
 
 def received_batch():
-    """Hash of the batch, with every optional field, that get_batch gives this rank."""
+    """Return hashes of batches that get_batch returns on this rank; one has all optional fields."""
     with model_parallel(**TENSOR):
         batch = synthetic_batch(0)
         batch.log_probs = torch.linspace(-1, 0, batch.num_tokens)
@@ -70,7 +70,7 @@ def field_hash(batch):
 
 
 def failed_draw():
-    """What each rank hears when tensor-parallel rank 0 cannot draw."""
+    """Return the error on this rank if tensor-parallel rank 0 cannot draw."""
     with model_parallel(**TENSOR):
         try:
             get_batch(broken_iterator())
@@ -83,7 +83,7 @@ def broken_iterator():
 
 
 def sliced_for_context():
-    """What each of two context-parallel ranks holds of a batch, and the losses both find."""
+    """Return the part of a batch on this context-parallel rank, and the losses."""
     batch = aligned_batch()
     with model_parallel(context_parallel_size=2):
         here = get_batch(iter([batch]))
@@ -94,7 +94,7 @@ def sliced_for_context():
 
 
 def aligned_batch():
-    """A batch whose segments, padding included, are multiples of 4 positions."""
+    """Return a batch whose segments, including padding, are multiples of 4 positions."""
     batch = synthetic_batch(0)
     ends = torch.tensor([0, 12, 24, 32, 40, 64], dtype=torch.int32)
     return dataclasses.replace(
@@ -121,7 +121,7 @@ def two_ranks():
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What both ranks found: [rank][name]."""
+    """The results of both ranks: [rank][name]."""
     return run_ranks(2, two_ranks, tmp_path_factory.mktemp("ranks"))
 
 
@@ -157,13 +157,13 @@ def test_two_ranks_train_like_one(layout, ranks, one_rank_results):
             assert math.isfinite(result["gradient_norm"])
 
 
-def test_the_auxiliary_loss_is_large_enough_to_be_missed(one_rank_results):
+def test_a_missing_auxiliary_loss_would_show(one_rank_results):
     with_it, without = one_rank_results["balanced moe"], one_rank_results["moe"]
     assert abs(with_it[0]["gradient_norm"] - without[0]["gradient_norm"]) > 1e-3
     assert abs(with_it[-1]["loss"] - without[-1]["loss"]) > 1e-3
 
 
-def test_context_parallel_ranks_hold_a_batch_between_them_and_agree_on_its_loss(ranks):
+def test_context_parallel_ranks_share_a_batch_and_agree_on_its_loss(ranks):
     batch = aligned_batch()
     found = [rank["context parallel"] for rank in ranks]
     held = [

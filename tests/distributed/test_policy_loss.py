@@ -1,31 +1,21 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Advantages for weights, over two processes: the loss is that of one formula over everything.
+"""Advantages as weights on two processes: the loss equals one formula over the global batch.
 
-What is expected is plain autograd of :func:`energon_ext.unified_loss` over the logits of the whole
-global batch, without Megatron's schedules, wrappers or counts.
+The expected values come from plain autograd of :func:`energon_ext.unified_loss` over the logits of
+the whole global batch, without Megatron's schedules, wrappers or counts.
 """
 
 import dataclasses
 import functools
-import json
 import math
 
 import pytest
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from energon_ext.losses import unified_loss
 from energon_ext.megatron import build_packed_seq_params, forward_step, mean_losses
-from tests.megatron import processes
 from tests.megatron.small_gpt import (
     megatron,
     model_parallel,
@@ -33,6 +23,7 @@ from tests.megatron.small_gpt import (
     small_model,
     synthetic_batch,
 )
+from tests.megatron.small_training import SGD, run_ranks, run_schedule, trainable
 
 MICRO_BATCHES = 4
 PIPELINE = {"pipeline_model_parallel_size": 2}
@@ -40,7 +31,7 @@ LAYOUTS = {"data parallel": {}, "pipeline parallel": PIPELINE}
 SCALE = {"weight_scale": 1 << 14}
 TOKENS = {"denominator": "tokens"}
 
-#: Name -> (what the weights are multiplied by, options of forward_step)
+#: Name -> (factors of the weights, options of forward_step)
 CASES = {
     "advantages by weight": ([-0.7, 0.9, 1.3, -0.25], SCALE),
     "advantages by token": ([-0.7, 0.9, 1.3, -0.25], TOKENS),
@@ -52,44 +43,31 @@ CASES = {
 
 
 def batch(case, index):
-    """Micro-batch ``index``; the weights of its quarter change from one to the next position."""
+    """Return micro-batch ``index``; its weights change from one position to the next."""
     factors, _ = CASES[case]
     plain = synthetic_batch(index)
     if index == 1 and case.startswith("one micro-batch"):
         return dataclasses.replace(plain, token_weights=torch.zeros(plain.num_tokens))
-    # Micro-batches differ in size too, so that a mean of means is another number.
+    # Micro-batches also differ in size, so that a mean of means would be wrong.
     pattern = torch.tensor(factors) * (1 + index)
     weights = pattern.repeat(plain.num_tokens // len(factors) + 1)[: plain.num_tokens]
     return dataclasses.replace(plain, token_weights=plain.token_weights * weights)
 
 
 def step(case, sizes):
-    """Loss and gradient norm of one step; no loss where this rank sees none."""
-    with model_parallel(**sizes):
-        model = small_model(small_config(**sizes))
-        model = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
-        options = OptimizerConfig(optimizer="sgd", lr=0.1, sgd_momentum=0.0, clip_grad=1.0)
-        optimizer = get_megatron_optimizer(options, [model])
-        model.config.finalize_model_grads_func = finalize_model_grads
-        replicas = parallel_state.get_data_parallel_world_size()
-        mine = range(parallel_state.get_data_parallel_rank(), MICRO_BATCHES, replicas)
-        model.zero_grad_buffer()
-        optimizer.zero_grad()
-        reports = get_forward_backward_func()(
-            forward_step_func=functools.partial(forward_step, **CASES[case][1]),
-            data_iterator=iter([batch(case, index) for index in mine]),
-            model=[model],
-            num_microbatches=len(mine),
-            seq_length=synthetic_batch(0).num_tokens,
-            micro_batch_size=1,
-            forward_only=False,
-        )
-        _, gradient_norm, _ = optimizer.step()
-        parameters_are_finite = all(bool(p.isfinite().all()) for p in model.parameters())
-        return {**mean_losses(reports), "norm": gradient_norm, "finite": parameters_are_finite}
+    """Return loss and gradient norm of one step; no loss on ranks that do not compute it."""
+    model, optimizer = trainable(small_config(**sizes), clip_grad=1.0, **SGD)
+    replicas = parallel_state.get_data_parallel_world_size()
+    own = range(parallel_state.get_data_parallel_rank(), MICRO_BATCHES, replicas)
+    batches = [batch(case, index) for index in own]
+    reports = run_schedule(model, batches, functools.partial(forward_step, **CASES[case][1]))
+    _, gradient_norm, _ = optimizer.step()
+    parameters_are_finite = all(bool(p.isfinite().all()) for p in model.parameters())
+    return {**mean_losses(reports), "norm": gradient_norm, "finite": parameters_are_finite}
 
 
 def expected_step(case):
+    """Return loss and gradient norm by the formula."""
     model = small_model(small_config())
     batches = [batch(case, index) for index in range(MICRO_BATCHES)]
     logits = [
@@ -112,24 +90,17 @@ def expected_step(case):
     return loss.item(), math.sqrt(sum(squares))
 
 
-def two_ranks(rank, folder):
-    with megatron(rank, 2, dist.FileStore(str(folder / "store"), 2)):
-        parallel_state.destroy_model_parallel()
-        results = {
-            layout: {case: step(case, sizes) for case in CASES} for layout, sizes in LAYOUTS.items()
-        }
-        parallel_state.initialize_model_parallel()
-    (folder / f"rank{rank}.json").write_text(json.dumps(results))
+def all_steps():
+    results = {}
+    for layout, sizes in LAYOUTS.items():
+        with model_parallel(**sizes):
+            results[layout] = {case: step(case, sizes) for case in CASES}
+    return results
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    errors = [folder / f"stderr{rank}" for rank in range(2)]
-    started = [processes.start(two_ranks, (rank, folder), errors[rank]) for rank in range(2)]
-    codes = processes.finish(started)
-    assert codes == [0, 0], "\n".join(error.read_text()[-3000:] for error in errors)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return run_ranks(2, all_steps, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +111,7 @@ def expected():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_have_the_loss_and_gradient_of_the_formula(case, layout, ranks, expected):
+def test_two_ranks_match_the_loss_and_gradient_of_the_formula(case, layout, ranks, expected):
     loss, norm = expected[case]
     found = [rank[layout][case] for rank in ranks]
     with_loss = [result["loss"] for result in found if "loss" in result]
@@ -151,7 +122,7 @@ def test_two_ranks_have_the_loss_and_gradient_of_the_formula(case, layout, ranks
         assert result["norm"] == pytest.approx(norm, rel=1e-3, abs=1e-7)
 
 
-def test_the_cases_are_told_apart(expected):
+def test_the_cases_differ(expected):
     assert expected["nothing to train"] == (0.0, 0.0)
     assert expected["only negative"][0] < -1
     losses = [expected[case][0] for case in list(CASES)[:4]]

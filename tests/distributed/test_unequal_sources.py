@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Ranks under gloo with sources that are unequal, empty for some, or late: all end as one."""
+"""Ranks under gloo with sources that are unequal, late, or empty for some: all end together."""
 
 import datetime
 import json
@@ -31,7 +31,7 @@ def data(tmp_path_factory):
 
 
 def write_case(folder, seed):
-    """Up to four sources that end; some have no weight before some step, or after it."""
+    """Write a mix of up to four limited sources; some have no weight before or after a step."""
     rng = random.Random(seed)
     kinds = rng.choice([["web"], ["pair"], ["web", "pair"]])
     entries = []
@@ -49,7 +49,7 @@ def write_case(folder, seed):
 
 
 def read_to_the_end(path, rank, ranks, workers):
-    """Batches of this rank, and what ended them."""
+    """Return the number of batches on this rank, and the error that ended them."""
     batches, loader = 0, None
     try:
         dataset = get_train_dataset(
@@ -71,7 +71,7 @@ def read_to_the_end(path, rank, ranks, workers):
 
 
 def run_rank(rank, ranks, paths, max_workers, folder):
-    """A rank that raises leaves its group, as one does whose process ends."""
+    """Read each case; a rank that raises leaves its group, as if its process had ended."""
     warnings.simplefilter("ignore")
     patience, found = datetime.timedelta(seconds=60), []
     for number, path in enumerate(paths):
@@ -83,7 +83,7 @@ def run_rank(rank, ranks, paths, max_workers, folder):
 
 
 def check_cases(data, folder, ranks, seeds, max_workers=0):
-    """How many cases ended with the data of all sources."""
+    """Return how many cases ended because all sources were exhausted."""
     paths = [write_case(data, seed) for seed in seeds]
     started = [
         processes.start(run_rank, (rank, ranks, paths, max_workers, folder), folder / f"err{rank}")
@@ -99,18 +99,18 @@ def check_cases(data, folder, ranks, seeds, max_workers=0):
         assert len(set(counts)) == 1, where
         if set(types) == {"DataExhaustedError"}:
             ended += 1
-        else:  # one says what is wrong, the others at least that it is gone
+        else:  # one rank names the problem; the others may only notice that it has left
             assert "ConfigError" in types and set(types) <= {"ConfigError", "RuntimeError"}, where
     return ended
 
 
 @pytest.mark.parametrize(("ranks", "seeds"), [(2, range(6)), (4, range(6, 10))])
-def test_ranks_of_unequal_sources_make_equally_many_steps(data, tmp_path, ranks, seeds):
+def test_ranks_with_unequal_sources_make_equally_many_steps(data, tmp_path, ranks, seeds):
     assert check_cases(data, tmp_path, ranks, seeds) >= 2
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("first", range(100, 200, 10))
-def test_ranks_of_many_unequal_sources_make_equally_many_steps(data, tmp_path, first):
+def test_ranks_with_many_unequal_sources_make_equally_many_steps(data, tmp_path, first):
     ranks = 2 + first // 10 % 2 * 2
     assert check_cases(data, tmp_path, ranks, range(first, first + 10), max_workers=1) >= 2

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Short runs of examples/01_pretrain_gpt.py in processes of their own, and what they leave."""
+"""Short runs of examples/01_pretrain_gpt.py in their own processes, and their logs."""
 
 import json
 from pathlib import Path
@@ -20,14 +20,14 @@ CODE = [text.replace(" ", "_") for text in PROSE]
 TIMES = ("tokens_per_second", "step_seconds", "data_seconds", "waiting_share")
 
 
-def write_mixes(folder):
-    """The same documents as token files and as text, in the metadatasets tokens and text."""
+def write_mixes(folder, texts=40):
+    """Write the same texts as the metadatasets tokens, of token files, and text."""
     write = {"tokens": write_token_file, "text": support.write_dataset}
     weights = {"prose": {"linear": {0: 3, 8: 1}}, "code": {"step": {0: 0, 3: 3}}}
     mixes = {}
     for kind in write:
-        for name, texts in (("prose", PROSE), ("code", CODE)):
-            write[kind](folder / kind / name, texts)
+        for name, documents in (("prose", PROSE), ("code", CODE)):
+            write[kind](folder / kind / name, documents[:texts])
         entries = [(f"./{kind}/{name}", weight) for name, weight in weights.items()]
         mixes[kind] = support.write_mix(folder / f"{kind}.yaml", entries)
     return mixes
@@ -44,7 +44,7 @@ def start(mix, run_dir, *options, ranks=1):
 
 
 def run(mix, run_dir, *options, ranks=1, succeeds=True):
-    """Run to the end; what rank 0 wrote to standard error."""
+    """Run to the end and return the standard error of rank 0."""
     codes = processes.finish(start(mix, run_dir, *options, ranks=ranks))
     stderr = run_dir.with_suffix(".stderr").read_text()
     assert all((code == 0) is succeeds for code in codes), stderr[-3000:]
@@ -58,7 +58,7 @@ def events(run_dir, kind):
 
 
 def steps_of(run_dir):
-    """Every step as it was last trained, without its times."""
+    """Return the last record of every step, without times."""
     return {
         event["step"]: {name: value for name, value in event.items() if name not in TIMES}
         for event in events(run_dir, "step")

@@ -1,37 +1,73 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""New processes that start at once: a server imports Megatron one time and forks them."""
+"""New processes that start at once: a server has imported Megatron and forks them."""
 
 import contextlib
 import itertools
+import logging
 import multiprocessing
 import os
 import runpy
 import socket
 import sys
+import threading
 import traceback
+import warnings
+from multiprocessing import forkserver, resource_tracker, util
+from unittest import mock
 
 import pytest
 
-#: The one of this process: what it was to import is decided when it starts.
+#: The server of this process; its imports are fixed when it starts.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.megatron.imports"])
 
 TIMEOUT_SECONDS = 180
 
-#: Each process of a suite begins elsewhere.
+#: Each process of a suite starts at another port.
 _PORTS = itertools.chain(range(10_000 + os.getpid() * 97 % 20_000, 32_000), range(10_000, 32_000))
 
 
+def fork_server():
+    """Start the server as a fork of this process, before any test: the imports are done then."""
+    resource_tracker.ensure_running()
+    with mock.patch.object(util, "spawnv_passfds", _fork_server), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns about threads, here those of xdist
+        forkserver.ensure_running()
+
+
+def _fork_server(_, command, descriptors):
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest replaces all of these
+        sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
+        logging.getLogger().handlers.clear()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _close_other_end(descriptors[1])
+        exec(command[-1], {})
+    finally:
+        os._exit(0)
+
+
+def _close_other_end(pipe):
+    """Close the end of a pipe that only the parent may hold: its end of file stops the server."""
+    for other in range(3, 1024):
+        with contextlib.suppress(OSError):
+            if other != pipe and os.path.sameopenfile(other, pipe):
+                os.close(other)
+
+
 def start(target, arguments, stderr):
-    """A process with one torch thread that writes its standard error to a file."""
+    """Start a process with one torch thread that writes its standard error to a file."""
     process = SERVER.Process(target=_call, args=(target, arguments, str(stderr)))
     process.start()
     return process
 
 
 def finish(processes, seconds=TIMEOUT_SECONDS):
-    """Exit codes; a process that hangs is killed and fails the test."""
+    """Return exit codes; a process that hangs is killed and fails the test."""
     for process in processes:
         process.join(seconds)
     hanging = [process for process in processes if process.is_alive()]
@@ -43,7 +79,7 @@ def finish(processes, seconds=TIMEOUT_SECONDS):
 
 
 def start_script(path, arguments, stderr, ranks=1):
-    """The processes of ``python path arguments``, or of torchrun with several ranks."""
+    """Start ``python path arguments``, or as many ranks as with torchrun."""
     port = _free_port()
     environments = [{}]
     if ranks > 1:
@@ -70,7 +106,9 @@ def _stderr_of_ranks(stderr, ranks):
 def _run_script(path, arguments, environment):
     os.environ.update(environment)
     sys.argv = [path, *arguments]
-    sys.path.insert(0, os.path.dirname(path))  # as python does: a script finds its neighbours
+    sys.path.insert(
+        0, os.path.dirname(path)
+    )  # as Python does, so that a script can import its neighbours
     runpy.run_path(path, run_name="__main__")
 
 
@@ -89,7 +127,7 @@ def _call(target, arguments, stderr):
 
 
 def _free_port():
-    """A port below those that the system gives to connections, which might take it meanwhile."""
+    """Return a free port below those that the system assigns to connections."""
     for port in _PORTS:
         with contextlib.closing(socket.socket()) as listener, contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", port))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A few real training steps under any layout, on the same global batches in all of them."""
+"""A few real training steps under any layout, with the same global batches in each."""
 
 import json
 
@@ -18,6 +18,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from energon_ext.megatron import forward_step, mean_losses
 from tests.megatron import processes
 from tests.megatron.small_gpt import (
+    VOCABULARY,
     megatron,
     model_parallel,
     small_config,
@@ -25,32 +26,38 @@ from tests.megatron.small_gpt import (
     synthetic_batch,
 )
 
-STEPS = 3
+STEPS = 2
 MICRO_BATCHES = 4
 
 
 def train(sizes, config, steps=STEPS, draw=None):
-    """Losses and gradient norms of a few steps; no loss where this rank sees none.
+    """Return losses and gradient norms of a few steps; no loss on ranks that do not compute it.
 
     Args:
-        draw: gives this replica's micro-batches of a step; called with the step, the number of the
-            replica and how many there are.
+        draw: returns the micro-batches of a replica; called with the step, the replica's number
+            and the number of replicas.
     """
     with model_parallel(**sizes):
-        model = small_model(small_config(**sizes, **config))
-        ddp_config = DistributedDataParallelConfig()
-        model = DistributedDataParallel(model.config, ddp_config, model)
-        # Plain descent: Adam's first steps do not depend on the size of the gradient.
         # Megatron clips in float32 only.
         clip_grad = 0.0 if config.get("params_dtype") == torch.float64 else 1.0
-        options = OptimizerConfig(optimizer="sgd", lr=0.5, sgd_momentum=0.0, clip_grad=clip_grad)
-        optimizer = get_megatron_optimizer(options, [model])
-        model.config.finalize_model_grads_func = finalize_model_grads
+        model, optimizer = trainable(small_config(**sizes, **config), clip_grad=clip_grad, **SGD)
         return [train_step(model, optimizer, step, draw or synthetic) for step in range(steps)]
 
 
+#: Plain descent: Adam's first steps do not depend on the size of the gradient.
+SGD = {"optimizer": "sgd", "lr": 0.5, "sgd_momentum": 0.0}
+
+
+def trainable(config, vocabulary=VOCABULARY, **options):
+    """Return a small model wrapped for training, and its optimizer."""
+    model = small_model(config, vocabulary=vocabulary)
+    model = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
+    config.finalize_model_grads_func = finalize_model_grads
+    return model, get_megatron_optimizer(OptimizerConfig(**options), [model])
+
+
 def synthetic(step, replica, replicas):
-    # Micro-batches have other sizes of loss and count, so means of means would differ.
+    # Micro-batches differ in loss and count, so that a mean of means would be wrong.
     seeds = range(step * MICRO_BATCHES + replica, (step + 1) * MICRO_BATCHES, replicas)
     return [synthetic_batch(seed) for seed in seeds]
 
@@ -66,7 +73,7 @@ def train_step(model, optimizer, step, draw):
 
 
 def run_schedule(model, batches, step_func=forward_step, forward_only=False):
-    """What the last pipeline stage reports of each micro-batch."""
+    """Return the reports of all micro-batches on the last pipeline stage."""
     loads = parallel_state.get_tensor_model_parallel_rank() == 0
     return get_forward_backward_func()(
         forward_step_func=step_func,
@@ -80,7 +87,7 @@ def run_schedule(model, batches, step_func=forward_step, forward_only=False):
 
 
 def position_losses(model, batch):
-    """Loss of every position as a list on the last pipeline stage, None on the others."""
+    """Return the loss of every position on the last pipeline stage, None on the others."""
 
     def step(data_iterator, model):
         output, _ = forward_step(data_iterator, model)
@@ -92,7 +99,7 @@ def position_losses(model, batch):
 
 
 def run_ranks(world_size, target, folder):
-    """What ``target()`` returned on every rank of as many new processes."""
+    """Run ``target()`` on new ranks; return its result on each."""
     errors = [folder / f"stderr{rank}" for rank in range(world_size)]
     started = [
         processes.start(_run_rank, (rank, world_size, target, folder), errors[rank])

@@ -143,7 +143,7 @@ def test_padded_segment_ends_win_over_unpadded_ones():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def test_one_kernel_is_used_where_there_is_one(monkeypatch):
+def test_the_varlen_kernel_is_used_if_available(monkeypatch):
     calls = []
 
     def kernel(query, key, value, ends_q, ends_k, max_q, max_k, *, scale, window_size):
@@ -189,7 +189,7 @@ def test_masks_are_refused_and_not_ignored():
         ("layernorm_zero_centered_gamma", True),
     ],
 )
-def test_what_only_transformer_engine_can_do_is_refused(field, value):
+def test_features_of_transformer_engine_are_refused_without_it(field, value):
     with pytest.raises(ConfigError, match=f"{field}=.* needs Transformer Engine"):
         gpt_layer_spec(small_config(**{field: value}))
 
@@ -204,7 +204,7 @@ def test_context_parallelism_is_refused():
 @pytest.mark.skipif(
     not hasattr(TransformerConfig, "qk_l2_norm"), reason="megatron-core 0.15.0 has no L2 norms"
 )
-def test_l2_norms_stay_what_the_config_says():
+def test_l2_norms_follow_the_config():
     block = gpt_layer_spec(small_config(qk_layernorm=True, qk_l2_norm=True))
     submodules = block.layer_specs[0].submodules.self_attention.submodules
     assert submodules.q_layernorm is submodules.k_layernorm is L2Norm

@@ -71,7 +71,7 @@ def test_the_slices_of_two_ranks_by_hand():
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sampled_from([1, 2, 3, 4]))
-def test_slices_are_the_chunks_of_every_segment_and_each_position_is_held_once(multiples, size):
+def test_slices_are_segment_chunks_and_have_each_position_once(multiples, size):
     lengths = [2 * size * multiple for multiple in multiples]
     ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     found = [context_parallel_positions(ends, size, rank).tolist() for rank in range(size)]
@@ -94,7 +94,7 @@ def partition_of_transformer_engine(ends, total, size, rank):
     return held
 
 
-def test_slices_are_those_of_transformer_engine_and_no_gap_is_left():
+def test_slices_match_transformer_engine_and_leave_no_gap():
     """400 layouts: documents of 1 to 40 tokens, and padding at their ends and at the tail."""
     random = np.random.default_rng(0)
     for number in range(100):
@@ -124,7 +124,7 @@ def test_every_rank_has_the_same_share_of_causal_attention(size):
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["tokens", "labels", "token_weights", "position_ids", "log_probs"])
-def test_slices_put_together_are_the_batch(name, size):
+def test_slices_together_are_the_batch(name, size):
     batch = aligned_batch(LENGTHS, size)
     whole = torch.zeros_like(getattr(batch, name))
     for rank in range(size):
@@ -134,7 +134,7 @@ def test_slices_put_together_are_the_batch(name, size):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_slice_is_a_batch_that_knows_the_source_of_each_of_its_positions(size):
+def test_a_slice_knows_the_source_of_each_position(size):
     batch = aligned_batch(LENGTHS, size)
     tokens = dict.fromkeys(batch.tokens_per_source(), 0)
     for rank in range(size):
@@ -150,14 +150,14 @@ def test_a_slice_is_a_batch_that_knows_the_source_of_each_of_its_positions(size)
     assert tokens == batch.tokens_per_source()
 
 
-def test_segments_that_happen_to_be_aligned_need_no_padded_ends():
+def test_aligned_segments_need_no_padded_ends():
     batch = aligned_batch([8, 4], 2)
     without = dataclasses.replace(batch, cu_seqlens_padded=None)
     one, other = (slice_for_context_parallel(each, 2, 1) for each in (batch, without))
     assert torch.equal(one.tokens, other.tokens)
 
 
-def test_a_segment_that_is_not_aligned_is_refused_with_its_length():
+def test_an_unaligned_segment_is_refused_with_its_length():
     with pytest.raises(ConfigError) as error:
         slice_for_context_parallel(aligned_batch([8, 6, 4], 1), 2, 0)
     assert str(error.value) == (
@@ -166,7 +166,7 @@ def test_a_segment_that_is_not_aligned_is_refused_with_its_length():
     )
 
 
-def test_attention_is_told_of_the_whole_batch_on_every_rank():
+def test_every_rank_describes_the_whole_batch_to_attention():
     batch = aligned_batch(LENGTHS, 2)
     for rank in range(2):
         params = build_packed_seq_params(slice_for_context_parallel(batch, 2, rank))

@@ -26,7 +26,7 @@ def test_cuda_means_cpu():
     torch.cuda.synchronize()
 
 
-def test_what_does_not_name_cuda_stays_as_it_is():
+def test_other_devices_stay_as_they_are():
     enable_cpu()
     assert torch.zeros(2, device="meta").device.type == "meta"
     assert torch.zeros(2).to(torch.float64).dtype == torch.float64
@@ -55,7 +55,7 @@ def test_megatron_clips_gradients():
     torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]))
 
 
-def test_the_global_that_megatron_forgets_is_there():
+def test_the_global_that_megatron_forgets_exists():
     enable_cpu()
     assert moe_utils.te_general_gemm is None
 

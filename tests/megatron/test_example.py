@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The training script as people run it: stopped, resumed, resharded, interrupted, out of data."""
+"""The training script: stopped, resumed, resharded, interrupted, out of data."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def references(mixes, tmp_path_factory):
-    """Runs that were never stopped, by kind."""
+    """Uninterrupted runs, by kind."""
     folder = tmp_path_factory.mktemp("runs")
 
     def reference(kind):
@@ -49,7 +49,7 @@ def checkpoints(run_dir):
     return Checkpoints(run_dir / "checkpoints")
 
 
-def test_a_run_says_what_it_does(references):
+def test_a_run_logs_what_it_does(references):
     reference = references("tokens")
     (begin,) = events(reference, "start")
     assert begin["step"] == 0
@@ -72,7 +72,7 @@ def test_a_run_says_what_it_does(references):
 
 
 def recount(steps, field):
-    """Of all steps, by source."""
+    """Sum a field by source over all steps."""
     return sum((Counter(step[field]) for step in steps), Counter())
 
 
@@ -80,7 +80,7 @@ def offsets(consumed, field):
     return Counter({entry["spec"]: entry[field] for entry in consumed["datasets"] if entry[field]})
 
 
-def test_what_was_trained_on_is_an_independent_recount_of_the_steps(references, kind):
+def test_consumption_equals_a_recount_of_the_steps(references, kind):
     steps, counts = events(references(kind), "step"), events(references(kind), "consumption")
     assert [event["step"] for event in counts] == [2, 4, 6]
     for event in counts:
@@ -109,18 +109,18 @@ def test_the_cursor_of_a_planned_run_has_the_same_counts(references):
             assert +Counter(drawn) == offsets(consumed, field)
 
 
-def test_a_resumed_run_is_the_run_that_was_never_stopped(mixes, references, kind, tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_one(mixes, references, kind, tmp_path):
     run_dir, options = tmp_path / "run", ("--micro-batch-rows", "2")
     run(mixes[kind], run_dir, *options, "--stop-after", "3")
     assert events(run_dir, "end") == [{"event": "end", "step": 3, "reason": "stopped"}]
     run(mixes[kind], run_dir, *options, "--resume")
     assert [begin["step"] for begin in events(run_dir, "start")] == [0, 3]
     assert steps_of(run_dir) == steps_of(references(kind))
-    # The count goes on over the resume.
+    # Consumption is counted across the resume.
     assert events(run_dir, "consumption")[-1] == events(references(kind), "consumption")[-1]
 
 
-def test_a_resume_says_what_may_not_change_and_a_new_run_spares_an_old_one(mixes, tmp_path):
+def test_a_resume_names_changed_options_and_a_new_run_keeps_old_checkpoints(mixes, tmp_path):
     run_dir = tmp_path / "run"
     run(mixes["tokens"], run_dir, "--stop-after", "2")
     stderr = run(mixes["tokens"], run_dir, "--resume", "--lr", "0.5", succeeds=False)
@@ -146,14 +146,13 @@ def assert_same_rows_and_losses(found, expected):
 
 
 @pytest.mark.parametrize("kind", ["tokens", pytest.param("text", marks=pytest.mark.nightly)])
-def test_a_run_goes_on_split_in_any_way(kind, mixes, references, tmp_path):
-    """At every hop other ranks, workers and micro-batches, and another split of the model."""
+def test_a_run_continues_under_any_split(kind, mixes, references, tmp_path):
+    """Every hop changes ranks, workers, micro-batches and the split of the model."""
     run_dir = tmp_path / "run"
     for last, ranks, options in (
         (1, 1, ("--num-workers", "2")),
-        (2, 2, (*TENSORS, "--micro-batch-rows", "2")),
-        (3, 2, (*STAGES, "--micro-batch-rows", "1")),
-        (4, 2, ("--num-workers", "1")),
+        (2, 2, (*STAGES, "--micro-batch-rows", "1")),
+        (4, 2, ("--num-workers", "1", "--micro-batch-rows", "2")),
         (5, 4, (*TENSORS, *STAGES, "--num-workers", "1")),
         (6, 1, ()),
     ):
@@ -164,7 +163,7 @@ def test_a_run_goes_on_split_in_any_way(kind, mixes, references, tmp_path):
 
 
 @pytest.mark.nightly
-def test_experts_on_two_ranks_train_as_on_one_and_go_on_from_their_checkpoint(mixes, tmp_path):
+def test_experts_on_two_ranks_train_and_resume_as_on_one(mixes, tmp_path):
     alone, split = tmp_path / "alone", tmp_path / "split"
     experts = ("--num-experts", "4")
     run(mixes["tokens"], alone, *experts)
@@ -174,7 +173,7 @@ def test_experts_on_two_ranks_train_as_on_one_and_go_on_from_their_checkpoint(mi
     for step, expected in steps_of(alone).items():
         found = steps_of(split)[step]
         assert found["batch_hash"] == expected["batch_hash"]
-        # The auxiliary loss is that of a micro-batch, and theirs are smaller.
+        # The auxiliary loss is computed per micro-batch, and these are smaller.
         assert found["loss"] == pytest.approx(expected["loss"], abs=5e-3)
 
 
@@ -191,9 +190,10 @@ def test_under_torchrun_data_parallel_ranks_share_the_rows(mixes, references, tm
     assert_same_rows_and_losses(steps_of(tmp_path / "run"), steps_of(references("tokens")))
 
 
-def test_where_all_sources_end_the_run_ends_well_and_so_does_its_resume(mixes, kind, tmp_path):
-    capped, run_dir = mixes[kind].parent / f"capped_{kind}.yaml", tmp_path / "run"
-    content = json.loads(mixes[kind].read_text())
+def test_a_run_and_its_resume_end_cleanly_when_all_sources_end(kind, tmp_path):
+    mix = write_mixes(tmp_path, texts=8)[kind]
+    capped, run_dir = mix.with_name("capped.yaml"), tmp_path / "run"
+    content = json.loads(mix.read_text())
     entries = content["splits"]["train"]["blend"]
     content["splits"]["train"]["blend"] = [{"path": e["path"], "max_epochs": 1} for e in entries]
     capped.write_text(json.dumps(content))
@@ -206,21 +206,21 @@ def test_where_all_sources_end_the_run_ends_well_and_so_does_its_resume(mixes, k
     assert end["reason"] == "exhausted"
     assert checkpoints(run_dir).newest() == end["step"]
     documents = recount(events(run_dir, "step"), "documents")
-    assert set(documents.values()) == {40}
+    assert set(documents.values()) == {8}
     run(capped, run_dir, *options, "--resume", ranks=2)
     assert events(run_dir, "end")[-1] == end
     assert len(events(run_dir, "save")) == 1
 
 
-def test_resuming_what_does_not_exist_is_one_line(mixes, tmp_path):
+def test_resuming_without_a_checkpoint_is_a_one_line_error(mixes, tmp_path):
     stderr = run(mixes["tokens"], tmp_path / "run", "--resume", succeeds=False)
     assert "Traceback" not in stderr
-    line = stderr.splitlines()[-1]  # Megatron-core warns of what it misses before it
+    line = stderr.splitlines()[-1]  # after warnings of Megatron-core
     assert line.startswith("ConfigError: ")
     assert "has no checkpoint; start the run without --resume" in line
 
 
-def test_a_loss_that_is_no_number_is_one_line_and_in_no_checkpoint(mixes, tmp_path):
+def test_a_nan_loss_is_a_one_line_error_and_in_no_checkpoint(mixes, tmp_path):
     options = ("--lr", "1e30", "--lr-warmup-iters", "1", "--save-interval", "1")
     stderr = run(mixes["tokens"], tmp_path / "run", *options, succeeds=False)
     line = stderr.splitlines()[-1]
@@ -244,7 +244,7 @@ def test_a_run_asked_to_stop_saves_its_current_step(mixes, number, ranks, code, 
     while not events(run_dir, "step"):
         assert first.is_alive(), stderr.read_text()
         time.sleep(0.05)
-    os.kill(first.pid, number)  # the other rank hears of it from this one
+    os.kill(first.pid, number)  # the other rank learns of it from this one
     assert processes.finish([first, *others]) == [code] * ranks
     step = events(run_dir, "step")[-1]["step"]
     assert checkpoints(run_dir).newest() == step
@@ -263,7 +263,7 @@ def test_a_run_asked_to_stop_saves_its_current_step(mixes, number, ranks, code, 
 def test_under_torchrun_a_signal_to_all_processes_ends_both_ranks_after_one_step(
     mixes, number, tmp_path
 ):
-    """Every process gets it twice: from its group, and from torchrun."""
+    """Every process gets the signal twice: from its group, and from torchrun."""
     run_dir, log = tmp_path / "run", tmp_path / "stderr"
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     options = ("--train-iters", "1000000", "--save-interval", "500000")
@@ -287,7 +287,7 @@ def test_under_torchrun_a_signal_to_all_processes_ends_both_ranks_after_one_step
     assert events(run_dir, "end")[-1]["reason"] == "finished"
 
 
-def test_a_resumed_run_may_be_given_a_later_last_step(mixes, tmp_path):
+def test_a_resume_may_extend_the_run(mixes, tmp_path):
     run_dir = tmp_path / "run"
     run(mixes["tokens"], run_dir, "--train-iters", "2")
     assert events(run_dir, "end")[-1]["reason"] == "finished"
@@ -296,7 +296,7 @@ def test_a_resumed_run_may_be_given_a_later_last_step(mixes, tmp_path):
 
 
 def with_validation(mix, path):
-    """The metadataset whose split val has the sources of its split train."""
+    """Write a metadataset with the same sources in the splits train and val."""
     content = json.loads(mix.read_text())
     entries = content["splits"]["train"]["blend"]
     for entry in entries:
@@ -306,26 +306,25 @@ def with_validation(mix, path):
     return path
 
 
-@pytest.mark.parametrize("split", [STAGES, TENSORS])
-def test_a_split_model_evaluates_as_one_that_is_not(mixes, split, tmp_path):
+def test_a_split_model_evaluates_like_the_whole_one(mixes, tmp_path):
     mix = with_validation(mixes["tokens"], tmp_path / "mix.yaml")
     options = ("--train-iters", "1", "--eval-interval", "1", "--eval-iters", "1")
-    evaluations = {}
-    for ranks, parts in ((1, ()), (2, split)):
-        run(mix, tmp_path / f"of_{ranks}", *options, *parts, ranks=ranks)
-        evaluations[ranks] = events(tmp_path / f"of_{ranks}", "evaluation")
-    assert [event["step"] for event in evaluations[2]] == [0, 1]
-    for one, two in zip(evaluations[1], evaluations[2]):
-        assert two == pytest.approx(one, abs=1e-5)
+    evaluations = []
+    for name, split in (("whole", ()), ("stages", STAGES), ("tensors", TENSORS)):
+        run(mix, tmp_path / name, *options, *split, ranks=2 if split else 1)
+        evaluations.append(events(tmp_path / name, "evaluation"))
+    whole, *others = evaluations
+    assert [event["step"] for event in whole] == [0, 1]
+    for other in others:
+        for one, two in zip(whole, other, strict=True):
+            assert two == pytest.approx(one, abs=1e-5)
 
 
-def test_off_a_terminal_a_run_says_every_few_steps_how_it_stands_and_its_result_last(
-    mixes, tmp_path
-):
+def test_without_a_terminal_a_run_prints_progress_lines_and_its_result(mixes, tmp_path):
     mix = with_validation(mixes["tokens"], tmp_path / "mix.yaml")
     options = ("--log-interval", "4", "--eval-interval", "3", "--eval-iters", "2")
-    said = run(mix, tmp_path / "run", *options).splitlines()
-    said = [line for line in said if "deprecated" not in line.lower()]  # as Megatron says
+    lines = run(mix, tmp_path / "run", *options).splitlines()
+    lines = [line for line in lines if "deprecated" not in line.lower()]  # of Megatron
     number = r"\d+\.\d+"
     rest = rf", lr \S+, grad norm {number}, [\d,]+ tokens/s, waiting for data \d+%"
     val = rf"val/loss {number}, val/loss/.*code {number}, val/loss/.*prose {number}"
@@ -344,8 +343,8 @@ def test_off_a_terminal_a_run_says_every_few_steps_how_it_stands_and_its_result_
         f"step 6: {val}",
         f"finished at step 6; loss was {number}; now {losses[6]}{rest}; saved in .*iter_0000006",
     ]
-    assert len(said) == len(expected), said
-    for line, pattern in zip(said, expected):
+    assert len(lines) == len(expected), lines
+    for line, pattern in zip(lines, expected):
         assert re.fullmatch(pattern, line), line
     evaluations = events(tmp_path / "run", "evaluation")
     assert [event["step"] for event in evaluations] == [0, 3, 6]

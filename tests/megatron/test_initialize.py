@@ -27,7 +27,7 @@ def test_a_weight_depends_on_seed_and_name_alone():
     assert not torch.equal(two_layers[QKV.format(0)], weights(seed=1)[QKV.format(0)])
 
 
-def test_whatever_a_model_held_before_is_replaced():
+def test_existing_weights_are_replaced():
     model = small_model(small_config())
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     torch.nn.init.ones_(model.output_layer.weight)

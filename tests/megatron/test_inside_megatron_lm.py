@@ -129,7 +129,7 @@ def run(mix, folder, *options, ranks=2, nan_at=0, code=0, length=SIX_STEPS):
         for name in LAYOUTS
     ],
 )
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(layout, mix, tmp_path):
+def test_a_stopped_run_continues_like_an_uninterrupted_one(layout, mix, tmp_path):
     parallelism = LAYOUTS[layout]
     losses, evaluations = run(mix, tmp_path, parallelism)
     assert list(losses) == ["1", "2", "3", "4", "5", "6"]
@@ -154,7 +154,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(layout, mix, tmp_p
     assert os.listdir(tmp_path / "model")
 
 
-def test_the_flops_of_the_log_are_those_of_attention_inside_documents():
+def test_logged_flops_count_attention_within_documents():
     """By the sums that Megatron-LM's own function makes of what the step tells it."""
     training = pytest.importorskip("megatron.training.training")
     if not hasattr(training, "update_seqlen_stats_from_cu_seqlens"):
@@ -207,7 +207,7 @@ def test_skipped_iterations_skip_their_rows_and_no_others(ranks, layout, mix, tm
 
 
 @pytest.mark.parametrize("layout", ["data parallel", "expert parallel"])
-def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, mix, tmp_path):
+def test_a_step_rerun_in_another_process_sees_the_same_data(layout, mix, tmp_path):
     """Megatron-LM runs a step with NaN twice, saves the model before it, and exits with 16."""
     parallelism = LAYOUTS[layout]
     losses, _ = run(mix, tmp_path, parallelism)
@@ -240,9 +240,7 @@ def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, 
         ("--vocab-size 200 --tensor-model-parallel-size 2", "set --vocab-size 260"),
     ],
 )
-def test_what_would_fail_later_or_have_no_effect_is_refused_on_every_rank(
-    options, words, mix, tmp_path
-):
+def test_unsupported_options_are_refused_on_every_rank(options, words, mix, tmp_path):
     if re.search("eval-micro|rampup", options) and version("megatron-core") < "0.18":
         pytest.skip("since megatron-core 0.18 Megatron-LM has the one and ignores the other")
     length = "--global-batch-size 4" if "samples" in options else SIX_STEPS
@@ -309,7 +307,7 @@ def in_plan_order(found):
     }
 
 
-def test_a_planned_run_goes_on_with_other_ranks_and_another_global_batch(planned, tmp_path):
+def test_a_planned_run_continues_on_other_ranks_with_another_global_batch(planned, tmp_path):
     """Two ranks save three steps of 4 rows; the run goes on alone, and in steps of 8."""
     losses, _ = run(planned, tmp_path)
     rows = in_plan_order(drawn(tmp_path))
@@ -324,7 +322,7 @@ def test_a_planned_run_goes_on_with_other_ranks_and_another_global_batch(planned
     assert in_plan_order(drawn(tmp_path)) == {"4": rows["4"] + rows["5"]}
 
 
-def test_a_planned_run_goes_on_with_rows_twice_as_long(planned, tmp_path):
+def test_a_planned_run_continues_with_rows_twice_as_long(planned, tmp_path):
     """Three steps of 4 rows of 64, then of 2 rows of 128 on other ranks: the same on each."""
     saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data --eval-iters 0"
     run(planned, tmp_path, saved, "--exit-interval 3")
@@ -339,7 +337,7 @@ def test_a_planned_run_goes_on_with_rows_twice_as_long(planned, tmp_path):
     assert [float(x) for x in alone.values()] == pytest.approx([*map(float, losses.values())])
 
 
-def test_a_run_whose_global_batch_grows_goes_on_as_if_it_had_not_been_stopped(planned, tmp_path):
+def test_a_run_with_a_growing_global_batch_resumes_exactly(planned, tmp_path):
     """Two rows a step until 8 are consumed, then four. Where that changes it is saved as well."""
     options = f"--eval-iters 0 {LAYOUTS['expert parallel']}"
     grows = "--global-batch-size 4 --rampup-batch-size 2 2 8"
@@ -364,7 +362,7 @@ def test_a_run_whose_global_batch_grows_goes_on_as_if_it_had_not_been_stopped(pl
 
 @pytest.mark.parametrize("layout", ["data parallel", "tensor parallel", "pipeline parallel"])
 @pytest.mark.parametrize("kind", ["text", "planned"])
-def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, tmp_path):
+def test_the_log_counts_what_was_read_of_each_source(kind, layout, mix, planned, tmp_path):
     """Of a run that skips a step, is stopped after the third, and goes on."""
     options = f"{LAYOUTS[layout]} --save {tmp_path}/model --dataloader-save {tmp_path}/data"
     options += f" --energon-run-dir {tmp_path}/run --tensorboard-dir {tmp_path}/boards"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The launch scripts: sizes that fit, models of the size that their names say, whole commands."""
+"""The launch scripts: sizes that fit, models of the published size, whole commands."""
 
 import ast
 import dataclasses
@@ -102,8 +102,8 @@ def test_sizes_that_do_not_fit_are_refused(check, changed, message):
 
 
 @pytest.mark.parametrize("model", GPUS)
-def test_the_command_holds_every_option_and_what_the_caller_adds(model, tmp_path):
-    """Bash runs the script; in place of torchrun stands a program that prints its arguments."""
+def test_the_command_has_every_option_and_those_of_the_caller(model, tmp_path):
+    """Bash runs the script; torchrun is replaced by a program that prints its arguments."""
     torchrun = tmp_path / "torchrun"
     torchrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     torchrun.chmod(0o755)
@@ -161,7 +161,7 @@ def test_shell_scripts_parse(script):
 
 
 @pytest.mark.parametrize("parses_before", [False, True])
-def test_the_script_calls_megatron_lm_as_its_version_wants(monkeypatch, parses_before):
+def test_the_script_calls_megatron_lm_as_its_version_requires(monkeypatch, parses_before):
     """Since megatron-core 0.18 pretrain() takes a configuration and no extra_args_provider."""
     calls = []
     modules = {name: types.ModuleType(f"megatron.training{name}") for name in ("", ".arguments")}
@@ -193,15 +193,17 @@ def test_the_script_calls_megatron_lm_as_its_version_wants(monkeypatch, parses_b
     ]
 
 
-def test_the_model_of_the_script_has_the_rope_of_its_arguments(check, monkeypatch):
-    """Llama 3.1 divides by 8 the frequencies whose waves are longer than 8192 positions."""
+def test_the_script_scales_rope_as_its_arguments_say(check, monkeypatch):
+    """Llama 3.1 divides the frequencies of waves longer than 8192 positions by 8."""
     arguments = types.ModuleType("megatron.training.arguments")
     training = types.ModuleType("megatron.training")
     training.pretrain = arguments.core_transformer_config_from_args = None
     training.inprocess_restart = training.set_startup_timestamps = None
     for module in (training, arguments):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    options = {**check.read_options(LAUNCH / "llama3_8b.args"), "num_layers": 1}
+    small = {"num_layers": 1, "hidden_size": 256, "ffn_hidden_size": 64}
+    heads = {"num_attention_heads": 2, "num_query_groups": 1}  # of 128 channels, as in the 8B model
+    options = {**check.read_options(LAUNCH / "llama3_8b.args"), **small, **heads}
     config = check.build_config(options, tensor_model_parallel_size=1, sequence_parallel=False)
     frequencies = {}
     for scaling in (False, True):
@@ -229,7 +231,7 @@ def test_the_model_of_the_script_has_the_rope_of_its_arguments(check, monkeypatc
 
 @pytest.fixture
 def bridge_recipe(monkeypatch, tmp_path):
-    """A recipe of Megatron-Bridge, which averages, that reads packed rows."""
+    """A recipe of Megatron-Bridge that averages in its collective and reads packed rows."""
     bridge = types.ModuleType("megatron.bridge.training.config")
     bridge.DatasetBuildContext = object
     bridge.DatasetProvider = dataclasses.make_dataclass(
@@ -249,9 +251,7 @@ def bridge_recipe(monkeypatch, tmp_path):
     return recipe
 
 
-def test_megatron_wraps_the_model_of_a_bridge_recipe_that_averages_in_its_collective(
-    one_rank, bridge_recipe
-):
+def test_megatron_wraps_a_bridge_model_that_averages_in_its_collective(one_rank, bridge_recipe):
     """Megatron's DDP refuses to average with a loss per token."""
     DistributedDataParallel(bridge_recipe.model, bridge_recipe.ddp, torch.nn.Linear(4, 4))
     assert bridge_recipe.model.calculate_per_token_loss
@@ -259,7 +259,7 @@ def test_megatron_wraps_the_model_of_a_bridge_recipe_that_averages_in_its_collec
     assert bridge_recipe.dataset.rows_per_step == 32
 
 
-def test_the_data_of_a_bridge_recipe_fits_its_context_parallelism_and_its_global_batch(
+def test_bridge_data_fits_context_parallelism_and_the_global_batch(
     one_rank, bridge_recipe, monkeypatch
 ):
     build = bridge_recipe.dataset.build_datasets
@@ -275,7 +275,7 @@ def test_the_data_of_a_bridge_recipe_fits_its_context_parallelism_and_its_global
 
 
 @pytest.mark.parametrize("script", ["pretrain_gpt.py", "bridge_recipe.py"])
-def test_what_scripts_for_megatron_take_from_here_exists(script):
+def test_names_imported_by_the_launch_scripts_exist(script):
     """They cannot be imported without Megatron-LM or Megatron-Bridge."""
     tree = ast.parse((LAUNCH / script).read_text())
     imports = [

@@ -41,7 +41,7 @@ def hashes(loader, count):
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
-def test_a_restored_loader_goes_on_with_the_very_next_batch(mix, num_workers):
+def test_a_restored_loader_continues_with_the_next_batch(mix, num_workers):
     straight = hashes(make_loader(mix, num_workers), 12)
     first = make_loader(mix, num_workers)
     assert iter(first) is first
@@ -61,7 +61,7 @@ def test_a_restored_loader_goes_on_with_the_very_next_batch(mix, num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_state_from_before_the_first_batch_starts_at_the_first_batch(mix, num_workers):
+def test_a_state_saved_before_the_first_batch_starts_there(mix, num_workers):
     state = make_loader(mix, num_workers).save_state()
     restored = make_loader(mix, num_workers)
     restored.restore_state(state)
@@ -76,7 +76,7 @@ def test_epochs_follow_each_other(mix):
     assert loader.next_batch_index == 7
 
 
-def test_a_rank_without_batches_says_so(mix, monkeypatch):
+def test_a_rank_without_batches_is_an_error(mix, monkeypatch):
     loader = make_loader(mix)
     monkeypatch.setattr(loader, "loader", FakeLoader([]))
     with pytest.raises(ConfigError, match="no batch for data-parallel rank 0 of 1"):
@@ -88,7 +88,7 @@ class FakeLoader(list):
     batches_drawn = 0
 
 
-def test_what_is_no_state_is_refused(mix):
+def test_anything_but_a_state_is_refused(mix):
     with pytest.raises(StateFormatError, match="differs from the saved one"):
         make_loader(mix).restore_state({"step": 3})
 
@@ -102,7 +102,7 @@ def test_a_state_continues_on_another_number_of_workers(mix):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_that_has_begun_is_not_restored(mix, num_workers):
+def test_a_loader_that_has_started_cannot_be_restored(mix, num_workers):
     loader = make_loader(mix, num_workers)
     next(loader)
     with pytest.raises(ConfigError, match="before the first batch"):

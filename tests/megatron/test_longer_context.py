@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The example that goes on with longer rows, as people run it."""
+"""The example that continues a run with longer rows."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.megatron.pretraining import SCRIPT, steps_of
 pytestmark = pytest.mark.nightly
 
 
-def test_a_run_goes_on_with_longer_rows_and_reads_as_many_bytes(tmp_path):
+def test_a_run_continues_with_longer_rows_and_as_many_tokens_per_step(tmp_path):
     command = [sys.executable, SCRIPT.with_name("08_longer_context.py"), tmp_path]
     options = ["--train-iters", "6", "--eval-rows", "1"]
     result = subprocess.run(

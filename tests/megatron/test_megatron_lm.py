@@ -178,7 +178,7 @@ def scheduled(folder, breakpoint, **fields):
         ("tokens", 1000, 4, 100 * 8 * 32),
     ],
 )
-def test_breakpoints_count_what_the_metadataset_says(
+def test_breakpoints_use_the_axis_of_the_metadataset(
     launch, planned, counted, breakpoint, first_step, end
 ):
     """8 micro-batches of 32 tokens make a step; token 1000 lies in step 3, so 4 is the first."""
@@ -197,7 +197,7 @@ def test_breakpoints_count_what_the_metadataset_says(
 @pytest.mark.parametrize(
     ("option", "value"), [("rampup_batch_size", [8, 8, 100]), ("step_batch_size_schedule", "0:8")]
 )
-def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch, planned, option, value):
+def test_schedules_in_steps_are_refused_with_a_batch_size_ramp(launch, planned, option, value):
     setattr(launch, option, value)
     launch.data_path = [str(planned)]
     assert provide()  # constants count nothing
@@ -208,7 +208,7 @@ def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch, planned, op
     assert provide()
 
 
-def test_a_flag_may_only_repeat_what_the_metadataset_counts(launch, planned):
+def test_the_axis_option_must_agree_with_the_metadataset(launch, planned):
     launch.energon_schedule_axis = "tokens"
     with pytest.raises(ConfigError, match=r"tokens found in the launch script, but .*counts steps"):
         provide()
@@ -241,7 +241,7 @@ def rerun_machine():
     destroy_rerun_state_machine()
 
 
-def test_saving_makes_the_folder_of_every_rank(launch, tmp_path, rerun_machine):
+def test_saving_creates_the_folders_of_all_ranks(launch, tmp_path, rerun_machine):
     """Until megatron-core 0.18 Megatron-LM makes that of data-parallel rank 0 alone."""
     launch.dataloader_save = str(tmp_path / "data")
     loader = provide()
@@ -258,7 +258,7 @@ def test_saving_makes_the_folder_of_every_rank(launch, tmp_path, rerun_machine):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_save_inside_a_step_stands_before_it(launch, planned, workers, rerun_machine):
+def test_a_save_within_a_step_resumes_at_its_start(launch, planned, workers, rerun_machine):
     """Three steps of 8 batches; the third is run again elsewhere, perhaps on other workers."""
     launch.data_path = [str(planned)]
     launch.num_workers = workers
@@ -279,14 +279,14 @@ class NoClasses(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
-def test_a_state_is_read_by_an_unpickler_that_knows_no_class(launch):
+def test_a_state_can_be_unpickled_without_any_class(launch):
     loader = provide()
     hashes(loader, 3)
     state = loader.save_state()
     assert NoClasses(io.BytesIO(pickle.dumps(state))).load() == state
 
 
-def test_data_can_be_loaded_from_another_folder_than_it_is_saved_to(launch, tmp_path):
+def test_data_can_be_loaded_from_one_folder_and_saved_to_another(launch, tmp_path):
     loader = provide()
     next(loader)
     save_as_megatron_does(loader, launch, iteration=1)
@@ -296,7 +296,7 @@ def test_data_can_be_loaded_from_another_folder_than_it_is_saved_to(launch, tmp_
 
 
 @pytest.mark.parametrize("folder", ["given", "not given"])
-def test_missing_data_state_is_said_loudly(launch, caplog, folder):
+def test_a_missing_data_state_is_a_loud_warning(launch, caplog, folder):
     launch.iteration = 40
     if folder == "not given":
         launch.dataloader_save = None
@@ -307,13 +307,13 @@ def test_missing_data_state_is_said_loudly(launch, caplog, folder):
     assert loader.next_batch_index == 0
 
 
-def test_a_folder_that_is_named_and_holds_nothing_is_an_error(launch, tmp_path):
+def test_an_empty_dataloader_load_folder_is_an_error(launch, tmp_path):
     launch.iteration, launch.dataloader_load = 40, str(tmp_path / "elsewhere")
     with pytest.raises(StateFormatError, match="--dataloader-load .*elsewhere has no data state"):
         provide()
 
 
-def test_buffers_of_less_than_nothing_are_refused(launch):
+def test_negative_buffer_sizes_are_refused(launch):
     options = ["--energon-packing-buffer-docs=-5"]
     vars(launch).update(vars(add_energon_args(argparse.ArgumentParser()).parse_args(options)))
     with pytest.raises(ConfigError, match="packing_buffer_docs: -5 found, an integer >= "):
@@ -321,7 +321,7 @@ def test_buffers_of_less_than_nothing_are_refused(launch):
 
 
 @pytest.mark.parametrize(("folder", "said"), [(None, True), ("given", False)])
-def test_a_model_that_is_saved_without_its_data_is_said_at_the_start(
+def test_saving_the_model_without_its_data_is_a_warning_at_startup(
     launch, caplog, tmp_path, folder, said
 ):
     launch.save, launch.dataloader_save = "checkpoints", folder and str(tmp_path)
@@ -399,9 +399,7 @@ def test_the_state_of_any_rank_continues_a_planned_run_on_any_number_of_ranks(
         paths[lost].write_bytes(content)
 
 
-def test_what_was_drawn_goes_on_being_counted_over_a_resume_on_other_ranks(
-    launch, monkeypatch, planned
-):
+def test_token_counts_continue_after_a_resume_on_other_ranks(launch, monkeypatch, planned):
     """Three steps on two ranks, and one more on one rank of two workers."""
     launch.data_path = [str(planned)]
     ranks, paths = pretend_ranks(monkeypatch, 2), []
@@ -425,9 +423,7 @@ def test_what_was_drawn_goes_on_being_counted_over_a_resume_on_other_ranks(
     assert loader.drawn.tokens == drawn
 
 
-def test_a_planned_run_saved_inside_a_step_goes_on_with_its_ranks_only(
-    launch, monkeypatch, planned
-):
+def test_a_planned_run_saved_within_a_step_needs_the_same_ranks(launch, monkeypatch, planned):
     launch.data_path = [str(planned)]
     ranks, _ = save_two_ranks(launch, monkeypatch, batches=10)
     ranks["rank"] = 0
@@ -557,7 +553,7 @@ def two_ranks(planned, tmp_path_factory):
     return run_ranks(2, work, folder)
 
 
-def test_two_ranks_continue_where_nothing_is_damaged(two_ranks):
+def test_two_ranks_continue_from_undamaged_files(two_ranks):
     for rank in two_ranks:
         assert rank["data whole"]["found"] == rank["data expected"]
     first, second = (rank["tensor whole"]["found"] for rank in two_ranks)
@@ -565,7 +561,7 @@ def test_two_ranks_continue_where_nothing_is_damaged(two_ranks):
     assert second == "no loader"
 
 
-def test_the_file_of_one_rank_is_enough_for_two_in_a_planned_run(two_ranks):
+def test_one_file_is_enough_for_two_ranks_of_a_planned_run(two_ranks):
     """Rank 1 has lost its own; it takes that of rank 0."""
     for rank in two_ranks:
         assert rank["data without a file"]["found"] == rank["data expected"]
@@ -581,7 +577,7 @@ def test_the_file_of_one_rank_is_enough_for_two_in_a_planned_run(two_ranks):
         ("data with a bad argument", "ConfigError: .*--micro-batch-size must be 1"),
     ],
 )
-def test_what_fails_on_one_rank_fails_on_both_at_once(two_ranks, scenario, words):
+def test_an_error_on_one_rank_is_raised_on_both_at_once(two_ranks, scenario, words):
     for rank in two_ranks:
         heard = rank[scenario]
         assert re.match(words, heard["found"]), heard
@@ -605,7 +601,7 @@ def test_a_file_left_by_a_run_of_another_mix_is_refused_on_both(two_ranks):
         assert re.match(r"StateMismatchError: .*digest: saved .* use those of one", heard), heard
 
 
-def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
+def test_without_any_file_both_ranks_start_over(two_ranks):
     """No state at all is a decision of the user; rank 1 has no loader here, and does not wait."""
     first, second = (rank["tensor without a file"]["found"] for rank in two_ranks)
     assert first[0] == 0
@@ -639,7 +635,7 @@ def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
     ],
 )
 @pytest.mark.parametrize("tensor_parallel_rank", [0, 1])
-def test_launch_arguments_that_cannot_work_are_refused_on_every_rank(
+def test_unsupported_arguments_are_refused_on_every_rank(
     launch, monkeypatch, name, value, message, tensor_parallel_rank
 ):
     monkeypatch.setattr(
@@ -659,7 +655,7 @@ def test_a_ramp_that_megatron_lm_would_ignore_is_refused(launch, planned):
         provide()
 
 
-def test_later_tokens_are_not_predicted_over_context_parallel_ranks(launch):
+def test_multi_token_prediction_with_context_parallelism_is_refused(launch):
     launch.mtp_num_layers = 1
     assert provide()
     launch.context_parallel_size = 2
@@ -667,7 +663,7 @@ def test_later_tokens_are_not_predicted_over_context_parallel_ranks(launch):
         provide()
 
 
-def test_what_megatron_lm_sets_by_itself_is_not_refused(launch):
+def test_defaults_of_megatron_lm_are_accepted(launch):
     """Its defaults from 0.17 to 0.19."""
     launch.__dict__.update(
         eval_micro_batch_size=1,
@@ -688,7 +684,7 @@ def test_a_global_batch_that_the_ranks_cannot_share_is_refused(launch, monkeypat
         provide()
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused(launch):
+def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(launch):
     """Bytes and four special tokens are 260 ids."""
     launch.padded_vocab_size = 260
     assert provide()
@@ -709,7 +705,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused(laun
         ),
     ],
 )
-def test_the_encoder_is_as_the_options_say(launch, options, found):
+def test_options_configure_the_encoder(launch, options, found):
     given = add_energon_args(argparse.ArgumentParser()).parse_args(options.split())
     vars(launch).update(vars(given))
     encoder = megatron_lm._default_task_encoder(launch)
@@ -728,7 +724,7 @@ def test_the_encoder_is_as_the_options_say(launch, options, found):
     ("context", "tensor", "sequence_parallel", "multiple"),
     [(1, 4, True, 4), (4, 4, False, 8), (2, 8, True, 32)],
 )
-def test_rows_that_cannot_be_cut_over_ranks_are_refused(
+def test_rows_that_the_ranks_cannot_share_are_refused(
     launch, context, tensor, sequence_parallel, multiple
 ):
     launch.context_parallel_size, launch.tensor_model_parallel_size = context, tensor
@@ -761,7 +757,7 @@ def test_virtual_stages_share_one_loader_and_its_state(launch):
 
 
 @pytest.mark.parametrize(("length", "warned"), [(96, False), (72, True)])
-def test_rows_that_matrices_in_fp8_cannot_have_are_warned_of(launch, caplog, length, warned):
+def test_row_lengths_unsuitable_for_fp8_are_a_warning(launch, caplog, length, warned):
     launch.seq_length, launch.context_parallel_size, launch.fp8 = length, 2, "hybrid"
     with caplog.at_level(logging.WARNING):
         provide()
@@ -815,7 +811,7 @@ def test_every_evaluation_sees_the_same_batches(launch):
     assert hashes(provide_validation(launch), 16) == first
 
 
-def test_evaluation_may_have_a_batch_size_of_its_own(launch):
+def test_evaluation_may_have_its_own_batch_size(launch):
     launch.eval_global_batch_size = 3
     validation = provide_validation(launch, eval_iters=1)
     first = hashes(validation, 3)
@@ -847,13 +843,13 @@ def test_training_and_validation_read_their_own_splits(launch):
     assert text(provide_validation(launch)).count("9") > 8
 
 
-def test_a_metadataset_without_validation_says_how_to_do_without(launch, mix):
+def test_a_metadataset_without_a_validation_split_is_refused(launch, mix):
     path = support.write_mix(mix.parent / "train_only.yaml", [("./a/train", 1)])
     launch.data_path = [str(path)]
     with pytest.raises(ConfigError, match="val"):
         provide_validation(launch)
 
 
-def test_an_evaluation_of_no_batches_is_refused():
+def test_an_evaluation_without_batches_is_refused():
     with pytest.raises(ConfigError, match="at least one micro-batch"):
         ValidationLoader([], 0)

@@ -7,7 +7,6 @@ import functools
 
 import pytest
 import torch
-from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from energon_ext import ConfigError
 from energon_ext.megatron import forward_step, scale_router_losses
@@ -19,24 +18,17 @@ from tests.megatron.small_gpt import (
     small_model,
     synthetic_batch,
 )
+from tests.megatron.small_training import run_schedule
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def gradients(model, batches, **options):
-    """Gradients of a step as the optimizer gets them: divided by the count."""
+    """Return the gradients of a step as the optimizer gets them: divided by the count."""
     counts = []
     model.config.finalize_model_grads_func = lambda model, count, **_: counts.append(count)
     model.zero_grad()
-    get_forward_backward_func()(
-        forward_step_func=functools.partial(forward_step, **options),
-        data_iterator=iter(batches),
-        model=[model],
-        num_microbatches=len(batches),
-        seq_length=batches[0].num_tokens,
-        micro_batch_size=1,
-        forward_only=False,
-    )
+    run_schedule(model, batches, functools.partial(forward_step, **options))
     return {name: p.grad / counts[0] for name, p in model.named_parameters()}
 
 
@@ -61,7 +53,7 @@ def test_padding_does_not_affect_routers(losses):
     batches = [synthetic_batch(seed) for seed in (1, 4)]
     assert all(batch.padding_mask().any() for batch in batches)
     packed = gradients(small_model(small_config(**config)), batches)
-    alone = gradients(small_model(small_config(**config)), map_all(without_padding, batches))
+    alone = gradients(small_model(small_config(**config)), [*map(without_padding, batches)])
     for name, gradient in alone.items():
         torch.testing.assert_close(packed[name], gradient, rtol=1e-4, atol=1e-6)
     plain = gradients(small_model(small_config(**MOE)), batches)
@@ -69,12 +61,8 @@ def test_padding_does_not_affect_routers(losses):
     assert (plain[router] - packed[router]).abs().max() > 1e-3
 
 
-def map_all(function, values):
-    return [function(value) for value in values]
-
-
 @pytest.mark.skipif(not ROUTERS_TAKE_A_MASK, reason="routers of megatron-core 0.15 take no mask")
-def test_the_mask_says_which_positions_are_padding():
+def test_the_mask_marks_padding():
     model = small_model(small_config(**BALANCED_MOE))
     batch = synthetic_batch(4)
     routed = []
@@ -87,7 +75,7 @@ def test_the_mask_says_which_positions_are_padding():
 @pytest.mark.parametrize(
     "config", [BALANCED_MOE, {**MOE, "moe_z_loss_coeff": 0.5}], ids=["auxiliary loss", "z loss"]
 )
-def test_scaled_router_losses_weigh_as_much_as_without_a_weight_scale(config):
+def test_router_losses_weigh_the_same_with_and_without_a_weight_scale(config):
     batches = [synthetic_batch(seed) for seed in (1, 4)]
     plain = gradients(small_model(small_config(**config)), batches)
     scaled_config = small_config(**config)
@@ -97,7 +85,7 @@ def test_scaled_router_losses_weigh_as_much_as_without_a_weight_scale(config):
         torch.testing.assert_close(scaled[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_a_weight_scale_that_the_routers_do_not_know_is_refused():
+def test_a_weight_scale_unknown_to_the_routers_is_refused():
     with pytest.raises(ConfigError, match=r"call scale_router_losses\(config, 64\)"):
         forward_step(iter([]), small_model(small_config(**BALANCED_MOE)), weight_scale=64)
     config = small_config(**BALANCED_MOE)
@@ -109,7 +97,7 @@ def test_a_weight_scale_that_the_routers_do_not_know_is_refused():
 
 
 @pytest.mark.parametrize("config", [{}, MOE], ids=["dense", "routers without a loss"])
-def test_where_there_are_no_router_losses_any_weight_scale_will_do(config):
+def test_without_router_losses_any_weight_scale_works(config):
     output, _ = forward_step(
         iter([synthetic_batch(0)]), small_model(small_config(**config)), weight_scale=64
     )

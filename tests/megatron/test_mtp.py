@@ -46,7 +46,7 @@ def model():
     return model
 
 
-def test_later_tokens_are_labels_of_the_same_document_with_a_weight(model, batch, monkeypatch):
+def test_later_tokens_are_weighted_labels_of_the_same_document(model, batch, monkeypatch):
     """Where every loss is 1, what Megatron takes for a loss of later tokens is the mask, scaled."""
     labels, losses = [], []
 
@@ -69,7 +69,7 @@ def test_later_tokens_are_labels_of_the_same_document_with_a_weight(model, batch
     assert third == [(0, 13)]
 
 
-def test_the_first_prediction_is_what_it_is_without_the_others(model, batch):
+def test_the_first_prediction_is_the_same_without_the_others(model, batch):
     config = small_config()
     plain = GPTModel(
         config,

@@ -93,7 +93,7 @@ def test_no_micro_batch_waits_for_the_gpu(layout, found):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_message_joins_tensor_parallel_ranks_and_none_the_others(layout, found):
+def test_tensor_parallel_ranks_exchange_one_message_and_others_none(layout, found):
     expected = {"c10d::broadcast_": 1} if layout == "tensor parallel" else {}
     for rank in found[layout]:
         first, *others = (cost["collectives"] for cost in rank["costs"])
@@ -109,7 +109,7 @@ def test_all_losses_of_a_step_are_summed_once_and_read_once(layout, found):
     assert len({str(rank["losses"]) for rank in found[layout]}) == 1
 
 
-def test_two_ranks_find_the_losses_of_one(found):
+def test_two_ranks_report_the_losses_of_one(found):
     (alone,), (first, _) = found["one rank"], found["tensor parallel"]
     assert first["losses"] == alone["losses"]
     assert set(alone["losses"]["loss_by_source"]) == {"code", "web"}
@@ -130,7 +130,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_the_counter_sees_what_waits(name):
+def test_the_counter_sees_every_wait(name):
     with pretend_gpu() as counts:
         WAITING[name](torch.tensor([1, 2, 3]).to("cuda", non_blocking=True))
     assert sum(counts.syncs.values()) == 1

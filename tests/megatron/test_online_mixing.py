@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The example whose controller decides the weights, as people run it."""
+"""The example whose controller decides the weights."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_controlled_run_that_was_killed_is_the_run_that_was_not(folder):
+def test_a_killed_controlled_run_equals_the_uninterrupted_one(folder):
     options = (folder, *SMALL, "--reference", folder / "constant")
     run(SCRIPT, folder / "whole", *options)
     killed = folder / "killed"

@@ -35,7 +35,7 @@ def make_models(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_positions_that_count_from_zero_are_what_megatron_does_itself(config):
+def test_positions_from_zero_match_megatron(config):
     stock, ours = make_models(config)
     batch = synthetic_batch(1)
     torch.testing.assert_close(logits(ours, batch), logits(stock, batch), rtol=0, atol=1e-6)
@@ -51,7 +51,7 @@ def test_moving_a_whole_segment_changes_nothing(config):
     torch.testing.assert_close(logits(ours, batch, moved), logits(stock, batch), rtol=0, atol=1e-5)
 
 
-def test_a_jump_inside_a_segment_matters_from_there_on_and_to_no_other_segment():
+def test_a_jump_inside_a_segment_changes_only_the_rest_of_it():
     stock, ours = make_models({})
     batch = synthetic_batch(1)
     end = int(batch.cu_seqlens[1])
@@ -65,7 +65,7 @@ def test_a_jump_inside_a_segment_matters_from_there_on_and_to_no_other_segment()
     assert torch.equal(logits(stock, batch), logits(stock, batch, jumped))
 
 
-def test_sequences_of_one_batch_that_is_not_packed_may_have_positions_of_their_own():
+def test_unpacked_sequences_may_have_their_own_positions():
     _, ours = make_models({})
     tokens = torch.arange(4, 12)[None].repeat(2, 1)
     straight = torch.arange(8)
@@ -77,7 +77,7 @@ def test_sequences_of_one_batch_that_is_not_packed_may_have_positions_of_their_o
     assert (alone[0] - alone[1]).abs().max() > 1e-3
 
 
-def test_positions_may_be_passed_by_name_and_nothing_is_added_to_the_state():
+def test_positions_can_be_passed_by_name_and_the_state_has_no_new_keys():
     stock, ours = make_models({})
     batch = synthetic_batch(1)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_positions_may_be_passed_by_name_and_nothing_is_added_to_the_state():
     assert set(ours.sharded_state_dict()) == set(stock.sharded_state_dict())
 
 
-def test_positions_are_interpolated_as_megatron_interpolates_them():
+def test_positions_are_interpolated_like_megatrons():
     def model():
         config = small_config()
         torch.manual_seed(0)
@@ -121,7 +121,7 @@ def test_positions_are_interpolated_as_megatron_interpolates_them():
         ("config", "context_parallel_size", 2),
     ],
 )
-def test_what_cannot_be_told_a_position_is_refused(where, name, value):
+def test_models_without_position_ids_are_refused(where, name, value):
     model = small_model(small_config())
     setattr(model if where == "model" else model.config, name, value)
     with pytest.raises(ConfigError, match=f"rope_by_position_ids: {name}={value!r}"):

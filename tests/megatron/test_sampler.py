@@ -50,7 +50,7 @@ def greedy_by_hand(model, prompt, count):
     return tokens[len(prompt) :]
 
 
-def test_greedy_answers_of_a_batch_are_those_of_each_prompt_alone(model):
+def test_greedy_answers_do_not_depend_on_the_batch(model):
     responses, _ = generate(model, PROMPTS, Sampling(4, temperature=0))
     assert responses == [greedy_by_hand(model, prompt, 4) for prompt in PROMPTS]
 
@@ -63,7 +63,7 @@ def test_log_probs_are_those_of_the_model_in_training(model, rows_per_pass):
         assert found == pytest.approx(training_log_probs(model, prompt, response), abs=1e-4)
 
 
-def test_a_response_ends_with_the_stop_token_and_the_others_go_on(model):
+def test_a_response_ends_with_the_stop_token_while_others_continue(model):
     full, _ = generate(model, PROMPTS, Sampling(6), seed=1)
     stop = full[0][2]
     stopped, log_probs = generate(model, PROMPTS, Sampling(6, stop_id=stop), seed=1)
@@ -74,7 +74,7 @@ def test_a_response_ends_with_the_stop_token_and_the_others_go_on(model):
         assert len(response) == 6 or response[-1] == stop
 
 
-def test_the_seed_decides_and_nothing_is_left_behind(model):
+def test_the_seed_decides_the_answers_and_the_model_is_left_unchanged(model):
     model.train()
     torch.manual_seed(7)
     before = torch.get_rng_state()
@@ -149,7 +149,7 @@ def test_a_group_holds_answers_log_probs_and_the_users_rewards(model):
         (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else [1], "returned 1 numbers for 2"),
     ],
 )
-def test_a_reward_that_fails_names_its_own_prompt(model, reward, message):
+def test_a_failed_reward_names_its_prompt(model, reward, message):
     """Of three prompts in the same call."""
     prompts = [
         dataclasses.replace(prompt_of(p), __key__=f"p{n}") for n, p in enumerate(PROMPTS[:3])
@@ -191,7 +191,7 @@ def test_a_prompt_without_tokens_is_refused(model):
         generate(model, [[3], []], Sampling(1))
 
 
-def test_no_prompts_are_answered_with_nothing(model):
+def test_no_prompts_give_no_answers(model):
     assert generate(model, [], Sampling(1)) == ([], [])
 
 

@@ -116,7 +116,7 @@ def test_document_one_does_not_affect_document_two(mixer):
         assert torch.equal(before[other], after[other])
 
 
-def test_a_document_among_others_is_the_document_alone(mixer):
+def test_a_packed_document_equals_the_document_alone(mixer):
     batch = synthetic_batch(seed=4)
     hidden = torch.randn(batch.num_tokens, 32, generator=torch.Generator().manual_seed(2))
     packed = mixed(mixer, hidden, build_packed_seq_params(batch))
@@ -124,7 +124,7 @@ def test_a_document_among_others_is_the_document_alone(mixer):
         torch.testing.assert_close(packed[document], mixed(mixer, hidden[document], None))
 
 
-def test_the_numbers_of_segments_are_those_of_the_whole_batch_on_every_context_parallel_rank():
+def test_context_parallel_ranks_number_the_segments_of_the_whole_batch():
     whole = aligned_batch(LENGTHS, 2)
     for batch in (whole, *(slice_for_context_parallel(whole, 2, rank) for rank in range(2))):
         params = build_packed_seq_params(batch)
@@ -137,7 +137,7 @@ def test_the_numbers_of_segments_are_those_of_the_whole_batch_on_every_context_p
         assert params.seq_idx.dtype == torch.int32
 
 
-def test_a_core_whose_state_spaces_do_not_know_of_segments_is_refused(mixer, monkeypatch):
+def test_a_megatron_core_whose_state_spaces_ignore_segments_is_refused(mixer, monkeypatch):
     """Megatron-core 0.15."""
     monkeypatch.setattr(step, "_CORE_VERSION", (0, 15))
     model = torch.nn.Sequential(mixer)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from energon_ext import ConfigError
 from energon_ext.batch.collate import BatchAssembler
@@ -30,6 +29,7 @@ from energon_ext.megatron import (
 from energon_ext.megatron.megatron_lm_loop import adapt_loop
 from tests.megatron.pretend_gpu import PretendGpu
 from tests.megatron.small_gpt import small_config, small_model, synthetic_batch
+from tests.megatron.small_training import run_schedule
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -58,7 +58,7 @@ def test_sum_count_and_report_by_hand():
     assert list(report) == ["lm loss", "lm loss/code", "lm loss/empty", "lm loss/web"]
 
 
-def test_importance_weights_and_what_is_told_of_them_by_hand():
+def test_importance_weights_and_their_report_by_hand():
     """nll 1 2 and 3 4 against log-probabilities of -1.5 -1 and -2 -5: log rho .5 -1 and -1 1."""
     batch = batch_with_weights(code=[1, 2], web=[0, -1])
     batch.log_probs = torch.tensor([-1.5, -1.0, 0.0, -2.0, -5.0, 0.0])
@@ -101,7 +101,7 @@ def test_negative_weights_push_away_and_count_as_positive():
     assert report["lm loss/web"].tolist() == [-3, 1]
 
 
-def test_fractions_need_a_scale_which_keeps_their_mean():
+def test_fractional_weights_need_a_scale_which_keeps_the_mean():
     batch = batch_with_weights(code=[1.5, -0.5], web=[-0.5, -0.5])
     with pytest.raises(SampleError, match="pass weight_scale"):
         make_loss_func(batch)
@@ -111,7 +111,7 @@ def test_fractions_need_a_scale_which_keeps_their_mean():
     assert report["lm loss"].tolist() == [-3, 3]
 
 
-def test_tokens_counts_positions_and_needs_no_scale():
+def test_denominator_tokens_counts_positions_and_needs_no_scale():
     batch = batch_with_weights(code=[1.5, -0.5], web=[0, -0.5])
     loss, count, report = make_loss_func(batch, denominator="tokens")(LOSSES)
     assert count.item() == 3
@@ -137,25 +137,13 @@ def test_bad_loss_options_are_refused(options, message):
         make_loss_func(synthetic_batch(0), **options)
 
 
-def test_a_scale_whose_counts_would_wrap_around_is_refused(monkeypatch):
+def test_a_scale_whose_counts_would_overflow_is_refused(monkeypatch):
     batch = batch_with_weights(code=[1.5, -0.5], web=[-0.5, -0.5])  # 3 in all
     scale = 2**31 // 3
     assert make_loss_func(batch, weight_scale=scale)(LOSSES)[1].item() == 3 * scale
     monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda **_: 2)
     with pytest.raises(ConfigError, match="in one micro-batch, 2 times that over"):
         make_loss_func(batch, weight_scale=scale)
-
-
-def run_step(model, batches, **options):
-    return get_forward_backward_func()(
-        forward_step_func=functools.partial(forward_step, **options),
-        data_iterator=iter(batches),
-        model=[model],
-        num_microbatches=len(batches),
-        seq_length=batches[0].num_tokens,
-        micro_batch_size=1,
-        forward_only=False,
-    )
 
 
 def fractional(batch):
@@ -179,7 +167,7 @@ def test_micro_batches_have_the_loss_and_gradient_of_one_large_batch(weights, op
     model = small_model(small_config())
     counts = []
     model.config.finalize_model_grads_func = lambda model, count, **_: counts.append(count)
-    reports = run_step(model, batches, **options)
+    reports = run_schedule(model, batches, functools.partial(forward_step, **options))
     by_schedule = {name: p.grad / counts[0] for name, p in model.named_parameters()}
 
     model.zero_grad()
@@ -224,7 +212,7 @@ def test_stages_without_a_loss_have_no_report():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_is_refused_with_its_step_and_sources(value):
+def test_a_nan_or_infinite_loss_is_refused_with_step_and_sources(value):
     losses = LOSSES.clone()
     check_losses(mean_losses([make_loss_func(batch_with_weights([1, 1], [1, 1]))(losses)[2]]), 6)
     losses[losses == 4] = value
@@ -235,7 +223,7 @@ def test_a_loss_that_is_no_number_is_refused_with_its_step_and_sources(value):
         check_losses(found, 7)
 
 
-def test_in_megatron_lm_the_losses_of_all_sources_are_summed_over_the_ranks_at_once(monkeypatch):
+def test_in_megatron_lm_the_losses_of_all_sources_are_reduced_together(monkeypatch):
     """Its own step and evaluation sum each report that they see, here that of the whole batch."""
 
     def two_micro_batches():
@@ -279,7 +267,7 @@ def test_one_rank_gets_the_batch_of_its_iterator():
     assert found.sources == batch.sources
 
 
-def test_a_loading_rank_without_an_iterator_says_so():
+def test_a_loading_rank_without_an_iterator_is_an_error():
     with pytest.raises(ConfigError, match="is_distributed = True"):
         get_batch(None)
 
@@ -296,7 +284,7 @@ def test_dense_models_are_given_no_padding_mask():
     assert output.mean().item() > math.log(2)
 
 
-def test_megatron_lm_is_told_the_lengths_of_documents_once_for_each_row_of_training(monkeypatch):
+def test_megatron_lm_gets_document_lengths_once_per_training_row(monkeypatch):
     """Its sums of lengths and of their squares; two documents of two tokens and no padding."""
     told = []
     training = types.SimpleNamespace(update_seqlen_stats_from_cu_seqlens=told.append)

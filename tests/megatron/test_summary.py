@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""examples/run_log.py: what a step consumed, and what the log of a run says of it."""
+"""examples/run_log.py: what a step consumed, and what the log of a run says about it."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ class TestSummary:
         trained = [int((batch.token_weights != 0).sum()) for batch in batches]
         assert summary["trained_tokens"] == sum(trained)
 
-    def test_the_hash_sees_no_order_and_no_cut_into_micro_batches(self):
+    def test_the_hash_ignores_order_and_micro_batches(self):
         rows = [row_of(first) for first in range(6)]
         first, *others = [
             summarize_step([assembled(rows[place] for place in part) for part in parts], SEQ_LEN)
@@ -42,7 +42,7 @@ class TestSummary:
         ]
         assert all(other == first for other in others)
 
-    def test_the_hash_sees_a_row_that_is_another_or_comes_twice(self):
+    def test_the_hash_sees_changed_and_repeated_rows(self):
         found = [
             summarize_step([assembled(map(row_of, rows))], SEQ_LEN)["batch_hash"]
             for rows in ((0, 1, 2), (0, 1, 3), (0, 1, 1), (0, 0, 1))
@@ -60,7 +60,7 @@ def assembled(rows, sources=("code", "web")):
 
 
 @pytest.mark.parametrize("field", ["tokens", "labels", "token_weights", "cu_seqlens", "source_ids"])
-def test_the_hash_of_a_row_sees_every_field(field):
+def test_the_hash_of_a_row_covers_every_field(field):
     batch = synthetic_batch(0)
     changed = getattr(batch, field).clone()
     changed[1] += 1
@@ -70,7 +70,7 @@ def test_the_hash_of_a_row_sees_every_field(field):
     assert here[0] != there[0] and here[1] == there[1]
 
 
-def test_the_hash_of_a_row_knows_sources_by_name():
+def test_the_hash_of_a_row_uses_source_names():
     rows = [row_of(0), row_of(1)]
     hashes = [row_hashes(assembled(rows, s), SEQ_LEN) for s in (("code", "web"), ("web", "code"))]
     assert hashes[0] == hashes[1]
@@ -153,7 +153,7 @@ def log_a_step(run_dir, **boards):
             "epochs_left": {"data/web:train": 0.5},
         }
         log.write_boards(1, counts)
-        log.write("consumption", 1, **counts)  # says nothing twice
+        log.write("consumption", 1, **counts)  # adds no scalar
 
 
 def test_tensorboard_gets_a_scalar_for_each_source(tmp_path):
@@ -167,7 +167,7 @@ def test_tensorboard_gets_a_scalar_for_each_source(tmp_path):
     assert {event.step for events in found.values() for event in events} == {1}
 
 
-def test_boards_call_a_source_by_its_name(tmp_path):
+def test_boards_use_the_display_name_of_a_source(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with RunLog(tmp_path, 0, 10, tensorboard=True) as log:
         log.write("start", 0, names={"data/web:train": "Web"})
@@ -176,13 +176,14 @@ def test_boards_call_a_source_by_its_name(tmp_path):
     assert {"train/loss/Web", "data/planned_share/Web"} <= set(board.Tags()["scalars"])
 
 
-def test_a_resumed_run_takes_back_the_scalars_of_steps_it_does_again(tmp_path):
+def test_a_resumed_run_replaces_the_scalars_of_repeated_steps(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for first_step, loss in ((0, 9.0), (2, 1.0)):
+        if first_step:
+            time.sleep(1.1)  # file names contain the second
         with RunLog(tmp_path, first_step, 10, tensorboard=True) as log:
             for step in range(first_step + 1, 5):
                 log.write_step(step, {**STEP, "loss": loss})
-        time.sleep(1.1)  # the names of the files count seconds
     board = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     found = [(event.step, event.value) for event in board.Scalars("train/loss")]
     assert found == [(1, 9), (2, 9), (3, 1), (4, 1)]
@@ -198,12 +199,12 @@ def test_weights_and_biases_get_the_same_scalars(tmp_path, monkeypatch):
 
 
 def wandb_history(file):
-    """What an offline run logged: protocol buffers in LevelDB's log format, blocks of 32 KiB."""
+    """Read the log of an offline run: protocol buffers in LevelDB's format, blocks of 32 KiB."""
     from wandb.proto import wandb_internal_pb2
 
-    content, position, data, history = file.read_bytes(), 7, b"", {}  # 7 bytes say what it is
+    content, position, data, history = file.read_bytes(), 7, b"", {}  # after a header of 7 bytes
     while position + 7 <= len(content):
-        if 2**15 - position % 2**15 < 7:  # the rest of a block that holds no header
+        if 2**15 - position % 2**15 < 7:  # the rest of a block too short for a header
             position += 2**15 - position % 2**15
         _, length, part = struct.unpack_from("<IHB", content, position)
         data += content[position + 7 : position + 7 + length]
@@ -215,7 +216,7 @@ def wandb_history(file):
     return {name: value for name, value in history.items() if not name.startswith("_")}
 
 
-def test_weights_and_biases_that_are_not_installed_are_one_line(tmp_path, monkeypatch):
+def test_a_missing_wandb_package_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="project 'mine' needs the package wandb: pip install"):
         RunLog(tmp_path, 0, 10, wandb_project="mine")

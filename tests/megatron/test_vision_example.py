@@ -13,9 +13,9 @@ from tests.megatron.test_example import assert_same_rows_and_losses
 
 EXAMPLES = SCRIPT.parent
 SMALL = [
-    *("--train-iters", "5", "--save-interval", "10", "--lr-warmup-iters", "1"),
+    *("--train-iters", "4", "--save-interval", "10", "--lr-warmup-iters", "1"),
     *("--num-layers", "1", "--hidden-size", "32", "--global-batch-rows", "4"),
-    *("--eval-interval", "3", "--eval-iters", "2"),
+    *("--eval-interval", "2", "--eval-iters", "1"),
 ]
 
 
@@ -35,15 +35,15 @@ def mix(tmp_path_factory):
         drawn = importlib.import_module("drawn_images")
     finally:
         sys.path.remove(str(EXAMPLES))
-    drawn.write_webdataset(folder / "shapes", 120, lambda number: number % 10 != 9, 30)
-    drawn.write_webdataset(folder / "pairs", 40, lambda number: 2, 20)
+    drawn.write_webdataset(folder / "shapes", 60, lambda number: number % 10 != 9, 20)
+    drawn.write_webdataset(folder / "pairs", 20, lambda number: 2, 10)
     write_token_file(folder / "prose" / "train", PROSE)
     path = folder / "mix.yaml"
     path.write_text(drawn.MIX.replace("60:", "4:"))
     return path
 
 
-def test_a_run_goes_on_with_other_ranks_and_workers_and_has_equal_losses(mix, tmp_path):
+def test_a_run_continues_on_other_ranks_and_workers_with_equal_losses(mix, tmp_path):
     run(mix, tmp_path / "whole")
     whole = steps_of(tmp_path / "whole")
     sources = {source for step in whole.values() for source in step["loss_by_source"]}
@@ -53,6 +53,6 @@ def test_a_run_goes_on_with_other_ranks_and_workers_and_has_equal_losses(mix, tm
     options = ("--resume", "--num-workers", "1", "--micro-batch-rows", "1", "--balance")
     run(mix, parts, *options, ranks=2)
     assert_same_rows_and_losses(steps_of(parts), whole)
-    assert whole[5]["loss"] < whole[1]["loss"] - 0.5
+    assert whole[4]["loss"] < whole[1]["loss"] - 0.5
     losses = [event["val/loss"] for event in events(tmp_path / "whole", "evaluation")]
     assert len(losses) == 3 and losses[-1] < losses[0]

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prompts on disk and samplers whose answers are known."""
+"""Prompts on disk and samplers with known answers."""
 
 import json
 
@@ -44,7 +44,7 @@ def prompt_dataset(path, *, prompts_per_call=2, num_workers=0, rank=0, world_siz
 
 
 class Dice:
-    """Answers of random length, content and reward, from the seed alone."""
+    """Returns answers of random length, content and reward that depend on the seed alone."""
 
     def __init__(self, group_size=3, longest=4):
         self.group_size = group_size
@@ -71,7 +71,7 @@ class Dice:
 
 
 class Fixed:
-    """Two answers, of which the rewards are given call by call."""
+    """Returns two answers with the given rewards, one pair per call."""
 
     def __init__(self, *rewards):
         self.rewards = iter(rewards)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The HTTP sampler against a real local server that speaks both dialects and fails on demand."""
+"""The HTTP sampler against a local server that has both APIs and fails on demand."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ BOMB = gzip.compress(bytes(2**28), 1)
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with the last token of the prompt + 1, + 2, ...; answer n of a group has n tokens."""
+    """Answer n of a group has n tokens: the last token of the prompt + 1, + 2, ..."""
 
     daemon_threads = True
 
@@ -36,13 +36,13 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.requests = []
         self.says = "out of luck"
-        self.policy = None  # logits of one token, of which the answers are drawn
-        self.misfortunes = []  # what happens to the next requests, in order
+        self.policy = None  # logits of one token, from which answers are drawn
+        self.misfortunes = []  # faults of the next requests, in order
         self.release = threading.Event()
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def handle_error(self, request, client_address):
-        pass  # a client that went away
+        pass  # a client that disconnected
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -170,7 +170,7 @@ def test_tokens_and_log_probs_of_either_server_become_groups(server, api):
         assert group.truncated.tolist() == [False, False, True]
 
 
-def test_the_request_says_what_is_wanted(server):
+def test_the_request_has_all_options(server):
     sampler = sampler_for(
         server, model="policy", api_key="secret", sampling={"temperature": 0.7, "top_k": 5}
     )
@@ -183,7 +183,7 @@ def test_the_request_says_what_is_wanted(server):
     }  # fmt: skip
 
 
-def test_each_prompt_has_a_seed_of_its_own_from_that_of_the_call(server):
+def test_each_prompt_has_its_own_seed_derived_from_the_call(server):
     sampler = sampler_for(server)
     seeds = []
     for seed in (4, 4, 2**62):
@@ -200,7 +200,7 @@ SOON = [("Retry-After-Ms", "1")]
 
 
 @pytest.mark.parametrize("happens", [(429, SOON), (500, SOON), (503, SOON), "drop", "hang"])
-def test_passing_failures_are_tried_again(server, happens):
+def test_transient_failures_are_retried(server, happens):
     server.misfortunes = [happens]
     sampler = sampler_for(server, timeout_seconds=0.5 if happens == "hang" else 20.0)
     (group,) = sampler.sample_and_score_batch(prompts(10), 0)
@@ -215,7 +215,7 @@ def test_passing_failures_are_tried_again(server, happens):
 def test_a_server_that_keeps_failing_is_an_error_with_the_prompt(server, happens, message):
     server.misfortunes = [happens] * 2
     with pytest.raises(SamplerError, match=f"Prompt p10: http.*{message}"):
-        sampler_for(server, max_retries=1, timeout_seconds=0.5).sample_and_score_batch(
+        sampler_for(server, max_retries=1, timeout_seconds=0.2).sample_and_score_batch(
             prompts(10), 0
         )
     assert len(server.requests) == 2
@@ -230,35 +230,35 @@ def test_no_server_is_an_error_and_not_a_hang():
             sampler.sample_and_score_batch(prompts(10), 0)
 
 
-def test_a_prompt_that_the_server_refuses_is_left_out_and_the_others_answered(server):
+def test_a_refused_prompt_is_dropped_and_the_others_are_answered(server):
     server.misfortunes = [(400, ())]
     sampler = sampler_for(server, max_concurrent=1)
     refused, group = sampler.sample_and_score_batch(prompts(10, 20), 0)
     assert isinstance(refused, Unanswered)
     assert "answered status 400: " in refused.reason and "out of luck" in refused.reason
     assert group.rewards.tolist() == [1, 2, 3]
-    assert len(server.requests) == 2  # it is not tried again
+    assert len(server.requests) == 2  # it is not retried
 
 
-def test_a_server_that_sends_for_ever_is_not_waited_for(server):
+def test_a_server_that_never_stops_sending_times_out(server):
     server.misfortunes = ["drip"]
-    sampler = sampler_for(server, call_timeout_seconds=0.5)
+    sampler = sampler_for(server, call_timeout_seconds=0.2)
     message = r"Prompt \w+ .and 1 more in the same call.: http.* did not answer all 2 prompts of a "
-    with pytest.raises(SamplerError, match="did not answer all 2 prompts of a call in 0.5 seconds"):
+    with pytest.raises(SamplerError, match="did not answer all 2 prompts of a call in 0.2 seconds"):
         sampler.sample_and_score_batch(prompts(10, 20), 0)
     server.misfortunes = ["drip"]
     with pytest.raises(SamplerError, match=message):
         ask_sampler(sampler, prompts(10, 20), 0, 260)
 
 
-def test_an_answer_is_unpacked_to_a_limit(server):
+def test_answers_are_decompressed_only_up_to_a_limit(server):
     server.misfortunes = ["bomb"]
     with pytest.raises(SamplerError, match="the answer is larger than 67,133,440 bytes"):
         sampler_for(server).sample_and_score_batch(prompts(10), 0)
     assert len(server.requests) == 1
 
 
-def test_a_missing_client_is_named(monkeypatch):
+def test_a_missing_openai_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(ConfigError, match=r"pip install 'energon_ext\[openai\]'"):
         OpenAISampler("http://x", count_tokens, group_size=2, max_new_tokens=1)
@@ -278,7 +278,7 @@ def test_a_missing_client_is_named(monkeypatch):
         ),
     ],
 )  # fmt: skip
-def test_answers_that_are_none_are_named(server, answer, message):
+def test_malformed_answers_are_errors_with_the_prompt(server, answer, message):
     server.misfortunes = [answer]
     with pytest.raises(SamplerError, match=f"Prompt p10: .*{message}"):
         sampler_for(server).sample_and_score_batch(prompts(10), 0)
@@ -288,7 +288,7 @@ def test_one_failure_cancels_the_other_requests(server):
     server.misfortunes = ["hang", (403, ())]
     sampler = sampler_for(server)
     with pytest.raises(SamplerError, match="status 403"):
-        sampler.sample_and_score_batch(prompts(10, 20), 0)  # returns though one of them hangs
+        sampler.sample_and_score_batch(prompts(10, 20), 0)  # returns although one hangs
 
 
 def test_a_dataset_samples_from_a_server(server, tmp_path):
@@ -305,7 +305,7 @@ def test_a_dataset_samples_from_a_server(server, tmp_path):
 
 
 def policy_answers(logits, body):
-    """Answers of one token each, drawn from the weights that the server has."""
+    """Draw answers of one token each from the server's weights."""
     random = torch.Generator().manual_seed(body["seed"])
     chances = torch.softmax(logits, -1)
     tokens = torch.multinomial(chances, body["n"], replacement=True, generator=random).tolist()
@@ -323,7 +323,7 @@ def policy_answers(logits, body):
 
 
 def train_on_a_server(server, folder, steps, sync):
-    """Rewards and gaps ``log mu - log pi`` of a policy of one token that wants the token 7."""
+    """Train a policy of one token to answer 7; return rewards and gaps ``log mu - log pi``."""
     logits = torch.zeros(8, requires_grad=True)
     optimizer = torch.optim.SGD([logits], lr=1.0)
 
@@ -369,15 +369,15 @@ def train_on_a_server(server, folder, steps, sync):
     return rewards, gaps
 
 
-def test_a_policy_on_a_server_learns_with_the_weights_it_is_sent(server, tmp_path):
+def test_a_policy_on_a_server_learns_with_the_weights_sent_to_it(server, tmp_path):
     rewards, gaps = train_on_a_server(server, tmp_path, 8, sync=True)
     assert rewards[0] < 0.3 < 0.5 < sum(rewards[-2:]) / 2
-    assert max(gaps) < 1e-5  # what is trained is what has answered
+    assert max(gaps) < 1e-5  # the trained weights are those that answered
     updates = [body["model_path"] for path, _, body in server.requests if "update" in path]
     assert updates == [f"{tmp_path}/policy{step}.pt" for step in (0, *range(8))]
 
 
-def test_a_server_without_new_weights_shows_in_the_gap(server, tmp_path):
+def test_a_server_with_old_weights_shows_in_the_gap(server, tmp_path):
     rewards, gaps = train_on_a_server(server, tmp_path, 6, sync=False)
     assert gaps[0] < 1e-5 and gaps[-1] > 0.3
     assert max(rewards) < 0.4
