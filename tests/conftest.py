@@ -3,14 +3,13 @@
 
 import shutil
 import signal
-import sys
 import warnings
 
 import pytest
 from hypothesis import settings
 
 from tests.garbage import leave_imports_alone
-from tests.megatron.processes import SERVER, fork_server
+from tests.megatron.processes import SERVER
 from tests.support import close_loaders, write_dataset
 
 warnings.filterwarnings("ignore", message=".*pin_memory.*|.*worker processes in total.*")
@@ -74,12 +73,6 @@ SLOW_FILES = (
     "test_parallel_training.py",
     "test_random_configurations.py",
 )
-
-
-def pytest_collection_finish():
-    """Fork the server that starts processes, if this process has done most of its imports."""
-    if "megatron.core" in sys.modules:
-        fork_server()
 
 
 def pytest_collection_modifyitems(items):

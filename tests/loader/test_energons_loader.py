@@ -103,9 +103,7 @@ def check_resumes(folder, name, workers, saves, count):
         ),
     ],
 )
-def test_batches_equal_those_of_the_exact_loader_even_after_two_resumes(
-    folder, name, workers
-):
+def test_batches_equal_those_of_the_exact_loader_even_after_two_resumes(folder, name, workers):
     check_resumes(folder, name, workers, saves=[7], count=13)
 
 

@@ -4,17 +4,12 @@
 
 import contextlib
 import itertools
-import logging
 import multiprocessing
 import os
 import runpy
 import socket
 import sys
-import threading
 import traceback
-import warnings
-from multiprocessing import forkserver, resource_tracker, util
-from unittest import mock
 
 import pytest
 
@@ -26,37 +21,6 @@ TIMEOUT_SECONDS = 180
 
 #: Each process of a suite starts at another port.
 _PORTS = itertools.chain(range(10_000 + os.getpid() * 97 % 20_000, 32_000), range(10_000, 32_000))
-
-
-def fork_server():
-    """Start the server as a fork of this process, before any test: the imports are done then."""
-    resource_tracker.ensure_running()
-    with mock.patch.object(util, "spawnv_passfds", _fork_server), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 warns about threads, here those of xdist
-        forkserver.ensure_running()
-
-
-def _fork_server(_, command, descriptors):
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest replaces all of these
-        sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
-        logging.getLogger().handlers.clear()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _close_other_end(descriptors[1])
-        exec(command[-1], {})
-    finally:
-        os._exit(0)
-
-
-def _close_other_end(pipe):
-    """Close the end of a pipe that only the parent may hold: its end of file stops the server."""
-    for other in range(3, 1024):
-        with contextlib.suppress(OSError):
-            if other != pipe and os.path.sameopenfile(other, pipe):
-                os.close(other)
 
 
 def start(target, arguments, stderr):
@@ -106,9 +70,7 @@ def _stderr_of_ranks(stderr, ranks):
 def _run_script(path, arguments, environment):
     os.environ.update(environment)
     sys.argv = [path, *arguments]
-    sys.path.insert(
-        0, os.path.dirname(path)
-    )  # as Python does, so that a script can import its neighbours
+    sys.path.insert(0, os.path.dirname(path))  # as Python does: scripts import their neighbours
     runpy.run_path(path, run_name="__main__")
 
 
