@@ -81,6 +81,9 @@ class RangeReader:
         start = time.monotonic()
         try:
             content = future.result(DEADLINE_SECONDS)
+        except StoreError:
+            self._ranges.clear()  # other reads failed as well; a resume must repeat them
+            raise
         except FutureTimeoutError:
             raise StoreError(
                 f"{stored.url}: no answer in {DEADLINE_SECONDS:.0f} seconds to a request for bytes "

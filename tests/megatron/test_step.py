@@ -81,7 +81,7 @@ def test_importance_weights_and_their_report_by_hand():
     plain, _, told = make_loss_func(batch)(LOSSES)
     assert plain.item() == 1 + 4 - 4
     assert "log_prob_gap" in told and "ratios_truncated" not in told
-    with pytest.raises(ConfigError, match="needs the log-probabilities of a sampler"):
+    with pytest.raises(ConfigError, match="ratio_limit: 2.0 found, but no sampler_log_probs"):
         make_loss_func(batch_with_weights(code=[1, 2], web=[0, -1]), ratio_limit=2.0)
 
 
