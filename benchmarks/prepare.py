@@ -23,7 +23,7 @@ from text_source import processor_seconds, texts_of, train_tokenizer
 from timing import fresh_process, markdown
 
 from energon_ext.cli.prepare import prepare
-from energon_ext.encoders.tokenizers import HFTokenizer
+from energon_ext.tokenizers.tokenizers import HFTokenizer
 
 FILES = 8
 CHARACTERS = {"documents of up to 16,000 characters": 16_000, "of 80 characters": 80}

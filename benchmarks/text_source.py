@@ -21,7 +21,7 @@ from timing import markdown
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders.tokenizers import HFTokenizer
+from energon_ext.tokenizers.tokenizers import HFTokenizer
 
 SEQ_LEN, BATCH_ROWS = 4096, 8
 TEXT_BYTES = (16_000, 4000)  # maximum per document

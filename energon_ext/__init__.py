@@ -43,7 +43,7 @@ _MODULES = {
     "WeightSpec": "energon_ext.weights",
     "get_train_dataset": "energon_ext.encoders.load",
     "get_val_datasets": "energon_ext.encoders.load",
-    "load_tokenizer": "energon_ext.encoders.tokenizers",
+    "load_tokenizer": "energon_ext.tokenizers.tokenizers",
     "written_tokenizer": "energon_ext.encoders.written_tokenizer",
 }
 __all__ = [*_MODULES]
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from energon_ext.encoders.sft import SFTTaskEncoder as SFTTaskEncoder
     from energon_ext.encoders.splice import MultiSpliceTaskEncoder as MultiSpliceTaskEncoder
     from energon_ext.encoders.splice import SpliceTaskEncoder as SpliceTaskEncoder
-    from energon_ext.encoders.tokenizers import load_tokenizer as load_tokenizer
+    from energon_ext.tokenizers.tokenizers import load_tokenizer as load_tokenizer
     from energon_ext.encoders.written_tokenizer import written_tokenizer as written_tokenizer
     from energon_ext.errors import ConfigError as ConfigError
     from energon_ext.errors import EnergonExtError as EnergonExtError

@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.energon import WorkerConfig
 
 from energon_ext import ExactDataLoader, get_train_dataset, get_val_datasets
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.megatron import enable_cpu, forward_step, gpt_layer_spec
 from energon_ext.splice import LossMap
 from energon_ext.splice.source import splices_of

@@ -16,7 +16,7 @@ from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFa
 from torch.utils.data._utils import signal_handling
 from webdataset import ShardWriter
 
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.dataset import PlannedDataset
 

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.consumption import Consumption

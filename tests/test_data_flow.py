@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import config, write_tokens
 
 CHECKOUT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from energon_ext import PackedTaskEncoder, SFTTaskEncoder, get_train_dataset
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice.source import splices_of
 from tests.support import config, loader_for, take, write_texts

@@ -15,7 +15,7 @@ from energon_ext import (
     PackedTaskEncoder,
     get_val_datasets,
 )
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from tests.support import (
     TEXT_SAMPLE,

@@ -20,7 +20,7 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import MegatronEnergonLoader
 from energon_ext.mixture.checks import BlendWarning

@@ -16,7 +16,7 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.encoders.chat import (
+from energon_ext.chats.templates import (
     ChatTemplate,
     HFChatTemplate,
     PlainChatTemplate,
@@ -25,7 +25,7 @@ from energon_ext.encoders.chat import (
 )
 from energon_ext.encoders.prompts import PromptText
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
-from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from energon_ext.errors import SampleError
 from tests.support import (
     batch_hash,

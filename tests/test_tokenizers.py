@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energon_ext.encoders.chat import HFChatTemplate
-from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer, load_tokenizer
+from energon_ext.chats.templates import HFChatTemplate
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
 
 tokenizers = pytest.importorskip("tokenizers")

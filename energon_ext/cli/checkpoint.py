@@ -11,7 +11,7 @@ import click
 from energon_ext.cli import echo, option, table
 from energon_ext.cli.forecast import draw_forecast, make_forecast, show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
-from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.packing import packing_of, repacking
 from energon_ext.plan.dataset import PlannedDataset

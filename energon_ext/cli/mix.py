@@ -15,15 +15,15 @@ from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.cli import option
-from energon_ext.encoders.chat import named_template
+from energon_ext.chats.templates import named_template, parse_template_kwargs
 from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
-from energon_ext.encoders.tokenizer_protocol import Tokenizer
-from energon_ext.encoders.tokenizers import ByteTokenizer, load_tokenizer
+from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, load_tokenizer
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.packing import PACKERS
@@ -52,7 +52,7 @@ mix_options = option.together(
         default="text",
         help="Pretraining on text, fine-tuning on chats, or prompts for reinforcement learning.",
     ),
-    option.chat_template,
+    option.answers,
     click.option(
         "--splice",
         help='Splice settings as JSON, such as \'{"num_docs": 3, "content_length": 128}\'.',
@@ -137,6 +137,9 @@ def make_encoder(
     *,
     task: str = "text",
     chat_template: str | None = None,
+    chat_template_kwargs: str | None = None,
+    answers: str | None = None,
+    answer_end: str | None = None,
     seq_length: int = 2,
     packing: str = "bin",
     splice: str | None = None,
@@ -145,9 +148,11 @@ def make_encoder(
     if task != "text":
         if splice is not None:
             raise ConfigError(f"--splice: is for text, not for --task {task}.")
-        template = named_template(chat_template)
+        variables = parse_template_kwargs(chat_template_kwargs)
+        template = named_template(chat_template, tokenizer, variables)
         if task == "chat":
-            return SFTTaskEncoder(tokenizer, seq_length, chat_template=template)
+            options = {"answers": answers, "answer_end": answer_end}
+            return SFTTaskEncoder(tokenizer, seq_length, chat_template=template, **options)
         return PromptTaskEncoder(tokenizer, chat_template=template)
     if splice is None:
         return PackedTaskEncoder(tokenizer, seq_length, packing=packing)

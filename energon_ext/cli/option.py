@@ -10,6 +10,8 @@ from typing import Any, Callable
 
 import click
 
+from energon_ext.chats.answers import ANSWERS
+from energon_ext.chats.encoding import ANSWER_ENDS
 from energon_ext.documents.object_store import is_remote
 from energon_ext.prepare.claim import Part
 from energon_ext.weights.axis import EXAMPLES, count_from
@@ -61,12 +63,6 @@ split = click.option("--split", "split_part", default="train", help="Split of th
 trusted_module = click.option(
     "--trusted-module", "trusted_modules", multiple=True, help="Module that the YAML may import."
 )
-chat_template = click.option(
-    "--chat-template",
-    metavar="NAME",
-    help="Chat template: 'plain', or the name or folder of a Hugging Face tokenizer. "
-    "NAME@2026-01-31 fixes the date in a template.  [default: the template of --tokenizer]",
-)
 jobs = click.option(
     "--jobs",
     type=click.IntRange(1),
@@ -85,6 +81,35 @@ def together(*options: Any) -> Callable[[Any], Any]:
     return lambda command: functools.reduce(lambda f, option: option(f), options[::-1], command)
 
 
+chat = together(
+    click.option(
+        "--chat-template",
+        metavar="NAME",
+        help="Chat template: 'plain', a .jinja file, one of the several templates of --tokenizer, "
+        "or the name or folder of another tokenizer. NAME@2026-01-31 fixes the date in a template."
+        "  [default: the template of --tokenizer]",
+    ),
+    click.option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
+    ),
+)
+answers = together(
+    chat,
+    click.option(
+        "--answers",
+        type=click.Choice(ANSWERS),
+        help="Train all answers of a conversation in one sample, the last one, or each in a sample "
+        "of its own.  [default: all if the template permits it, else each]",
+    ),
+    click.option(
+        "--answer-end",
+        type=click.Choice(ANSWER_ENDS),
+        help="For templates that do not end an answer: end it with the end-of-text token, or allow "
+        "it.  [default: refuse the conversation]",
+    ),
+)
 special_tokens = together(
     click.option("--eos-token", metavar="TOKEN", help="Token that ends a text."),
     click.option("--bos-token", metavar="TOKEN", help="Token that begins a text."),

@@ -55,8 +55,8 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 @click.option("--min-chars", type=click.IntRange(1), default=1, help="Skip shorter documents.")
 @click.option("--tokenizer", metavar="NAME", help="Required: 'bytes', a name or a file.")
 @option.special_tokens
-@click.option("--chat", is_flag=True, help="Conversations: `messages`, or `prompt` and `response`.")
-@option.chat_template
+@click.option("--chat", is_flag=True, help="Conversations, of which only answers are trained.")
+@option.answers
 @click.option(
     "--on-error",
     type=click.Choice(["stop", "skip"]),
@@ -157,4 +157,5 @@ def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
         count, first = skipped_documents(prepared, kind)
         if count:
             lines += [f"skipped as {reason}: {count:,}", f"  the first: {first}"]
+    lines += [f"{note}: {count:,}" for note, count in sorted(prepared["notes"].items())]
     echo("\n".join([*remarks, "\n  ".join(lines)]))

@@ -20,7 +20,7 @@ from energon_ext.documents.token_paths import SPLITS, is_token_file
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.text_sources import encode_all, load_split, sample_source
-from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare import inputs
@@ -38,6 +38,7 @@ KINDS = {
     "--hf-dataset": ("key", "hf_config", "hf_split", "hf_streaming"),
     "--dataset": ("split",),
 }
+CHAT_OPTIONS = ("chat_template", "chat_template_kwargs", "answers", "answer_end")
 MAX_NAMED = 8  # most input paths listed in the record of a preparation
 
 
@@ -51,9 +52,12 @@ def job_and_units(options: Mapping[str, Any]) -> tuple[Job, list[Unit], Sequence
             "To keep text as text, use JSON Lines and `energon prepare`."
         )
     kind = _kind(options["files"], options)
-    task = "chat" if options["chat"] else "text"
     loaded = load_tokenizer(tokenizer, **special)
-    encoder = make_encoder(loaded, task=task, chat_template=options["chat_template"])
+    chat = {name: options[name] for name in CHAT_OPTIONS}
+    if not options["chat"] and any(chat.values()):
+        name = next(name for name in CHAT_OPTIONS if chat[name]).replace("_", "-")
+        raise ConfigError(f"--{name}: needs --chat.")
+    encoder = make_encoder(loaded, task="chat", **chat) if options["chat"] else make_encoder(loaded)
     keeps_splits = kind == "--dataset" and len(options["split"]) > 1
     path = options[_name(kind)]
     paths = [*(path if isinstance(path, tuple) else [path]), *options["files"]]
@@ -175,7 +179,7 @@ def _document(path: str, split: str | None, chat: bool, sample: Any, key: str) -
 
 
 def read_conversation(row: Any, origin: str, num_bytes: int) -> InputDocument:
-    """Convert a JSON object to a document; raise ConfigError if it is not a conversation.
+    """Convert a JSON object to a document, which has the error of a record that is refused.
 
     Example:
         >>> record = {"prompt": "2 + 2", "response": "4", "id": 17}
@@ -187,14 +191,20 @@ def read_conversation(row: Any, origin: str, num_bytes: int) -> InputDocument:
     try:
         return conversation(cook_dialogue(crude), origin, num_bytes)
     except SampleError as error:
-        raise ConfigError(str(error)) from error
+        return InputDocument(_json(row), origin, num_bytes, error)
 
 
 def conversation(
     sample: Dialogue | PromptResponse, origin: str, num_bytes: int = 0, split: str | None = None
 ) -> InputDocument:
     """Convert a conversation to a document; equal conversations have equal texts."""
-    is_dialogue = isinstance(sample, Dialogue)
-    content = sample.messages if is_dialogue else [sample.prompt, sample.response]
-    text = json.dumps(content, ensure_ascii=False, sort_keys=True, default=str)
+    if isinstance(sample, PromptResponse):
+        text = _json([sample.prompt, sample.response])
+    else:
+        further = [each for each in (sample.tools, sample.chat_template_kwargs) if each]
+        text = _json([sample.messages, *further] if further else sample.messages)
     return InputDocument(text, origin, num_bytes, sample, split)
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, sort_keys=True, default=str)

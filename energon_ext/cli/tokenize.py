@@ -14,7 +14,7 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_file import read_mapping, splits_in
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
-from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import Cached, prepare, prepare_part
 from energon_ext.prepare.claim import Part
@@ -26,7 +26,7 @@ from energon_ext.prepare.claim import Part
 @click.option("--tokenizer", metavar="NAME", help="Tokenizer: 'bytes', a name or a file.")
 @option.special_tokens
 @click.option("--task", type=click.Choice(["text", "chat"]), default="text", help="Kind of data.")
-@option.chat_template
+@option.answers
 @click.option(
     "--encoder",
     metavar="MODULE:FUNCTION",

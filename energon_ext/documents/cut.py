@@ -9,6 +9,12 @@ from energon_ext.errors import ConfigError, log_of
 
 logger = log_of(__name__)
 
+#: What happens to a document that is longer than a row.
+OVER_LONG = ("cut", "drop", "error")
+
+#: Consecutive documents longer than a row that stop a run with ``error``.
+_MAX_IN_A_ROW = 100
+
 #: Documents checked per chunk.
 _CHUNK = 512
 
@@ -18,13 +24,17 @@ class CutDocuments:
 
     A document without a trained label in its first ``max_tokens`` tokens has length 0. The
     constructor finds these documents: it checks all of them if ``untrained`` is given, else only
-    those that are too long.
+    those that are cut.
 
     Args:
         source: key of the source, for messages.
         max_tokens: T + 1 for rows of T positions.
-        over_long: ``cut`` keeps the first tokens of a longer document, ``error`` rejects it.
+        over_long: ``cut`` keeps the first tokens of a longer document; ``drop`` and ``error`` leave
+            it out, with length 0, and count it.
         untrained: a token that is never trained as a label; None if there is none.
+
+    Raises:
+        ConfigError: with ``error``, 100 documents in a row are longer than a row.
     """
 
     def __init__(
@@ -44,32 +54,53 @@ class CutDocuments:
         self.file_of, self.document = files.file_of, files.document
         self._max_tokens = max_tokens
         self._untrained = untrained
-        untrainable = [np.zeros(0, np.int64)]
-        self.num_tokens = 0
+        untrainable, too_long = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        self.num_tokens = in_a_row = 0
         for numbers in files.chunks(_CHUNK):
             places, lengths = files.locate(numbers)
             is_long = lengths > max_tokens
-            if over_long == "error" and is_long.any():
-                number, length = int(numbers[is_long][0]), lengths[is_long][0]
-                prefix, number_in_pair = files.file_of(number)
-                raise ConfigError(
-                    f"{source}: document {number} (number {number_in_pair} in {prefix}) has "
-                    f"{length} tokens, but a row fits {max_tokens}; use a larger seq_len or "
-                    f"over_long='cut'."
-                )
+            if over_long != "cut":
+                too_long.append(numbers[is_long])
+                lengths[is_long] = 0
+            if over_long == "error":
+                in_a_row = self._check_in_a_row(source, numbers, is_long, in_a_row)
             lengths = np.minimum(lengths, max_tokens)
-            candidates = np.flatnonzero(is_long if untrained is None else lengths > 0)
+            is_cut = is_long & (lengths > 0)
+            candidates = np.flatnonzero(is_cut if untrained is None else lengths > 0)
             empty = candidates[~self._are_trained(places[candidates], lengths[candidates])]
             lengths[empty] = 0
             untrainable.append(numbers[empty])
             self.num_tokens += int(lengths.sum())
-        self._untrainable = np.concatenate(untrainable)
-        if self._untrainable.size:
+        self._omitted = np.concatenate([*untrainable, *too_long])
+        if sum(map(len, too_long)):
+            first = int(np.concatenate(too_long)[0])
+            prefix, number = files.file_of(first)
+            logger.warning(
+                "%s: %d of %d documents have more than the %d tokens of a row and are left out; "
+                "the first is document %d (number %d in %s).",
+                *(source, sum(map(len, too_long)), len(files), max_tokens, first, number, prefix),
+            )
+        if sum(map(len, untrainable)):
+            first = int(np.concatenate(untrainable)[0])
             logger.warning(
                 "%s: %d of %d documents have no trained label in their first %d tokens and are "
                 "excluded; the first is document %d.",
-                *(source, self._untrainable.size, len(files), max_tokens, self._untrainable[0]),
+                *(source, sum(map(len, untrainable)), len(files), max_tokens, first),
             )
+
+    def _check_in_a_row(
+        self, source: str, numbers: np.ndarray, is_long: np.ndarray, in_a_row: int
+    ) -> int:
+        """Return the length of the run of long documents that is open at the end of a chunk."""
+        for number, is_too_long in zip(numbers.tolist(), is_long.tolist()):
+            in_a_row = in_a_row + 1 if is_too_long else 0
+            if in_a_row == _MAX_IN_A_ROW:
+                raise ConfigError(
+                    f"{source}: {_MAX_IN_A_ROW} documents in a row, up to document {number}, have "
+                    f"more than the {self._max_tokens} tokens of a row; use a larger seq_len, "
+                    f"over_long='cut' or over_long='drop'."
+                )
+        return in_a_row
 
     def _are_trained(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return True for each document of one pair that has a trained label, bool [n]."""
@@ -95,5 +126,5 @@ class CutDocuments:
         """Like :meth:`energon_ext.documents.base.Documents.locate`."""
         places, lengths = self.files.locate(numbers)
         lengths = np.minimum(lengths, self._max_tokens)
-        lengths[np.isin(numbers, self._untrainable)] = 0
+        lengths[np.isin(numbers, self._omitted)] = 0
         return places, lengths

@@ -66,7 +66,9 @@ def cached_lengths(encoder: Any, entry: Entry) -> Cached:
     )
 
 
-def measure_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
+def measure_all(
+    encoder: Any, documents: Sequence[InputDocument]
+) -> list[Encoded | SampleError]:
     """Return the length and cost of each sample, or the error that it raised."""
     with as_worker():
         return [_measure(encoder, document.sample, document.origin) for document in documents]
@@ -80,18 +82,18 @@ def measure_again(encoder: Any, entry: Entry, numbers: Sequence[int]) -> np.ndar
         unit = unit_of(source, range(number, number + 1), {"path": source.path})
         documents = [item for item in unit.read() if isinstance(item, InputDocument)]
         (measured,) = measure_all(encoder, documents)
-        lengths.append(0 if isinstance(measured, SampleError) else int(measured[0].sum()))
+        lengths.append(0 if isinstance(measured, SampleError) else int(measured.documents[0][0].sum()))
     return np.array(lengths)
 
 
-def _measure(encoder: Any, sample: Any, key: str) -> Encoded:
+def _measure(encoder: Any, sample: Any, key: str) -> Encoded | SampleError:
     if sample is None:  # excluded by the split
-        return np.zeros(0, np.int64), None
+        return Encoded([(np.zeros(0, np.int64), None)])
     if isinstance(sample, SampleError):
         return sample
     try:
         with keyed_random(encoder, f"measured/{key}"):
-            return length_and_cost(encoder, sample)
+            return Encoded([length_and_cost(encoder, sample)])
     except SampleError as error:
         return error
     except EnergonExtError:

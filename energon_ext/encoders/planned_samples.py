@@ -19,7 +19,7 @@ from energon_ext.encoders.sources import (
     planned_options,
     shuffles_over_epochs,
 )
-from energon_ext.encoders.tokenizer_protocol import check_tokenizer, check_written, saved_tokenizer
+from energon_ext.tokenizers.protocol import check_tokenizer, check_written, saved_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.packing import BestFitPacker, Packer
 from energon_ext.plan.cost import AttentionCost

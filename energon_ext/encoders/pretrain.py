@@ -28,7 +28,7 @@ from energon_ext.encoders.sources import epochs_of, planned_buffer_docs, planned
 from energon_ext.encoders.splicing import check_names, check_splices, names_of, spliced_rows
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
-from energon_ext.encoders.tokenizer_protocol import (
+from energon_ext.tokenizers.protocol import (
     Tokenizer,
     check_tokenizer,
     check_written,
@@ -77,10 +77,10 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
 
     Raises:
         ConfigError: an option is out of range or does not apply to this packing, or the tokenizer
-            is not a :class:`~energon_ext.encoders.tokenizer_protocol.Tokenizer`.
+            is not a :class:`~energon_ext.tokenizers.protocol.Tokenizer`.
 
     Example:
-        >>> from energon_ext.encoders.tokenizers import ByteTokenizer
+        >>> from energon_ext.tokenizers.tokenizers import ByteTokenizer
         >>> PackedTaskEncoder(ByteTokenizer(), seq_len=1)
         Traceback (most recent call last):
         energon_ext.errors.ConfigError: seq_len: 1 found, an integer >= 2 is needed; shorter rows \

@@ -3,7 +3,8 @@
 """Prompts for reinforcement learning, from the same YAML and schedules as text."""
 
 import functools
-from typing import Any, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, stateless
@@ -15,11 +16,14 @@ from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDatase
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.chat import ChatTemplate, default_template
+from energon_ext.chats.encoding import ConversationEncoder
+from energon_ext.chats.records import Conversation, read_prompt
+from energon_ext.chats.templates import ChatTemplate
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_errors
+from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
-from energon_ext.encoders.tokenizer_protocol import Tokenizer, check_tokenizer
+from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
 from energon_ext.errors import SampleError
 
 
@@ -29,6 +33,8 @@ class PromptText(Sample):
 
     prompt: str | list[Any]
     metadata: dict[str, Any]
+    tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @edataclass
@@ -53,29 +59,32 @@ class Prompt(Sample):
 
 @stateless
 def cook_prompt(sample: dict[str, Any]) -> PromptText:
-    """Cook a crude JSONL or webdataset sample with ``prompt`` or ``messages``, and metadata."""
-    record = sample.get("json", sample)
-    field = "messages" if "messages" in record else "prompt"
-    if not isinstance(record.get(field), (str, list)):
-        raise SampleError(
-            f"Sample {sample['__key__']}: needs `prompt` or `messages`; it has {sorted(record)}."
-        )
-    metadata = {
-        key: value for key, value in record.items() if key != field and not key.startswith("__")
-    }
-    return PromptText(**basic_sample_keys(sample), prompt=record[field], metadata=metadata)
+    """Cook a crude JSONL or webdataset sample with ``prompt`` or messages, and metadata."""
+    try:
+        found, metadata = read_prompt(sample.get("json", sample))
+    except SampleError as error:
+        raise SampleError(f"Sample {sample['__key__']}: {error}.") from error
+    return PromptText(
+        **basic_sample_keys(sample),
+        prompt=found.messages[0]["content"] if found.is_pair else found.messages,
+        metadata=metadata,
+        tools=found.tools,
+        chat_template_kwargs=dict(found.template_kwargs),
+    )
 
 
 class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     """Prompts for an :class:`~energon_ext.RLDataset`; yields lists of ``batch_size`` prompts.
 
-    A sample has a ``prompt``, or ``messages`` that end with a question; its other fields go to the
-    reward function. Sources are shuffled separately and the draw comes last, so weights may be
+    A sample has a ``prompt`` as text, or messages that end with a question, in the formats of
+    :class:`~energon_ext.SFTTaskEncoder` and with their ``tools`` and ``chat_template_kwargs``. Its
+    other fields go to the reward function. Sources are shuffled separately and the draw comes last, so weights may be
     schedules, and an ``interleave`` counts the tokens of the prompts.
 
     Args:
         tokenizer: text to token ids; prepends its ``bos`` if it does so for text.
-        chat_template: by default the same as for :class:`~energon_ext.SFTTaskEncoder`.
+        chat_template, chat_template_kwargs: as for :class:`~energon_ext.SFTTaskEncoder`, whose
+            samples begin with the same tokens.
         max_prompt_tokens: longer prompts are skipped and counted in the log.
     """
 
@@ -87,32 +96,39 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         tokenizer: Tokenizer,
         *,
         chat_template: ChatTemplate | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         max_prompt_tokens: int | None = None,
     ):
         check_tokenizer(tokenizer)
         if max_prompt_tokens is not None:
             check_integer("max_prompt_tokens", max_prompt_tokens, 1)
         self.tokenizer = tokenizer
-        self.chat_template = chat_template or default_template(tokenizer)
+        self.chat_template = template_of(tokenizer, chat_template, chat_template_kwargs)
+        self._conversations = ConversationEncoder(tokenizer, self.chat_template)
         self.max_prompt_tokens = max_prompt_tokens
         self._shuffle_buffer_prompts = 0
 
     @stateless
     def encode_prompt(self, sample: PromptText, source: str) -> Prompt:
         """Encode a prompt as tokens; override for other samples or another layout."""
-        text, has_bos = sample.prompt, False
-        if not isinstance(text, str):
-            text = self.chat_template.render(text, add_generation_prompt=True)
-            has_bos = self.chat_template.writes_special_tokens
-        tokens = self.tokenizer.encode_array(text)
-        tokens = tokens[int(has_bos and self.tokenizer.add_bos) :]
-        tokens = tokens[: len(tokens) - int(self.tokenizer.add_eos)]
+        tokens = self._encode(sample)
         limit = self.max_prompt_tokens or len(tokens)
         if not 1 <= len(tokens) <= limit:
             raise SampleError(
                 f"Sample {sample.__key__}: prompt has {len(tokens)} tokens; 1 to {limit} allowed."
             )
         return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=sample.metadata)
+
+    def _encode(self, sample: PromptText) -> np.ndarray:
+        if isinstance(sample.prompt, str):
+            return self._conversations.encode_text(sample.prompt)
+        variables = sample.chat_template_kwargs or {}
+        try:
+            return self._conversations.encode_prompt(
+                Conversation(sample.prompt, sample.tools, variables)
+            )
+        except SampleError as error:
+            raise SampleError(f"Sample {sample.__key__}: {error}.") from error
 
     def state_fingerprint(self) -> dict[str, Any]:
         return {

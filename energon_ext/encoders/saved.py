@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from megatron.energon import TaskEncoder
 
-from energon_ext.encoders.chat import named_template
+from energon_ext.chats.templates import named_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.text_sources import encoding_of
-from energon_ext.encoders.tokenizer_protocol import Tokenizer
+from energon_ext.tokenizers.protocol import Tokenizer
 from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.samples.packers import WholePacker
@@ -116,15 +116,16 @@ def _text_encoder(
         others = [name for name in options if name.startswith("packing_") and name not in kept]
         for name in (*others, "mask_boundary_loss"):
             options.pop(name, None)
+    used_tokenizer = tokenizer or SavedTokenizer(saved["tokenizer"])
     if "chat_template" in options:
-        options["chat_template"] = named_template(options["chat_template"])
+        options["chat_template"] = named_template(options["chat_template"], used_tokenizer)
     if options.get("splice") is not None:
         options["splice"] = splice_from_config(options["splice"], "splice of the state")
     if options.get("cost") is not None:
         options["cost"] = AttentionCost(**options["cost"])
     encoder_class: Any = _CLASSES[saved["class"]]
     seq_len = options.pop("seq_len")
-    encoder = encoder_class(tokenizer or SavedTokenizer(saved["tokenizer"]), seq_len, **options)
+    encoder = encoder_class(used_tokenizer, seq_len, **options)
     encoding = saved.get("encoding")
     if encoding is not None and encoder.tokenizer.fingerprint() == encoding["tokenizer"]:
         encoder.saved_encoding = None if encoding_of(encoder) == encoding else encoding

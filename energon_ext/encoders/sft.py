@@ -2,84 +2,98 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Supervised fine-tuning: conversations to packed batches, with a loss on the answers only."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from megatron.energon import Cooker, Sample, stateless
 from megatron.energon.edataclass import edataclass
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext.arguments import check_choice
+from energon_ext.chats.encoding import ConversationEncoder, EncodedConversation
+from energon_ext.chats.records import Conversation, pair, read_conversation
+from energon_ext.chats.templates import ChatTemplate, default_template
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.base import Documents
-from energon_ext.documents.cut import CutDocuments
+from energon_ext.documents.cut import OVER_LONG, CutDocuments
 from energon_ext.documents.file_set import TokenFiles
-from energon_ext.encoders.chat import ChatTemplate, check_messages, default_template, split_answers
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sources import reject_splices
 from energon_ext.encoders.text import Document
-from energon_ext.encoders.tokenizer_protocol import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
-
-OVER_LONG = ("cut", "error")
+from energon_ext.tokenizers.protocol import Tokenizer
 
 
 @edataclass
 class PromptResponse(Sample):
-    """A question and its answer."""
+    """A question and its answer, between which nothing is inserted."""
 
     prompt: str
     response: str
+    notes: Any = None
 
 
 @edataclass
 class Dialogue(Sample):
-    """A conversation: messages of ``{"role": ..., "content": ...}``."""
+    """A conversation in OpenAI's format; see :class:`~energon_ext.chats.records.Conversation`."""
 
     messages: list[Any]
+    tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    notes: Any = None
 
 
 @stateless
 def cook_dialogue(sample: dict[str, Any]) -> PromptResponse | Dialogue:
-    """Cook a crude JSONL or webdataset sample: ``prompt`` and ``response``, or ``messages``."""
-    record = sample.get("json", sample)
-    if "messages" in record:
-        return Dialogue(**basic_sample_keys(sample), messages=record["messages"])
-    texts = {field: record.get(field) for field in ("prompt", "response")}
-    if all(isinstance(text, str) for text in texts.values()):
-        return PromptResponse(**basic_sample_keys(sample), **texts)
-    raise SampleError(
-        f"Sample {sample['__key__']}: needs `prompt` and `response` as text, or `messages`; it "
-        f"has {sorted(record)}."
+    """Cook a crude JSONL or webdataset sample in any format of :mod:`energon_ext.chats.records`."""
+    try:
+        found = read_conversation(sample.get("json", sample))
+    except SampleError as error:
+        raise SampleError(f"Sample {sample['__key__']}: {error}.") from error
+    keys = basic_sample_keys(sample)
+    if found.is_pair:
+        prompt, response = (message["content"] for message in found.messages)
+        return PromptResponse(**keys, prompt=prompt, response=response, notes=found.notes)
+    return Dialogue(
+        **keys,
+        messages=found.messages,
+        tools=found.tools,
+        chat_template_kwargs=dict(found.template_kwargs),
+        notes=found.notes,
     )
 
 
 class SFTTaskEncoder(PackedTaskEncoder):
     """Fine-tuning on answers; yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
 
-    A sample has ``prompt`` and ``response``, or ``messages`` with roles system, user, assistant and
-    tool. The loss is on the response, or on every assistant message; a special token that ends the
-    sample belongs to the last answer. Prompts and answers are tokenized separately, as they are at
-    inference, and samples are packed whole.
+    A sample is a conversation: ``messages`` in OpenAI's format with tools, reasoning and weights,
+    or ShareGPT, Alpaca, ``prompt`` and ``response``. The loss is on every assistant message, from
+    the end of its generation prompt to the end that the template writes. The tokens before an
+    answer are those that an inference server makes of the conversation so far.
 
-    Samples without a trained label never reach a batch. They are counted when the text is
-    tokenized, which fails after 100 in a row; samples that lose their last trained label by
-    cutting are counted when the dataset is built.
+    A conversation becomes several samples if its template does not write all answers into one text
+    (most reasoning templates). Samples are packed whole. Conversations that are refused are
+    counted when the text is tokenized, which fails after 100 in a row; samples that lose their last
+    trained label by cutting are counted when the dataset is built.
 
     Args:
         tokenizer: text to token ids.
         seq_len: T, positions of a row, at least 2.
         chat_template: writes ``messages`` as text; by default the template in the folder or name
-            of an :class:`~energon_ext.encoders.tokenizers.HFTokenizer`, if there is one, else
-            :class:`~energon_ext.encoders.chat.PlainChatTemplate`.
-        over_long: a sample of more than T + 1 tokens keeps its first T + 1 (``cut``) or raises an
-            error that names it (``error``).
+            of an :class:`~energon_ext.tokenizers.tokenizers.HFTokenizer`, if there is one, else
+            :class:`~energon_ext.chats.templates.PlainChatTemplate`.
+        chat_template_kwargs: variables of the default template, such as ``enable_thinking``.
+        answers, answer_end: see :class:`~energon_ext.chats.encoding.ConversationEncoder`.
+        over_long: what happens to a sample of more than T + 1 tokens: ``cut`` keeps its first
+            T + 1; ``drop`` leaves it out and counts it; ``error`` does the same, but fails after
+            100 in a row.
         **options: ``packing_buffer_docs``, ``packing_max_docs_per_bin`` and ``train_on_eos``; see
             :class:`~energon_ext.PackedTaskEncoder`.
 
     Example:
-        >>> from energon_ext.encoders.tokenizers import ByteTokenizer
+        >>> from energon_ext.tokenizers.tokenizers import ByteTokenizer
         >>> encoder = SFTTaskEncoder(ByteTokenizer(), seq_len=16)
         >>> sample = PromptResponse(
         ...     __key__="0", __restore_key__=(), __subflavors__=None, prompt="hi", response="yo")
@@ -98,25 +112,50 @@ class SFTTaskEncoder(PackedTaskEncoder):
         seq_len: int,
         *,
         chat_template: ChatTemplate | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        answers: str | None = None,
+        answer_end: str | None = None,
         over_long: str = "cut",
         **options: Any,
     ):
         check_choice("over_long", over_long, OVER_LONG)
         # A conversation that continued in the next row would be separated from its questions.
         super().__init__(tokenizer, seq_len, packing="bin", mask_boundary_loss=True, **options)
-        self.chat_template = chat_template or default_template(tokenizer)
+        self.chat_template = template_of(tokenizer, chat_template, chat_template_kwargs)
+        self._conversations = ConversationEncoder(
+            tokenizer, self.chat_template, answers, answer_end
+        )
         self.over_long = over_long
 
     @stateless
     def encode_document(self, sample: PromptResponse | Dialogue) -> Document:
-        """Encode a whole conversation as a document, weight 1 on its answers and 0 elsewhere."""
-        try:
-            tokens, weights = self._encode(sample)
-            if not weights[1:].any():  # nothing predicts the first token of a document
-                raise SampleError("the answers have no tokens, so there is nothing to train on")
-        except SampleError as error:
-            raise SampleError(f"Sample {sample.__key__}: {error}.") from error
+        """Encode a conversation as a document, with the weights of its answers.
+
+        Raises:
+            SampleError: it is refused, or becomes several documents (:meth:`encode_samples`).
+        """
+        (encoded,) = self.encode_samples([sample])
+        if isinstance(encoded, SampleError):
+            raise encoded
+        if len(encoded.samples) > 1:
+            raise SampleError(
+                f"Sample {sample.__key__}: becomes {len(encoded.samples)} documents, one per "
+                f"answer; call encode_samples, or use answers='last'."
+            )
+        ((tokens, weights),) = encoded.samples
         return Document.derive_from(sample, tokens=tokens, label_weights=weights)
+
+    def encode_samples(
+        self, samples: Sequence[PromptResponse | Dialogue]
+    ) -> list[EncodedConversation | SampleError]:
+        """Encode conversations together; return the error of each that is refused."""
+        encoded = self._conversations.encode([_conversation(sample) for sample in samples])
+        return [
+            SampleError(f"Sample {sample.__key__}: {each}.")
+            if isinstance(each, SampleError)
+            else each
+            for sample, each in zip(samples, encoded)
+        ]
 
     def token_files(self, entry: Entry) -> TokenFiles:
         """Return the token files of a source, which must have label weights for the answers."""
@@ -147,40 +186,47 @@ class SFTTaskEncoder(PackedTaskEncoder):
         reject_splices(self, [entry])
 
     def token_file_meta(self) -> dict[str, Any]:
-        return {**super().token_file_meta(), "chat_template": self.chat_template.fingerprint()}
+        return {**super().token_file_meta(), **self._conversations.options()}
 
     def saved_options(self) -> dict[str, Any]:
         fixed = ("packing", "mask_boundary_loss")
         options = {k: v for k, v in super().saved_options().items() if k not in fixed}
-        return {**options, "chat_template": self.chat_template.name, "over_long": self.over_long}
+        return {
+            **options,
+            "chat_template": self.chat_template.name,
+            "answers": self._conversations.answers,
+            "answer_end": self._conversations.answer_end,
+            "over_long": self.over_long,
+        }
 
     def state_fingerprint(self) -> dict[str, Any]:
         return {
             **super().state_fingerprint(),
-            "chat_template": self.chat_template.fingerprint(),
+            **self._conversations.options(),
             "over_long": self.over_long,
         }
 
-    def _encode(self, sample: PromptResponse | Dialogue) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens and their weights: 1 for tokens of answers, else 0."""
-        tokenizer, has_special_tokens = self.tokenizer, False
-        if isinstance(sample, PromptResponse):
-            pieces = [(sample.prompt, False), (sample.response, True)]
-        else:
-            check_messages(sample.messages)
-            pieces = split_answers(self.chat_template, sample.messages)
-            has_special_tokens = self.chat_template.writes_special_tokens
-        tokens = [(encode_bare(tokenizer, text), answer) for text, answer in pieces]
-        if not has_special_tokens:
-            if tokenizer.add_bos:
-                tokens.insert(0, (np.array([tokenizer.bos_id]), False))
-            if tokenizer.add_eos:
-                tokens.append((np.array([tokenizer.eos_id]), True))
-        weights = [np.full(len(ids), answer, np.float32) for ids, answer in tokens]
-        return np.concatenate([ids for ids, _ in tokens]), np.concatenate(weights)
+
+def template_of(
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    template_kwargs: Mapping[str, Any] | None,
+) -> ChatTemplate:
+    """Return the chat template of an encoder: the given one, or the tokenizer's default."""
+    if template is None:
+        return default_template(tokenizer, template_kwargs)
+    if template_kwargs:
+        raise ConfigError(
+            "chat_template_kwargs: are of the default template; give them to your chat_template "
+            "instead."
+        )
+    return template
 
 
-def encode_bare(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Encode ``text`` without the special tokens around it, as int64 [n]."""
-    ids = tokenizer.encode_array(text)
-    return ids[int(tokenizer.add_bos) : len(ids) - int(tokenizer.add_eos)]
+def _conversation(sample: PromptResponse | Dialogue) -> Conversation:
+    notes = Counter(sample.notes or {})
+    if isinstance(sample, PromptResponse):
+        return pair(sample.prompt, sample.response, notes)
+    return Conversation(
+        sample.messages, sample.tools, sample.chat_template_kwargs or {}, notes=notes
+    )

@@ -30,6 +30,9 @@ class Document(Sample):
 def cook_text(sample: dict[str, Any]) -> TextSample:
     """Cook a crude JSONL or webdataset sample: ``json`` with a ``text`` field, or ``txt``."""
     content = sample.get("json", sample)
+    if not isinstance(content, dict):
+        found = f"its `json` is a {type(content).__name__}, an object with `text` is needed"
+        raise SampleError(f"Sample {sample['__key__']}: {found}.")
     text = content.get("text", sample.get("txt"))
     if not isinstance(text, str):
         raise SampleError(f"Sample {sample['__key__']}: no `text`; it has {sorted(content)}.")

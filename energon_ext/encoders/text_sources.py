@@ -26,11 +26,11 @@ from energon_ext.documents.stored_files import (
     parts_of,
     times_of_files,
 )
-from energon_ext.encoders.chat import named_template
+from energon_ext.chats.templates import named_template
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import is_text
-from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.errors import SKIPPABLE_ERRORS, ConfigError, SampleError
 from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, cache_folder, ensure_prepared
 from energon_ext.prepare.documents import InputDocument
@@ -44,6 +44,9 @@ _COMMAND_ENCODERS = ("PackedTaskEncoder", "SFTTaskEncoder")
 
 #: The ``encode_document`` that only tokenizes text, so that samples can be tokenized in batches.
 _ENCODES_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
+
+#: The ``encode_document`` of conversations, each of which may become several documents.
+_ENCODES_CONVERSATIONS = "energon_ext.encoders.sft.SFTTaskEncoder.encode_document"
 
 
 def load_split(
@@ -80,8 +83,10 @@ def sample_source(
     )
 
 
-def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
-    """Encode each document as tokens and weights, or as the error that rejects it."""
+def encode_all(
+    encoder: Any, documents: Sequence[InputDocument]
+) -> list[Encoded | SampleError]:
+    """Encode each document as tokens and weights, or return the error that rejects it."""
     if encoder.saved_encoding is not None:
         raise ConfigError(
             "The text of this run is not tokenized here, and its state does not contain the "
@@ -89,21 +94,38 @@ def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded
         )
     texts = [document.text or getattr(document.sample, "text", None) for document in documents]
     if _code_of(encoder)[0] == _ENCODES_TEXT and all(map(is_text, texts)):
-        return [(tokens, None) for tokens in encoder.tokenizer.encode_batch(texts)]
+        return [Encoded([(tokens, None)]) for tokens in encoder.tokenizer.encode_batch(texts)]
+    if _code_of(encoder)[0] == _ENCODES_CONVERSATIONS:
+        return _encode_conversations(encoder, [document.sample for document in documents])
     with as_worker():
         return [_encode(encoder, document.sample) for document in documents]
 
 
-def _encode(encoder: Any, sample: Any) -> Encoded:
-    if sample is None:
-        return np.zeros(0, np.int64), None
-    if isinstance(sample, SampleError):
-        return sample
+def _encode_conversations(encoder: Any, samples: Sequence[Any]) -> list[Encoded | SampleError]:
+    """Encode conversations together; each may become several samples."""
+    results: list[Any] = [_unused(sample) for sample in samples]
+    used = [number for number, result in enumerate(results) if result is None]
+    for number, result in zip(used, encoder.encode_samples([samples[n] for n in used])):
+        is_error = isinstance(result, SampleError)
+        results[number] = result if is_error else Encoded(result.samples, result.notes)
+    return results
+
+
+def _unused(sample: Any) -> Encoded | SampleError | None:
+    """Return the result for a sample that is not encoded; None for all others."""
+    if sample is None:  # excluded by the split
+        return Encoded([(np.zeros(0, np.int64), None)])
+    return sample if isinstance(sample, SampleError) else None
+
+
+def _encode(encoder: Any, sample: Any) -> Encoded | SampleError:
+    if (result := _unused(sample)) is not None:
+        return result
     try:
         encoded = encoder.encode_document(sample)
     except (SkipSample, *SKIPPABLE_ERRORS) as error:
         return error if isinstance(error, SampleError) else SampleError(str(error))
-    return np.asarray(encoded.tokens), encoded.label_weights
+    return Encoded([(np.asarray(encoded.tokens), encoded.label_weights)])
 
 
 # The cache of text ------------------------------------------------------------------------------
@@ -134,11 +156,7 @@ def cached_text(encoder: Any, entry: Entry) -> Cached:
         {"files": dict(source.version), "split": split},
         encoding=encoder.saved_encoding or encoding_of(encoder),
         encode=functools.partial(encode_all, encoder),
-        writer=functools.partial(
-            TokenWriter,
-            vocab_size=encoder.tokenizer.vocab_size,
-            weights_dtype="float32" if _custom_code(encoder) else "uint8",
-        ),
+        writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
         meta=encoder.token_file_meta(),
         units=sample_units(source),
         seconds=None if num_bytes is None else num_bytes / BYTES_PER_SECOND,
@@ -164,7 +182,7 @@ def cached_samples(
     files: Mapping[str, Any],
     *,
     encoding: Any,
-    encode: Callable[[Sequence[InputDocument]], Sequence[Encoded]],
+    encode: Callable[[Sequence[InputDocument]], Sequence[Encoded | SampleError]],
     writer: Callable[[Path], Any],
     meta: Mapping[str, Any],
     **options: Any,
@@ -238,7 +256,9 @@ def _can_rebuild(encoder: Any, tokenizer: str, template: str | None) -> bool:
         return False
     try:
         loaded = load_tokenizer(tokenizer)
-        options = {} if template is None else {"chat_template": named_template(template)}
+        options = {}
+        if template is not None:
+            options = {"chat_template": named_template(template, loaded)}
         base = next(c for c in type(encoder).__mro__ if c.__name__ in _COMMAND_ENCODERS)
         return encoding_of(base(loaded, encoder.seq_len, **options)) == encoding_of(encoder)
     except ConfigError:  # the name cannot be loaded from this folder

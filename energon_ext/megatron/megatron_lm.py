@@ -11,8 +11,8 @@ from megatron.energon import TaskEncoder
 
 from energon_ext.encoders.load import get_train_dataset, get_val_datasets
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.tokenizer_protocol import Tokenizer
-from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.megatron.loader import data_parallel_worker_config

@@ -93,8 +93,8 @@ class Preparation:
         """Return the content of PREPARED for finished units."""
         units = [records[name] for name in sorted(records)]
         totals = {
-            name: sum((Counter[str](unit[name]) for unit in units), Counter[str]())
-            for name in ("documents", "characters", "tokens")
+            name: sum((Counter[str](unit.get(name, {})) for unit in units), Counter[str]())
+            for name in ("documents", "characters", "tokens", "notes")
         }
         num_bytes = sum(file["bytes"] for unit in units for file in unit["files"].values())
         return {"options": dict(self.job.options), **totals, "bytes": num_bytes, "units": units}

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.data_files import CACHE_VARIABLE
+from energon_ext.documents.token_index import PREPARED
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.prepare.accounts import is_prepared, skipped_documents
+from energon_ext.prepare.accounts import is_prepared, read_json, skipped_documents
 from energon_ext.prepare.claim import ClaimedError, Part
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job
@@ -64,17 +65,24 @@ class Cached:
         return exists and (not self.grows or is_prepared(self.folder, self.units))
 
     def open(self) -> Any:
-        """Open the entry, which has one document per sample."""
+        """Open the entry, which has at least one document per sample."""
         try:
             content = self.open_folder(self.folder)
         except ConfigError as error:
             raise ConfigError(f"{error} Remove {self.folder} to prepare it again.") from error
-        if len(content) != self.count:
+        if len(content) != self.count and len(content) != self._num_documents():
             raise ConfigError(
                 f"{self.folder}: contains {len(content)} documents, but {self.name} has "
                 f"{self.count} samples. Remove it to prepare it again."
             )
         return content
+
+    def _num_documents(self) -> int | None:
+        """Return the number of documents written, as conversations may become several."""
+        prepared = read_json(self.folder / PREPARED) or {}
+        documents = prepared.get("documents")
+        is_known = isinstance(documents, dict) and documents.get(SPLIT, 0) > self.count
+        return documents[SPLIT] if is_known else None
 
 
 def cache_folder(data: Path, name: str, digest: str) -> Path:
@@ -133,7 +141,11 @@ def _run(run: Callable[..., Any], cached: Cached, *part: Part, jobs: int) -> Non
             f"({error.strerror or error}); set {CACHE_VARIABLE} to a writable folder with enough "
             f"free space."
         ) from error
-    count, first = (0, "") if prepared is None else skipped_documents(prepared, "refused")
+    if prepared is None:
+        return
+    for note, number in sorted(prepared["notes"].items()):
+        logger.info("%s: %s: %d.", cached.name, note, number)
+    count, first = skipped_documents(prepared, "refused")
     if count:
         logger.warning(
             "%s: %d of %d samples cannot be %s, the first: %s",

@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ BATCH_DOCUMENTS = 4096
 #: Number of consecutive refused documents that stops a preparation, as in Energon.
 MAX_REFUSED_IN_A_ROW = 100
 
-#: Token ids and label weights, None if all are 1; or the error of a refused document.
-Encoded = tuple[np.ndarray, np.ndarray | None] | SampleError
+#: Token ids and label weights, None if all are 1.
+Arrays = tuple[np.ndarray, np.ndarray | None]
 
 #: Prefix of the temporary folder of a unit; the next process on this unit removes leftovers.
 STAGING = ".staging-"
@@ -38,10 +38,19 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """What is written for a document: itself, or the samples of a conversation."""
+
+    documents: Sequence[Arrays]
+    notes: Mapping[str, int] = field(default_factory=dict)  # what a summary says, with counts
+
+
+@dataclass(frozen=True)
 class Job:
     """How to encode, filter, split and write documents."""
 
-    encode: Callable[[Sequence[InputDocument]], Sequence[Encoded]]
+    #: Returns the error of each document that is refused.
+    encode: Callable[[Sequence[InputDocument]], Sequence[Encoded | SampleError]]
     writer: Callable[[Path], Any]  # creates a TokenWriter or LengthWriter for a prefix
     meta: Mapping[str, Any]  # content of the .meta.json of each pair
     options: Mapping[str, Any]  # JSON values that the files depend on besides the input
@@ -62,18 +71,21 @@ def write_unit(
     # Skipped documents by reason: their number, and the error of the first one.
     skipped: Record = {"too_short": 0}
     skipped |= {reason: {"count": 0, "first": ""} for reason in ("unreadable", "refused")}
-    characters = Counter[str]()
+    characters, notes = Counter[str](), Counter[str]()
     writers: dict[str, Any] = {}
     folder.mkdir(parents=True, exist_ok=True)
     prefix = f"{STAGING}{name}."
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as staging, ExitStack() as opened:
-        for document, split, tokens, weights in _encoded(job, unit, skipped, advance):
+        for document, split, encoded in _encoded(job, unit, skipped, advance):
             if split not in writers:
                 path = Path(staging, split, name)
                 path.parent.mkdir()
                 writers[split] = job.writer(path)
                 opened.callback(writers[split].abandon)
-            writers[split].write(tokens, weights, document.origin)
+            for number, (tokens, weights) in enumerate(encoded.documents, start=1):
+                answer = f" (sample {number})" if number > 1 else ""
+                writers[split].write(tokens, weights, document.origin + answer)
+            notes.update(encoded.notes)
             characters[split] += len(document.text)
         for writer in writers.values():
             writer.close(job.meta)
@@ -88,6 +100,7 @@ def write_unit(
         "documents": {split: writer.num_documents for split, writer in writers.items()},
         "characters": dict(characters),
         "tokens": {split: writer.num_tokens for split, writer in writers.items()},
+        "notes": dict(notes),
         **skipped,
         "files": files,
     }
@@ -161,12 +174,13 @@ def _batches(
 
 def _encoded(
     job: Job, unit: Unit, skipped: Record, advance: Callable[[int], None]
-) -> Iterator[tuple[InputDocument, str, np.ndarray, np.ndarray | None]]:
-    """Yield the documents of a unit with their splits, tokens and weights."""
+) -> Iterator[tuple[InputDocument, str, Encoded]]:
+    """Yield the documents of a unit with their splits and what is written for them."""
     refused_in_a_row = 0
     for batch in _batches(_readable(job, unit, skipped), advance):
         for document, encoded in zip(batch, job.encode(batch), strict=True):
-            if job.keeps_all and not isinstance(encoded, SampleError) and not len(encoded[0]):
+            is_written = isinstance(encoded, Encoded)
+            if job.keeps_all and is_written and not any(len(t) for t, _ in encoded.documents):
                 encoded = SampleError(f"Sample {document.origin}: no tokens.")
             if isinstance(encoded, SampleError):
                 _count(skipped["refused"], encoded)
@@ -180,8 +194,8 @@ def _encoded(
                     ) from encoded
                 if not job.keeps_all:
                     continue
-                encoded = np.zeros(0, np.int64), None
+                encoded = Encoded([(np.zeros(0, np.int64), None)])
             else:
                 refused_in_a_row = 0
             split = document.split or split_of(document.text, job.val_fraction, job.seed)
-            yield document, split, *encoded
+            yield document, split, encoded

@@ -3,6 +3,7 @@
 """Writes a ``.bin``/``.idx`` pair, document by document, with its weights and origins."""
 
 import json
+import os
 from array import array
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,16 +26,17 @@ class TokenWriter:
     Args:
         prefix: path without suffix.
         vocab_size: exclusive limit of the ids; it determines the token type.
-        weights_dtype: type of the weights, ``uint8`` if all are 0 or 1, else ``float32``. Their
-            file is only written if a document has weights.
+
+    The file of weights is written if a document has weights: as uint8 while all are 0 or 1, and as
+    float32 from the first other weight on.
     """
 
-    def __init__(self, prefix: str | Path, vocab_size: int, weights_dtype: str = "uint8"):
+    def __init__(self, prefix: str | Path, vocab_size: int):
         self.prefix = str(prefix)
         self.dtype = np.dtype(np.uint16 if vocab_size < _UINT16_VOCAB_SIZE else np.int32)
         self.num_tokens = 0
         self._vocab_size = vocab_size
-        self._weights_dtype = np.dtype(weights_dtype)
+        self._weights_dtype = np.dtype(np.uint8)
         self._lengths = array("i")
         self._files = ExitStack()
         self._tokens = self._open(".bin")
@@ -56,7 +58,10 @@ class TokenWriter:
         if self._weights is not None and weights is None:
             self._write_ones(len(tokens))
         elif self._weights is not None:
-            self._weights.write(np.asarray(weights).astype(self._weights_dtype).tobytes())
+            weights = np.asarray(weights)
+            if self._weights_dtype == np.uint8 and not np.isin(weights, (0, 1)).all():
+                self._widen_weights()
+            self._weights.write(weights.astype(self._weights_dtype).tobytes())
         self._tokens.write(tokens.astype(self.dtype).tobytes())
         self._origins.write(line_of(origin).encode("utf-8", "replace"))
         self._lengths.append(len(tokens))
@@ -83,6 +88,19 @@ class TokenWriter:
 
     def _open(self, suffix: str) -> IO[bytes]:
         return self._files.enter_context(open(self.prefix + suffix, "wb"))
+
+    def _widen_weights(self) -> None:
+        """Write the weights so far again, as float32."""
+        assert self._weights is not None
+        self._weights.flush()
+        narrow = Path(self.prefix + WEIGHTS_SUFFIX + ".uint8")
+        os.replace(self.prefix + WEIGHTS_SUFFIX, narrow)
+        self._weights_dtype = np.dtype(np.float32)
+        self._weights = self._open(WEIGHTS_SUFFIX)
+        with narrow.open("rb") as written:
+            while block := written.read(1 << 20):
+                self._weights.write(np.frombuffer(block, np.uint8).astype(np.float32).tobytes())
+        narrow.unlink()
 
     def _write_ones(self, count: int) -> None:
         assert self._weights is not None

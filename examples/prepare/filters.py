@@ -27,7 +27,7 @@ from datatrove.pipeline.filters.base_filter import BaseFilter
 
 from energon_ext.cli.mix import make_encoder
 from energon_ext.encoders.text_sources import encode_all
-from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.claim import Part

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.splice import MultiSpliceConfig
 from energon_ext.state.files import write_file

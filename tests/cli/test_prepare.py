@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from energon_ext.documents.file_set import open_token_files
-from energon_ext.encoders.tokenizer_protocol import check_written
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.protocol import check_written
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.prepare import inputs, job
 from tests.cli.command import energon_ext, error_line

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.megatron import MegatronEnergonLoader
 from tests.megatron import processes

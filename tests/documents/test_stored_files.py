@@ -17,7 +17,7 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
 from energon_ext.documents import stored_files
 from energon_ext.documents.stored_files import fingerprint_files
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import TEXT_SAMPLE, config, loader_for, take, write_dataset, write_mix
 
 TEXTS = [f"document number {number:03d}, and some more text. " for number in range(120)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.megatron import (
     MegatronEnergonLoader,
     build_packed_seq_params,

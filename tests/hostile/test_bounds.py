@@ -13,9 +13,9 @@ from megatron.energon import DefaultTaskEncoder
 
 from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders import limited
-from energon_ext.encoders.chat import HFChatTemplate
+from energon_ext.chats.templates import HFChatTemplate
 from energon_ext.encoders.limited import Limited
-from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from energon_ext.errors import EnergonExtError, SampleError
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
 from tests.support import write_dataset, write_mix, write_tokens, write_weights
@@ -111,7 +111,7 @@ OF_SAMPLES = [
 def test_a_special_or_sparse_file_is_refused(put, name, command, message, samples, monkeypatch):
     monkeypatch.chdir(samples)
     monkeypatch.setattr("energon_ext.prepare.inputs.MAX_CHARACTERS", 2**20)
-    monkeypatch.setattr("energon_ext.encoders.tokenizer_files.MAX_FILE_BYTES", 2**20)
+    monkeypatch.setattr("energon_ext.tokenizers.files.MAX_FILE_BYTES", 2**20)
     monkeypatch.setattr("energon_ext.cli.metrics.MAX_LINE_BYTES", 2**20)
     (samples / name).unlink(missing_ok=True)
     put(samples / name)

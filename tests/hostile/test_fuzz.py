@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.state.schema import sealed
 from tests.cli.command import energon_ext, error_line

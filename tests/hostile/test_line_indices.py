@@ -11,7 +11,7 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
 from energon_ext.documents.jsonl_index import ensure_index
 from energon_ext.encoders.text import TextDecoder, cook_text
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import config, loader_for
 
 LINES = [b'{"text": "line %d"}\n' % number for number in range(40)]

@@ -17,7 +17,7 @@ from energon_ext import (
     get_train_dataset,
 )
 from energon_ext.encoders import sources
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import (
     batch_hash,
     config,

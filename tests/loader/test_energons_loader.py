@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from energon_ext import MultiSpliceTaskEncoder, PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.splice import MultiSpliceConfig
 from tests.support import (
     batch_hash,

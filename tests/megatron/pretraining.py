@@ -5,7 +5,7 @@
 import json
 from pathlib import Path
 
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests import support
 from tests.megatron import processes
 

@@ -5,7 +5,7 @@
 import pytest
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.megatron import MegatronEnergonLoader
 from tests import support

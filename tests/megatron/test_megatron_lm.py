@@ -31,7 +31,7 @@ from megatron.energon import DefaultTaskEncoder, stateless
 from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError, StateFormatError
 from energon_ext.megatron import (
     add_energon_args,

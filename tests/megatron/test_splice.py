@@ -14,7 +14,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from energon_ext import MultiSpliceTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.megatron import (
     build_packed_seq_params,
     forward_step,

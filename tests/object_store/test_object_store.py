@@ -14,7 +14,7 @@ from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
 from energon_ext.documents import object_store, range_reader
 from energon_ext.documents.file_set import open_token_files
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError, StoreError
 from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
 

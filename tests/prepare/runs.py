@@ -6,7 +6,7 @@ import json
 import time
 
 from energon_ext.documents.file_set import open_token_files
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.prepare import token_writer
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Job

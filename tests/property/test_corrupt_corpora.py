@@ -14,7 +14,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.prepare.accounts import skipped_documents
 from tests.support import (

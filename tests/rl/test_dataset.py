@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from energon_ext import ConfigError, StateMismatchError
-from energon_ext.encoders.chat import PlainChatTemplate
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.chats.templates import PlainChatTemplate
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import DataExhaustedError, SamplerError, StateFormatError
 from energon_ext.rl import RLDataset, ScoredGroup, Unanswered
 from energon_ext.rl.group_rows import balance_by_tokens

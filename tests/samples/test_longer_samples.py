@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from megatron.energon import stateless
 
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError, StateMismatchError
 from energon_ext.plan.estimate import estimated
 from energon_ext.plan.forecast import planned

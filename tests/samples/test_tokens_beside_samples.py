@@ -7,7 +7,7 @@ import json
 import pytest
 
 from energon_ext import get_val_datasets
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError
 from tests.cli.command import energon_ext
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write

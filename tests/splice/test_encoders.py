@@ -17,7 +17,7 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice import LossMap, MultiSpliceConfig, SpliceConfig, SpliceIndex
 from energon_ext.splice.source import splices_of

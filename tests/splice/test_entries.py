@@ -16,7 +16,7 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.mixture.checks import BlendWarning
 from energon_ext.splice import GridIndex, MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.source import splices_of

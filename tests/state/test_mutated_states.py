@@ -10,7 +10,7 @@ import pytest
 from megatron.energon.state import FlexState
 
 from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.state.schema import SEAL, sealed
 from tests.state.mutations import mutations

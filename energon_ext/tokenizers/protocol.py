@@ -6,7 +6,8 @@ A resume detects by its fingerprint that a tokenizer was replaced.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,20 @@ class Tokenizer(ABC):
         """Return the token ids of many texts, computed on all cores if the library can."""
         return [self.encode_array(text) for text in texts]
 
+    def encode_bare(self, texts: Sequence[str], *, continued: bool = False) -> list[np.ndarray]:
+        """Return the token ids of texts without the special tokens around them.
+
+        Args:
+            continued: each text follows other text; a tokenizer that puts a space before a text
+                (SentencePiece, Metaspace) puts none here.
+        """
+        encoded = self.encode_batch(texts)
+        return [ids[int(self.add_bos) : len(ids) - int(self.add_eos)] for ids in encoded]
+
+    def added_tokens(self) -> Mapping[str, int]:
+        """Return the ids of the texts that always become one token, whatever is around them."""
+        return {}
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text``, including special tokens."""
         return self.encode_array(text).tolist()
@@ -47,6 +62,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def decode(self, tokens: Any) -> str:
         """Return the text of token ids, without special tokens."""
+
+    def show(self, tokens: Any) -> str:
+        """Return the text of token ids for people, with its special tokens."""
+        return self.decode(tokens)
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
@@ -56,7 +75,7 @@ class Tokenizer(ABC):
         """Return the vocabulary size rounded up, as tensor-parallel embeddings need it.
 
         Example:
-            >>> from energon_ext.encoders.tokenizers import ByteTokenizer
+            >>> from energon_ext.tokenizers.tokenizers import ByteTokenizer
             >>> ByteTokenizer().padded_vocab_size(64)
             320
         """
@@ -83,12 +102,13 @@ def saved_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def check_tokenizer(tokenizer: Any) -> None:
     """Raise ConfigError unless a user's tokenizer has all members of the protocol."""
-    required = (*TOKENIZER_ATTRIBUTES, "encode_array", "encode_batch", "decode", "fingerprint")
+    methods = ("encode_array", "encode_batch", "encode_bare", "added_tokens", "decode", "show")
+    required = (*TOKENIZER_ATTRIBUTES, *methods, "fingerprint")
     missing = [name for name in required if not hasattr(tokenizer, name)]
     if missing:
         raise ConfigError(
-            f"tokenizer: a {type(tokenizer).__name__} has no {', '.join(missing)}; implement "
-            f"energon_ext.encoders.tokenizer_protocol.Tokenizer."
+            f"tokenizer: a {type(tokenizer).__name__} has no {', '.join(missing)}; make it a "
+            f"subclass of energon_ext.tokenizers.protocol.Tokenizer."
         )
 
 

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tokenizers for bytes, the Hugging Face libraries and sentencepiece."""
 
+import functools
 import hashlib
+import itertools
 from abc import abstractmethod
 from pathlib import Path
 from types import MappingProxyType
@@ -10,15 +12,16 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from energon_ext.encoders.tokenizer_files import (
+from energon_ext.tokenizers.files import (
     errors_of_library,
+    load_backend,
     load_sentencepiece,
     load_tokenizer_file,
-    load_with_transformers,
     reject_tiktoken,
     special_tokens_next_to,
+    without_prefix,
 )
-from energon_ext.encoders.tokenizer_protocol import Tokenizer
+from energon_ext.tokenizers.protocol import Tokenizer
 from energon_ext.errors import ConfigError, log_of
 
 logger = log_of(__name__)
@@ -52,14 +55,22 @@ class ByteTokenizer(Tokenizer):
         self.add_eos = add_eos
 
     def encode_array(self, text: str) -> np.ndarray:
-        # A lone surrogate has no UTF-8 form; one odd character must not lose a document.
-        data = text.encode("utf-8", errors="replace")
-        return self._surround(np.frombuffer(data, dtype=np.uint8).astype(np.int64) + self.OFFSET)
+        return self._surround(self.encode_bare([text])[0])
 
     def decode(self, tokens: Any) -> str:
         ids = np.asarray(tokens, dtype=np.int64)
         data = (ids[ids >= self.OFFSET] - self.OFFSET).astype(np.uint8).tobytes()
         return data.decode("utf-8", errors="replace")
+
+    def encode_bare(self, texts: Sequence[str], *, continued: bool = False) -> list[np.ndarray]:
+        # A lone surrogate has no UTF-8 form; one odd character must not lose a document.
+        contents = [text.encode("utf-8", errors="replace") for text in texts]
+        return [np.frombuffer(each, np.uint8).astype(np.int64) + self.OFFSET for each in contents]
+
+    def show(self, tokens: Any) -> str:
+        special = {self.pad_id: "<pad>", self.bos_id: "<bos>", self.eos_id: "<eos>", 3: "<3>"}
+        runs = itertools.groupby(map(int, tokens), key=special.get)
+        return "".join(name * len([*ids]) if name else self.decode([*ids]) for name, ids in runs)
 
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": "bytes", "add_bos": self.add_bos, "add_eos": self.add_eos}
@@ -100,16 +111,19 @@ class _LibraryTokenizer(Tokenizer):
         """Return the id of a special token, by name if one is given; None if there is none."""
 
     @abstractmethod
-    def _encode(self, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: list[str], continued: bool) -> list[list[int]]:
         """Return the ids of texts, without special tokens."""
 
     def encode_array(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self._surround(ids) for ids in self.encode_bare(texts)]
+
+    def encode_bare(self, texts: Sequence[str], *, continued: bool = False) -> list[np.ndarray]:
         with errors_of_library(f"Tokenizer {self.name}: cannot encode a text"):
-            encoded = self._encode(list(texts))
-        return [self._surround(np.asarray(ids, dtype=np.int64)) for ids in encoded]
+            encoded = self._encode(list(texts), continued)
+        return [np.asarray(ids, dtype=np.int64) for ids in encoded]
 
     def fingerprint(self) -> dict[str, Any]:
         fields = ("add_bos", "add_eos", "bos_id", "eos_id")
@@ -157,13 +171,26 @@ class HFTokenizer(_LibraryTokenizer):
     def _id_of(self, role: str, token: str | None) -> int | None:
         return self._tokenizer.token_to_id(token) if isinstance(token, str) else None
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: list[str], continued: bool) -> list[list[int]]:
+        tokenizer = self._continuing if continued else self._tokenizer
         # The fast method omits the tokens' offsets in the text, which take a fifth of the time.
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    @functools.cached_property
+    def _continuing(self) -> Any:
+        """The tokenizer without the space that it puts before a text."""
+        return without_prefix(self._tokenizer)
+
+    def added_tokens(self) -> Mapping[str, int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.content}
 
     def decode(self, tokens: Any) -> str:
         return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)
+
+    def show(self, tokens: Any) -> str:
+        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
 
 
 class SentencePieceTokenizer(_LibraryTokenizer):
@@ -179,6 +206,11 @@ class SentencePieceTokenizer(_LibraryTokenizer):
         self._model, self._sha256 = load_sentencepiece(self.name)
         self.vocab_size = self._model.get_piece_size()
 
+    @functools.cached_property
+    def _continuing(self) -> Any:
+        """The model without the space that it puts before a text."""
+        return load_sentencepiece(self.name, continued=True)[0]
+
     def _id_of(self, role: str, token: str | None) -> int | None:
         if token is None:
             token_id = getattr(self._model, f"{role}_id")()
@@ -186,13 +218,22 @@ class SentencePieceTokenizer(_LibraryTokenizer):
         token_id = self._model.piece_to_id(token)  # the id of the unknown piece if not found
         return token_id if self._model.id_to_piece(token_id) == token else None
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        return self._model.encode(texts, out_type=int)
+    def _encode(self, texts: list[str], continued: bool) -> list[list[int]]:
+        return (self._continuing if continued else self._model).encode(texts, out_type=int)
 
     def decode(self, tokens: Any) -> str:
         ids = (int(token) for token in tokens)
         special = (self.bos_id, self.eos_id)
         return self._model.decode([i for i in ids if 0 <= i < self.vocab_size and i not in special])
+
+    def show(self, tokens: Any) -> str:
+        is_control = self._model.is_control
+        runs = itertools.groupby(map(int, tokens), key=lambda i: is_control(i) and i)
+        pieces = (
+            [self._model.decode([*ids])] if name is False else map(self._model.id_to_piece, ids)
+            for name, ids in runs
+        )
+        return "".join(itertools.chain.from_iterable(pieces))
 
 
 def load_tokenizer(
@@ -242,9 +283,8 @@ def _load_hf(name: str, guess_eos: bool) -> tuple[Any, dict[str, str | None]]:
         return tokenizer, special
     if name.endswith(".json"):  # a missing file, not a model on the hub
         raise ConfigError(f"Tokenizer file {name!r} does not exist; check the path.")
-    loaded = load_with_transformers(name, f"Tokenizer {name!r}, not `bytes` and not a file")
-    defaults = {"bos": loaded.bos_token, "eos": loaded.eos_token, "pad": loaded.pad_token}
-    return loaded.backend_tokenizer, defaults
+    loaded, backend = load_backend(name, f"Tokenizer {name!r}, not `bytes` and not a file")
+    return backend, {"bos": loaded.bos_token, "eos": loaded.eos_token, "pad": loaded.pad_token}
 
 
 def _guess_eos(tokenizer: Any, name: str) -> str | None:

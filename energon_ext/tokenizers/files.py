@@ -42,6 +42,41 @@ def load_with_transformers(name: str, what: str) -> Any:
     return loaded
 
 
+def load_backend(name: str, what: str) -> tuple[Any, Any]:
+    """Load the ``transformers`` tokenizer of a folder or name, and its ``tokenizers.Tokenizer``."""
+    loaded = load_with_transformers(name, what)
+    if not hasattr(loaded, "backend_tokenizer"):
+        raise ConfigError(
+            f"{what}: {type(loaded).__name__} has no fast version, which is needed; convert it to "
+            f"a tokenizer.json, or give a different tokenizer."
+        )
+    return loaded, loaded.backend_tokenizer
+
+
+def without_prefix(tokenizer: Any) -> Any:
+    """Return a copy of a ``tokenizers.Tokenizer`` that puts no space before a text."""
+    content = json.loads(tokenizer.to_str())
+    for step in ("normalizer", "pre_tokenizer"):
+        content[step] = _without_prefix(content[step])
+    return type(tokenizer).from_str(json.dumps(content))
+
+
+def _without_prefix(part: Any) -> Any:
+    """Change the settings of a step of a tokenizer that add to or strip the start of a text."""
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind == "Prepend":
+        return None
+    if kind == "Sequence":
+        name = next(key for key, value in part.items() if isinstance(value, list))
+        kept = [_without_prefix(each) for each in part[name]]
+        return {**part, name: [each for each in kept if each is not None]}
+    changes = {"Metaspace": {"prepend_scheme": "never"}, "ByteLevel": {"add_prefix_space": False}}
+    changes["Strip"] = {"strip_left": False}
+    return {**part, **changes.get(str(kind), {})}
+
+
 def load_tokenizer_file(path: str) -> Any:
     """Load the ``tokenizers.Tokenizer`` of a ``tokenizer.json``."""
     what = f"Tokenizer file {path!r}"
@@ -54,8 +89,17 @@ def load_tokenizer_file(path: str) -> Any:
     return loaded
 
 
-def load_sentencepiece(path: str) -> tuple[Any, str]:
-    """Load the ``SentencePieceProcessor`` of a ``.model`` file; return it and its SHA-256."""
+#: Appended to a sentencepiece model (a protocol buffer, whose last values win): its normalizer_spec
+#: (field 3) with add_dummy_prefix (3) and remove_extra_whitespaces (4) false.
+_NO_PREFIX = bytes([3 << 3 | 2, 4, 3 << 3, 0, 4 << 3, 0])
+
+
+def load_sentencepiece(path: str, continued: bool = False) -> tuple[Any, str]:
+    """Load the ``SentencePieceProcessor`` of a ``.model`` file; return it and its SHA-256.
+
+    Args:
+        continued: neither put a space before a text nor remove spaces.
+    """
     what = f"Tokenizer file {path!r}"
     library = optional_module("sentencepiece", what, "sentencepiece", "sentencepiece")
     try:
@@ -63,7 +107,8 @@ def load_sentencepiece(path: str) -> tuple[Any, str]:
     except FileNotFoundError as error:
         raise ConfigError(f"{what} does not exist; check the path.") from error
     with errors_of_library(f"{what} is not a sentencepiece model"):
-        loaded = library.SentencePieceProcessor(model_proto=content)
+        model = content + _NO_PREFIX if continued else content
+        loaded = library.SentencePieceProcessor(model_proto=model)
     if not content:  # the library accepts this as an absent model
         raise ConfigError(f"{what} is empty; use a different one.")
     return loaded, hashlib.sha256(content).hexdigest()

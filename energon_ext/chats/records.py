@@ -1,0 +1,306 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Recognise the format of a record, and make a conversation of it.
+
+A field of a record is text or training (it must be understood, or the record is refused), or it is
+metadata (ids, scores, sources: it is ignored, and named in the summary). The lists below decide.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_ext.chats.messages import ROLES, remove_nulls
+from energon_ext.errors import SampleError
+
+#: Formats by name, as the summary of `prepare` shows them.
+OPENAI, SHAREGPT, ALPACA, PAIR = "OpenAI messages", "ShareGPT", "Alpaca", "prompt and response"
+
+#: Fields that any format may have, and that are used.
+COMMON = ("tools", "chat_template_kwargs")
+
+#: Fields that say what is trained. Only `weight` of a message is understood.
+TRAINING_FIELDS = (
+    *("train", "trained", "trainable", "training", "loss", "loss_mask", "loss_weight"),
+    *("loss_weights", "mask", "masked", "weights", "sample_weight"),
+)
+
+#: Fields that are text of the conversation. Beside a format that does not use them they are allowed
+#: only if the messages contain their text.
+TEXT_FIELDS = (
+    *("system", "system_prompt", "history", "prompt", "completion", "response", "instruction"),
+    *("input", "output", "context", "functions", "function_call", "tool_calls", "documents"),
+    *("image", "images", "image_url", "video", "videos", "audio", "audios"),
+)
+
+#: Those that are text of a prompt; the others may be meant for the reward.
+_TEXT_OF_PROMPTS = (
+    *("system", "system_prompt", "history", "functions", "documents"),
+    *("image", "images", "image_url", "video", "videos", "audio", "audios"),
+)
+
+#: Names of roles in ShareGPT data.
+SHAREGPT_ROLES = {
+    **{name: "user" for name in ("human", "user")},
+    **{name: "assistant" for name in ("gpt", "assistant", "chatgpt", "model", "bot")},
+    **{name: "tool" for name in ("tool", "function", "observation", "function_response")},
+    **{name: name for name in ("system", "developer")},
+}
+#: A ShareGPT role whose value is a tool call as JSON.
+_SHAREGPT_CALL = "function_call"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in OpenAI's format, and what else their text depends on.
+
+    Attributes:
+        messages: ``{"role": ..., "content": ...}`` and further fields; checked by
+            :func:`~energon_ext.chats.messages.check_messages` before they are rendered.
+        tools: the functions that the model may call, as JSON schemas; None for none.
+        template_kwargs: further arguments of the chat template, such as ``enable_thinking``.
+        is_pair: True for a prompt and a response as text, between which nothing is inserted.
+        notes: what `prepare` counts: the format, and fields that were ignored.
+    """
+
+    messages: list[Any]
+    tools: list[Any] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_pair: bool = False
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+def read_conversation(record: Any) -> Conversation:
+    """Make a conversation of a record in one of the known formats.
+
+    Raises:
+        SampleError: the format is unknown, or a field of the text or its training is not
+            understood. The message names the field and the remedy.
+
+    Example:
+        >>> read_conversation({"instruction": "Add.", "input": "2 + 2", "output": "4"}).messages
+        [{'role': 'user', 'content': 'Add.\\n2 + 2'}, {'role': 'assistant', 'content': '4'}]
+    """
+    record = _object(record)
+    name, read, used = _format_of(record)
+    messages = read(record)
+    tools = _json_text(record.get("tools"), "tools", list)
+    arguments = _json_text(record.get("chat_template_kwargs"), "chat_template_kwargs", dict)
+    ignored = [each for each in record if each not in {*used, *COMMON}]
+    texts = "\n".join(_texts(messages))
+    for each in ignored:
+        _check_ignored(each, record[each], name, texts)
+    notes = Counter({f"format: {name}": 1})
+    notes.update(f"ignored field: {each}" for each in ignored)
+    is_pair = name == PAIR and all(isinstance(record[each], str) for each in used)
+    if is_pair and (tools or arguments):
+        raise SampleError("`tools` and `chat_template_kwargs` need `messages`, not a text `prompt`")
+    return Conversation(messages, tools or None, arguments or {}, is_pair, notes)
+
+
+def pair(prompt: str, response: str, notes: Counter[str] | None = None) -> Conversation:
+    """Return a prompt and its response as text, between which nothing is inserted."""
+    messages = [_message("user", prompt), _message("assistant", response)]
+    return Conversation(messages, is_pair=True, notes=notes or Counter())
+
+
+def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
+    """Make a prompt of a record: text under ``prompt``, or messages that end with a question.
+
+    Returns:
+        The prompt (``is_pair``: its only message is text), and the other fields, for the reward.
+
+    Raises:
+        SampleError: the record has no prompt, or a field that would not become part of its text.
+    """
+    original, record = record, _object(record)
+    name = next((each for each in ("messages", "conversations", "prompt") if each in record), None)
+    if name is None:
+        raise SampleError(f"needs `prompt` or `messages`; it has {sorted(map(str, record))}")
+    if isinstance(record[name], str):
+        question = _message("user", record[name])
+        found = Conversation([question], is_pair=True)
+        used = [name]
+        if record.get("tools"):
+            raise SampleError("`tools` need messages, not a text `prompt`")
+    else:
+        as_messages = {"messages" if name == "prompt" else name: record[name]}
+        _, read, used_names = _format_of(as_messages)
+        found = Conversation(
+            read({**record, **as_messages}),
+            _json_text(record.get("tools"), "tools", list) or None,
+            _json_text(record.get("chat_template_kwargs"), "chat_template_kwargs", dict) or {},
+        )
+        used = [name, *COMMON, *(each for each in used_names if each == "system")]
+    metadata = {key: original[key] for key in original if key not in used and key[:2] != "__"}
+    texts = "\n".join(_texts(found.messages))
+    for each in (each for each in _TEXT_OF_PROMPTS if each in metadata):
+        _check_ignored(each, metadata[each], "the prompt", texts)
+    return found, metadata
+
+
+def _object(record: Any) -> dict[str, Any]:
+    """Return a record without nulls and without Energon's own fields."""
+    if not isinstance(record, Mapping):
+        found = type(record).__name__
+        hint = "; put the list under `messages`" if isinstance(record, list) else ""
+        raise SampleError(f"the record is a {found}, a JSON object is needed{hint}")
+    return remove_nulls({k: v for k, v in record.items() if not str(k).startswith("__")})
+
+
+# Formats ----------------------------------------------------------------------------------------
+
+
+def _format_of(
+    record: Mapping[str, Any],
+) -> tuple[str, Callable[[Mapping[str, Any]], list[Any]], tuple[str, ...]]:
+    """Return the name of a format, its reader, and the fields that it uses."""
+    lists = [each for each in ("messages", "conversations") if each in record]
+    if len(lists) == 2:
+        raise SampleError("`messages` and `conversations` are both given; remove one of them")
+    if lists:
+        messages = record[lists[0]]
+        first = next(iter(messages), None) if isinstance(messages, (list, tuple)) else None
+        is_sharegpt = isinstance(first, Mapping) and "role" not in first and "from" in first
+        if is_sharegpt and lists[0] == "messages":
+            raise SampleError("`messages` have `from` and `value`; name the list `conversations`")
+        if is_sharegpt:
+            return SHAREGPT, lambda record: _read_sharegpt(record, lists[0]), (lists[0], "system")
+        return OPENAI, lambda record: _listed(record[lists[0]], lists[0]), (lists[0],)
+    if "chosen" in record or "rejected" in record:
+        raise SampleError(
+            "`chosen` and `rejected` are a preference pair, which has no single answer to train "
+            "on; for fine-tuning, put the chosen conversation under `messages`"
+        )
+    for answer in ("completion", "response"):
+        if "prompt" in record and answer in record:
+            if isinstance(record.get("label"), bool):
+                raise SampleError(
+                    "`label` beside `completion` is an unpaired preference, not an answer to "
+                    "train on; remove it or the record"
+                )
+            return PAIR, lambda record: _read_pair(record, answer), ("prompt", answer)
+    if "instruction" in record and "output" in record:
+        return ALPACA, _read_alpaca, ("instruction", "input", "output", "system", "history")
+    raise SampleError(
+        f"needs `messages`, `conversations`, `prompt` and `response`, or `instruction` and "
+        f"`output`; it has {sorted(map(str, record))}"
+    )
+
+
+def _read_sharegpt(record: Mapping[str, Any], name: str) -> list[Any]:
+    messages: list[Any] = _system(record)
+    for index, message in enumerate(record[name]):
+        where = f"message {index}"
+        if not isinstance(message, Mapping) or not isinstance(message.get("from"), str):
+            raise SampleError(f"{where} must have `from` and `value` as text")
+        speaker, value = message["from"], message.get("value")
+        rest = {k: v for k, v in message.items() if k not in ("from", "value")}
+        if speaker == _SHAREGPT_CALL:
+            calls = _json_text(value, f"{where}: the tool call", (dict, list))
+            calls = calls if isinstance(calls, list) else [calls]
+            messages.append({"role": "assistant", "tool_calls": calls, **rest})
+        elif speaker in SHAREGPT_ROLES:
+            messages.append({"role": SHAREGPT_ROLES[speaker], "content": value, **rest})
+        else:
+            allowed = ", ".join([*SHAREGPT_ROLES, _SHAREGPT_CALL])
+            raise SampleError(f"{where} is from {speaker!r:.80}; {allowed} are allowed")
+    return messages
+
+
+def _read_alpaca(record: Mapping[str, Any]) -> list[Any]:
+    turns = record.get("history") or []
+    is_list = isinstance(turns, (list, tuple))
+    if not is_list or not all(isinstance(t, (list, tuple)) and len(t) == 2 for t in turns):
+        raise SampleError("`history` must be a list of pairs, [question, answer]")
+    messages = _system(record)
+    for question, answer in turns:
+        messages += [_message("user", question), _message("assistant", answer)]
+    parts = [record["instruction"], record.get("input") or ""]
+    if not all(isinstance(part, str) for part in parts):
+        raise SampleError("`instruction` and `input` must be text")
+    question = "\n".join(part for part in parts if part)
+    return [*messages, _message("user", question), _message("assistant", record["output"])]
+
+
+def _read_pair(record: Mapping[str, Any], answer: str) -> list[Any]:
+    prompt, response = record["prompt"], record[answer]
+    if isinstance(prompt, str) and isinstance(response, str):
+        return [_message("user", prompt), _message("assistant", response)]
+    if isinstance(prompt, str):
+        raise SampleError(f"`prompt` is text, so `{answer}` must be text as well")
+    # Only what follows the prompt is trained.
+    asked = [
+        {**message, "weight": 0} if _role(message) == "assistant" else message
+        for message in _listed(prompt, "prompt")
+    ]
+    if isinstance(response, str):
+        return [*asked, _message("assistant", response)]
+    return [*asked, *_listed(response, answer)]
+
+
+def _system(record: Mapping[str, Any]) -> list[Any]:
+    return [_message("system", record["system"])] if record.get("system") else []
+
+
+def _message(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, Mapping) else None
+
+
+def _listed(messages: Any, name: str) -> list[Any]:
+    if not isinstance(messages, (list, tuple)):
+        raise SampleError(f"`{name}` must be a list of messages")
+    return list(messages)
+
+
+def _json_text(value: Any, name: str, kind: Any) -> Any:
+    """Return a value of a kind, which may be given as JSON text; an empty text is None."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise SampleError(f"{name} is text, but not JSON ({error})") from error
+    if value is not None and not isinstance(value, kind):
+        needed = "a list" if kind is list else "an object"
+        raise SampleError(f"{name} is a {type(value).__name__}, {needed} is needed")
+    return value
+
+
+# Fields beside a format -------------------------------------------------------------------------
+
+
+def _check_ignored(name: str, value: Any, format_name: str, texts: str) -> None:
+    """Raise SampleError if a field that a format does not use belongs to the text or training."""
+    if name in TRAINING_FIELDS or name == "weight":
+        raise SampleError(
+            f"`{name}` of a record is not understood; give answers a `weight` from 0 to 1 instead"
+        )
+    is_empty = value in ("", [], {})
+    if name in TEXT_FIELDS and not is_empty and not _is_contained(value, texts):
+        raise SampleError(
+            f"`{name}` beside {format_name} would not become part of the text; make it a message, "
+            f"or remove it"
+        )
+
+
+def _is_contained(value: Any, texts: str) -> bool:
+    found = [text.strip() for text in _texts(value)]
+    return bool(found) and all(text in texts or text in ROLES for text in found)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts within a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _texts(each)

@@ -1,0 +1,320 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Chat templates: conversations as text."""
+
+import datetime
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from energon_ext.arguments import optional_module
+from energon_ext.data_files import read_data
+from energon_ext.errors import ConfigError, SampleError, one_line
+from energon_ext.tokenizers.files import load_with_transformers
+from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokenizers.tokenizers import HFTokenizer
+
+#: A message in OpenAI's format: ``role``, ``content``, and further fields such as ``tool_calls``.
+Message = Mapping[str, Any]
+
+#: A template's reference to the clock, with its format if that is a literal.
+_CLOCK = re.compile(r"""\bstrftime_now\b(?!\s+is\s)(?:\s*\(\s*(['"])(.*?)\1\s*\))?""")
+#: A template name followed by a date.
+_DATED = re.compile(r"(.+)@(\d{4}-\d\d-\d\d)")
+#: Tags around what the model generates.
+_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_MAX_TEMPLATE_BYTES = 2**24
+
+#: Names of the templates of a tokenizer that has several, as ``transformers`` chooses them.
+_DEFAULT, _FOR_TOOLS = "default", "tool_use"
+
+
+class ChatTemplate(ABC):
+    """The text format of a conversation.
+
+    Attributes:
+        writes_special_tokens: True if the text includes the special tokens that begin and end it;
+            otherwise the tokenizer adds them according to its ``add_bos`` and ``add_eos``.
+        has_generation_tags: True if :meth:`render_answers` finds answers by tags.
+    """
+
+    writes_special_tokens: bool = False
+    has_generation_tags: bool = False
+
+    #: Name by which :func:`named_template` loads it; None if it has none.
+    name: str | None = None
+
+    #: Arguments for every conversation; those of a record take precedence.
+    template_kwargs: Mapping[str, Any] = {}
+
+    @abstractmethod
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = False, **context: Any
+    ) -> str:
+        """Return the messages as text, followed by the prefix of the next answer if asked for.
+
+        Args:
+            context: ``tools`` and further variables of the template, if the conversation has any.
+
+        Raises:
+            SampleError: the template rejects the conversation.
+        """
+
+    def render_answers(
+        self, messages: Sequence[Message], **context: Any
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return the messages as text, and the (start, stop) that generation tags enclose."""
+        return self.render(messages, **context), []
+
+    def variables(self) -> frozenset[str]:
+        """Return the names of the variables that the template reads."""
+        return frozenset()
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """Return JSON values that change whenever the text of any conversation changes."""
+
+
+class PlainChatTemplate(ChatTemplate):
+    """One line per message, ``role: content``; the newline ends an answer.
+
+    A prompt ends before the space, which most tokenizers make part of the first word of an answer.
+
+    Example:
+        >>> question = [{"role": "user", "content": "2 + 2"}]
+        >>> PlainChatTemplate().render(question, add_generation_prompt=True)
+        'user: 2 + 2\\nassistant:'
+    """
+
+    name = "plain"
+
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = False, **context: Any
+    ) -> str:
+        lines = (f"{message['role']}: {message.get('content', '')}\n" for message in messages)
+        return "".join(lines) + ("assistant:" if add_generation_prompt else "")
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"kind": "plain"}
+
+
+class HFChatTemplate(ChatTemplate):
+    """A Jinja chat template, rendered by ``transformers`` in its sandbox.
+
+    Args:
+        name_or_path: a tokenizer's folder, name or ``transformers`` object; its special tokens are
+            variables of the template.
+        date: a fixed date such as ``2026-01-31`` for a template that reads the clock
+            (``strftime_now``), whose text would otherwise change every day.
+        template: the text of a template, which replaces the tokenizer's.
+        template_kwargs: variables for every conversation, such as ``{"enable_thinking": False}``.
+
+    Raises:
+        ConfigError: the tokenizer cannot be loaded or has no chat template, or the template reads
+            the clock and no date can replace it.
+    """
+
+    writes_special_tokens = True
+
+    def __init__(
+        self,
+        name_or_path: str | Path | Any,
+        date: str | None = None,
+        *,
+        template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ):
+        self.template_kwargs = dict(template_kwargs or {})
+        tokenizer: Any = name_or_path
+        if isinstance(name_or_path, (str, Path)):
+            name = str(name_or_path)
+            tokenizer = load_with_transformers(name, f"Chat template of {name!r}")
+        own = tokenizer.chat_template
+        self._templates = _by_name(template or own)
+        if not self._templates:
+            raise ConfigError(
+                f"Tokenizer {name_or_path}: has no chat template; use one that has, give a .jinja "
+                f"file, or pass chat_template=PlainChatTemplate()."
+            )
+        self._special_tokens = dict(tokenizer.special_tokens_map)
+        self._fix_date(str(name_or_path), date)
+        texts = self._templates.values()
+        self.has_generation_tags = any(_GENERATION_TAG.search(text) for text in texts)
+
+    def _fix_date(self, name: str, date: str | None) -> None:
+        """Replace each call of the clock by a date, in the format of the call."""
+        try:
+            day = None if date is None else datetime.date.fromisoformat(date)
+        except ValueError as error:
+            needed = "a date such as 2026-01-31 is needed"
+            raise ConfigError(f"date: {date!r:.40} found, {needed}.") from error
+        for key, text in self._templates.items():
+            if day is not None:
+                text = _CLOCK.sub(
+                    lambda call: repr(day.strftime(call[2])) if call[2] else call[0], text
+                )
+                self._templates[key] = text
+            if not _CLOCK.search(text):
+                continue
+            advice = "a fixed date cannot replace it here: write one into a copy of the template"
+            if day is None:
+                advice = "give HFChatTemplate(..., date='2026-01-31') or --chat-template "
+                advice += "NAME@2026-01-31"
+            raise ConfigError(
+                f"Chat template of {name}: writes today's date (strftime_now), so the tokens of a "
+                f"text would change every day; {advice}."
+            )
+
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = False, **context: Any
+    ) -> str:
+        return self._render(messages, context, add_generation_prompt=add_generation_prompt)[0]
+
+    def render_answers(
+        self, messages: Sequence[Message], **context: Any
+    ) -> tuple[str, list[tuple[int, int]]]:
+        text, tagged = self._render(
+            messages, context, return_assistant_tokens_mask=self.has_generation_tags
+        )
+        return text, [(start, stop) for start, stop in tagged if start < stop]
+
+    def _render(
+        self, messages: Sequence[Message], context: Mapping[str, Any], **how: bool
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text and, if asked for, the characters inside generation tags."""
+        library = _library()
+        variables = {**self._special_tokens, **self.template_kwargs, **context}
+        # Tokenizers may have another template for conversations with tools.
+        has_own = variables.get("tools") and _FOR_TOOLS in self._templates
+        template = self._templates[_FOR_TOOLS if has_own else _DEFAULT]
+        try:
+            texts, tagged = library.render_jinja_template(
+                [list(messages)], chat_template=template, **how, **variables
+            )
+        except Exception as error:  # a template may raise anything
+            reason = f"{type(error).__name__}: {one_line(error):.200}"
+            raise SampleError(f"the chat template rejects it ({reason})") from error
+        return texts[0], tagged[0] if tagged else []
+
+    def variables(self) -> frozenset[str]:
+        from jinja2.meta import find_undeclared_variables  # a dependency of transformers
+
+        found: set[str] = set()
+        for text in self._templates.values():
+            environment = _library()._compile_jinja_template(text).environment
+            found |= find_undeclared_variables(environment.parse(text))
+        return frozenset(found)
+
+    def fingerprint(self) -> dict[str, Any]:
+        text = repr((sorted(self._templates.items()), sorted(self._special_tokens.items())))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        variables = {"template_kwargs": self.template_kwargs} if self.template_kwargs else {}
+        return {"kind": "hf", "sha256": digest, **variables}
+
+
+def _library() -> Any:
+    """Return the module of transformers that renders templates."""
+    module = "transformers.utils.chat_template_utils"
+    return optional_module(module, "A chat template", "transformers", "energon_ext[hf]")
+
+
+def _by_name(templates: Any) -> dict[str, str]:
+    """Return the templates of a tokenizer by name; a single one is the default."""
+    if not templates:
+        return {}
+    return dict(templates) if isinstance(templates, dict) else {_DEFAULT: templates}
+
+
+def default_template(
+    tokenizer: Tokenizer, template_kwargs: Mapping[str, Any] | None = None
+) -> ChatTemplate:
+    """Return the chat template of an HFTokenizer's folder or name, else the plain one.
+
+    Fine-tuning and prompts share it, so that a policy is prompted in the format it was trained on.
+    """
+    if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
+        loaded = load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
+        if loaded.chat_template:
+            return HFChatTemplate(loaded, template_kwargs=template_kwargs)
+    return _plain(template_kwargs)
+
+
+def named_template(
+    name: str | None, tokenizer: Tokenizer, template_kwargs: Mapping[str, Any] | None = None
+) -> ChatTemplate | None:
+    """Load a chat template by name; None for no name.
+
+    Args:
+        name: ``plain``; a ``.jinja`` file, rendered with the special tokens of the tokenizer; one
+            of the tokenizer's several templates; or the folder or name of another Hugging Face
+            tokenizer. ``@2026-01-31`` at its end fixes the date.
+        tokenizer: of the run.
+        template_kwargs: variables for every conversation.
+    """
+    if name is None:
+        return default_template(tokenizer, template_kwargs) if template_kwargs else None
+    if name == PlainChatTemplate.name:
+        return _plain(template_kwargs)
+    dated = _DATED.fullmatch(name)
+    path, date = (dated[1], dated[2]) if dated else (name, None)
+    owner = _tokenizer_for(tokenizer)
+    several = owner.chat_template if isinstance(owner.chat_template, dict) else {}
+    text = several.get(path)
+    if path.endswith((".jinja", ".jinja2")):
+        text = read_template(path)
+    if text is not None:
+        return HFChatTemplate(owner, date, template=text, template_kwargs=template_kwargs)
+    return HFChatTemplate(path, date, template_kwargs=template_kwargs)
+
+
+def read_template(path: str) -> str:
+    """Return the text of a ``.jinja`` file."""
+    try:
+        return read_data(path, _MAX_TEMPLATE_BYTES).decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template {path}: cannot be read ({error}).") from error
+
+
+def parse_template_kwargs(text: str | None) -> dict[str, Any]:
+    """Return the JSON object of ``--chat-template-kwargs``; empty for None."""
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--chat-template-kwargs: {text!r:.80} is not JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"--chat-template-kwargs: {text!r:.80} found, a JSON object is needed.")
+    return value
+
+
+def _plain(template_kwargs: Mapping[str, Any] | None) -> PlainChatTemplate:
+    if template_kwargs:
+        raise ConfigError(
+            f"chat_template_kwargs: {sorted(template_kwargs)} found, but the plain template has no "
+            f"variables."
+        )
+    return PlainChatTemplate()
+
+
+class _SpecialTokens:
+    """What a template needs of a tokenizer that ``transformers`` did not load."""
+
+    chat_template = None
+
+    def __init__(self, tokenizer: Tokenizer):
+        names = (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id))
+        self.special_tokens_map = {
+            name: tokenizer.show([token]) for name, token in names if token is not None
+        }
+
+
+def _tokenizer_for(tokenizer: Tokenizer) -> Any:
+    """Return an object with the special tokens, and perhaps templates, of a tokenizer."""
+    if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
+        return load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
+    return _SpecialTokens(tokenizer)
