@@ -12,8 +12,8 @@ import webdataset
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.prepare.token_writer import TokenWriter
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 VOCAB_SIZE = 50_000
 SOURCES = ("code", "web")

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from energon_ext.encoders.sft import SFTTaskEncoder as SFTTaskEncoder
     from energon_ext.encoders.splice import MultiSpliceTaskEncoder as MultiSpliceTaskEncoder
     from energon_ext.encoders.splice import SpliceTaskEncoder as SpliceTaskEncoder
-    from energon_ext.tokenizers.tokenizers import load_tokenizer as load_tokenizer
     from energon_ext.encoders.written_tokenizer import written_tokenizer as written_tokenizer
     from energon_ext.errors import ConfigError as ConfigError
     from energon_ext.errors import EnergonExtError as EnergonExtError
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from energon_ext.plan.source import Source as Source
     from energon_ext.streamed.blend import DynamicBlendDataset as DynamicBlendDataset
     from energon_ext.streamed.blend import LeastConsumedDataset as LeastConsumedDataset
+    from energon_ext.tokenizers.tokenizers import load_tokenizer as load_tokenizer
     from energon_ext.weights import ScheduleAxis as ScheduleAxis
     from energon_ext.weights import WeightSpec as WeightSpec
 else:

@@ -32,9 +32,9 @@ from options import add_arguments, count, count_or_none, new_parser
 from train_loop import build_source, train
 
 from energon_ext import PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.protocol import Tokenizer
 from energon_ext.megatron import data_parallel_worker_config
 from energon_ext.rl import RLDataset
+from energon_ext.tokenizers.protocol import Tokenizer
 
 SEQ_LEN = 66  # six samples of: bos 7 2 5 4 > 2 4 5 7 eos
 GROUP_SIZE = 8

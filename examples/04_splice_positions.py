@@ -19,9 +19,9 @@ from splice_model import build_model, measure, start_megatron, train
 from energon_ext import SpliceTaskEncoder
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.megatron import build_packed_seq_params
 from energon_ext.splice import SpliceConfig
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 SEQ_LEN = 256
 PASSAGE = 64

@@ -19,8 +19,8 @@ from splice_figures import draw_lines
 from splice_model import ALONE, build_model, measure, start_megatron, train
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.splice.source import splices_of
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 CONTENT = 64
 PROMPT = 16

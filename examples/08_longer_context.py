@@ -24,9 +24,9 @@ from options import add_arguments, count, new_parser
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_val_datasets
 from energon_ext.cli.figure_style import COLORS, MUTED, label_ends, new_figure
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.megatron import forward_step
 from energon_ext.state.checkpoint_folder import tracked_iteration
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 SHORT, LONG, BATCH_TOKENS = 256, 1024, 4096
 SCRIPT = Path(__file__).with_name("01_pretrain_gpt.py")

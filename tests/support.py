@@ -16,9 +16,9 @@ from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFa
 from torch.utils.data._utils import signal_handling
 from webdataset import ShardWriter
 
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.dataset import PlannedDataset
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 TEXT_SAMPLE = {"__module__": "megatron.energon", "__class__": "TextSample"}
 CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}

@@ -8,10 +8,10 @@ import pytest
 import torch.distributed as dist
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.consumption import Consumption
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.megatron import processes
 from tests.support import config, drawn_of, loader_for, take, write_dataset, write_mix, write_tokens
 

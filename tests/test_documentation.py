@@ -32,8 +32,8 @@ from megatron.energon.metadataset.metadataset_v2 import MetadatasetJoin
 
 import energon_ext
 from energon_ext.config import metadataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.splice.config import MultiSpliceConfig, SpliceConfig, SpliceFields
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.weights.schedule import KINDS
 from tests.cli.command import energon_ext as energon_ext_command
 from tests.support import loader_for, take, write_texts

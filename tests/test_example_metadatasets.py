@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from energon_ext import PackedTaskEncoder, SFTTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice.source import splices_of
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import config, loader_for, take, write_texts
 
 FOLDER = Path(__file__).parents[1] / "metadatasets"

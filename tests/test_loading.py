@@ -15,8 +15,8 @@ from energon_ext import (
     PackedTaskEncoder,
     get_val_datasets,
 )
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import (
     TEXT_SAMPLE,
     config,

@@ -20,11 +20,11 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import MegatronEnergonLoader
 from energon_ext.mixture.checks import BlendWarning
 from energon_ext.plan.lookup import find_blend
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.megatron import processes
 from tests.support import config, loader_for, take, write_dataset
 

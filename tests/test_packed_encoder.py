@@ -20,11 +20,11 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import SampleError
 from energon_ext.mixture.checks import BlendWarning
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.lookup import find_blend
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import (
     batch_hash,
     close_loaders,

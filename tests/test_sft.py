@@ -21,12 +21,11 @@ from energon_ext.chats.templates import (
     HFChatTemplate,
     PlainChatTemplate,
     named_template,
-    split_answers,
 )
 from energon_ext.encoders.prompts import PromptText
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
-from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from energon_ext.errors import SampleError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from tests.support import (
     batch_hash,
     config,
@@ -108,7 +107,7 @@ def test_only_responses_are_trained_in_both_formats(tmp_path, prepare):
     prepare(tmp_path / "pairs.jsonl", records)
     mix = write_mix(tmp_path / "mix.yaml", [("pairs.jsonl", 1)])
     batches = list(loader_for(load(mix, seq_len=64)))
-    expected = [f"<{n}>" for n in range(9)] + ["1\n", "1\n22\n"]
+    expected = [f"<{n}>" for n in range(9)] + [" 1\n", " 1\n 22\n"]
     assert answers_in(batches) == sorted(expected)
 
 
@@ -126,7 +125,7 @@ def test_every_answer_of_a_conversation_is_trained_and_nothing_else():
     document = SFTTaskEncoder(tokenizer, 128).encode_document(dialogue(TURNS))
     text = "system: Be brief.\nuser: one\nassistant: 1\nuser: two\nassistant: 22\n"
     assert tokenizer.decode(document.tokens) == text
-    assert trained_text(document, tokenizer) == "1\n22\n"
+    assert trained_text(document, tokenizer) == " 1\n 22\n"
     assert document.tokens[[0, -1]].tolist() == [1, 2]
     assert document.label_weights[[0, -1]].tolist() == [0, 1]
 
@@ -237,14 +236,14 @@ def test_a_template_that_reads_the_clock_needs_a_fixed_date(clock, hf_folder, tm
     tokenizer = AutoTokenizer.from_pretrained(hf_folder)
     tokenizer.chat_template = clock + ": {{ messages[0].content }}"
     tokenizer.save_pretrained(tmp_path / "dated")
-    name = str(tmp_path / "dated")
+    name, bytes_ = str(tmp_path / "dated"), ByteTokenizer()
     with pytest.raises(ConfigError, match="writes today's date .strftime_now."):
-        named_template(name)
-    first, second = (named_template(f"{name}@2026-0{month}-28") for month in (1, 2))
+        named_template(name, bytes_)
+    first, second = (named_template(f"{name}@2026-0{month}-28", bytes_) for month in (1, 2))
     assert first.render([{"role": "user", "content": "hi"}]) == "28 Jan 2026: hi"
     assert first.fingerprint() != second.fingerprint()
     with pytest.raises(ConfigError, match="date: '2026-02-30' found"):
-        named_template(f"{name}@2026-02-30")
+        named_template(f"{name}@2026-02-30", bytes_)
 
 
 @pytest.mark.parametrize(
@@ -273,14 +272,15 @@ def test_a_template_that_rejects_or_rewrites_a_conversation_is_an_error(hf_folde
         encoder.encode_document(dialogue(TURNS))
 
     class CountsFirst(ChatTemplate):
-        def render(self, messages, add_generation_prompt=False):
-            return f"{len(messages)} messages"
+        def render(self, messages, add_generation_prompt=False, **context):
+            return f"{len(messages)} " + "".join(message["content"] for message in messages)
 
         def fingerprint(self):
             return {}
 
-    with pytest.raises(SampleError, match="rewrites earlier text at message 2"):
-        split_answers(CountsFirst(), TURNS)
+    encoder = SFTTaskEncoder(ByteTokenizer(), 64, chat_template=CountsFirst(), answers="all")
+    with pytest.raises(SampleError, match="rewrites earlier text, so the answers are not in one"):
+        encoder.encode_document(dialogue(TURNS))
 
 
 @pytest.mark.parametrize("over_long", ["cut", "error"])
@@ -305,12 +305,26 @@ def test_over_long_samples_are_cut_in_rows_and_keep_a_trained_label(tmp_path, ca
     assert len([*(tmp_path / ".energon_ext_cache").iterdir()]) == 1
 
 
-def test_over_long_samples_are_refused_on_request(tmp_path):
-    records = [{"prompt": "abc", "response": answer} for answer in ("defg", "defgh")]
+@pytest.mark.parametrize("over_long", ["drop", "error"])
+def test_over_long_samples_are_left_out_and_counted(over_long, tmp_path, caplog):
+    records = [{"prompt": "abc", "response": answer} for answer in ("defg", "defgh", "d")]
     prepare_jsonl(tmp_path / "chats.jsonl", records)
-    with pytest.raises(ConfigError, match="document 1 .* has 10 tokens, but a row fits 9"):
+    answers = answers_in(loader_for(load(tmp_path / "chats.jsonl", seq_len=8, over_long=over_long)))
+    assert answers == ["d", "defg"]
+    assert "1 of 3 documents have more than the 9 tokens of a row and are left out" in caplog.text
+    assert "the first is document 1" in caplog.text
+    assert len(answers_in(loader_for(load(tmp_path / "chats.jsonl", over_long=over_long)))) == 3
+
+
+def test_a_hundred_over_long_samples_in_a_row_stop_a_run_on_request(tmp_path):
+    lengths = [3, *[9] * 99, 3, *[9] * 100]
+    records = [{"prompt": "", "response": "x" * length} for length in lengths]
+    prepare_jsonl(tmp_path / "chats.jsonl", records[:150])
+    assert answers_in(loader_for(load(tmp_path / "chats.jsonl", seq_len=8, over_long="error")))
+    prepare_jsonl(tmp_path / "chats.jsonl", records)
+    with pytest.raises(ConfigError, match="100 documents in a row, up to document 200, have more"):
         load(tmp_path / "chats.jsonl", seq_len=8, over_long="error")
-    load(tmp_path / "chats.jsonl", seq_len=9, over_long="error")
+    assert answers_in(loader_for(load(tmp_path / "chats.jsonl", seq_len=8, over_long="drop")))
 
 
 def test_a_sample_without_trained_labels_is_skipped(tmp_path, caplog):
@@ -320,7 +334,7 @@ def test_a_sample_without_trained_labels_is_skipped(tmp_path, caplog):
     assert "1 of 2 documents have no trained label" in caplog.text
     with pytest.raises(SampleError, match="the answers have no tokens"):
         bare = ByteTokenizer(add_bos=False, add_eos=False)
-        SFTTaskEncoder(bare, 8).encode_document(pair("", "d"))
+        SFTTaskEncoder(bare, 8, answer_end="allow").encode_document(pair("", "d"))
 
 
 @pytest.mark.parametrize(
@@ -328,20 +342,17 @@ def test_a_sample_without_trained_labels_is_skipped(tmp_path, caplog):
     [
         ("hi", "`messages` must be a list of messages"),
         ([], "`messages` must be a list of messages"),
-        ([{"role": "user"}], "message 0 must have `role` and `content` as text"),
-        ([{"role": "user", "content": None}], "message 0 must have `role`"),
-        (["hi"], "message 0 must have `role`"),
+        ([{"role": "user"}], "message 0 has no `content`; text is needed"),
+        ([{"role": "user", "content": None}], "message 0 has no `content`"),
+        ([{"role": "user", "content": 4}], "message 0 has a int as `content`"),
+        (["hi"], "message 0 must be an object with `role` and `content`"),
+        ([None], "message 0 must be an object with `role` and `content`"),
         (
             messages_from("user", "gpt"),
-            "message 1 has role 'gpt'; system, user, assistant, tool are",
-        ),
-        (
-            messages_from("user", "system", "assistant"),
-            "message 1 is a system message; only the first",
+            "message 1 has role 'gpt'; system, developer, user, assistant, tool, function are",
         ),
         (messages_from("assistant", "user"), "message 0 is an answer without a question"),
         (messages_from("system", "assistant"), "message 1 is an answer without a question"),
-        (messages_from("user", "assistant", "assistant"), "message 2 is an answer without"),
         (messages_from("system", "user"), "no assistant message, so there is nothing to train on"),
     ],
 )
@@ -368,7 +379,7 @@ def test_bad_samples_are_reported_by_name_and_skipped(tmp_path, capsys, caplog):
     reported = caplog.text
     assert "has ['prompt']" in reported
     assert "Sample 6: no assistant message" in reported
-    assert "has ['prompt', 'response']" in reported
+    assert "Sample 7: `prompt` must be text or a list of messages" in reported
 
 
 # From token files ---------------------------------------------------------------------------------
@@ -476,5 +487,5 @@ def test_a_weighted_token_file_resumes_exactly(conversations, num_workers):
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(ConfigError, match="over_long: 'drop' found, one of cut, error"):
-        SFTTaskEncoder(ByteTokenizer(), 8, over_long="drop")
+    with pytest.raises(ConfigError, match="over_long: 'keep' found, one of cut, drop, error"):
+        SFTTaskEncoder(ByteTokenizer(), 8, over_long="keep")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from energon_ext.chats.templates import HFChatTemplate
-from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer, load_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -21,8 +21,8 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.figure_style import COLORS, INK, MUTED, new_figure
 from energon_ext.encoders.pretrain import cook_text
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.prepare.token_writer import TokenWriter
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 #: Source -> mean length of its documents in bytes.
 MEAN_LENGTHS = {"chat": 200, "web": 630, "papers": 2000}

@@ -81,7 +81,9 @@ class ConversationEncoder:
         if answer_end is not None:
             check_choice("answer_end", answer_end, ANSWER_ENDS)
         if answer_end == EOS and tokenizer.eos_id is None:
-            raise ConfigError("answer_end: 'eos' found, but the tokenizer has no end-of-text token.")
+            raise ConfigError(
+                "answer_end: 'eos' found, but the tokenizer has no end-of-text token."
+            )
         self.tokenizer, self.template = tokenizer, template
         self.answers, self.answer_end = answers, answer_end
         self._written = WrittenFields(template)

@@ -5,7 +5,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,7 +171,8 @@ def _tool_calls(where: str, calls: Any) -> tuple[list[Any], list[Any]]:
     """Return tool calls with their arguments as objects, and with their arguments as text."""
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise SampleError(f"{where}: `tool_calls` must be a list of objects")
-    parsed, texts = [], []
+    parsed: list[Any] = []
+    texts: list[Any] = []
     for number, call in enumerate(calls):
         place = f"{where}: tool call {number}"
         function = call.get("function", call)
@@ -197,4 +198,3 @@ def _arguments(place: str, arguments: Any) -> tuple[dict[str, Any], str]:
     if not isinstance(arguments, dict):
         raise SampleError(f"{place}: `arguments` are not a JSON object, as text or as it is")
     return arguments, text if isinstance(text, str) else json.dumps(arguments, ensure_ascii=False)
-

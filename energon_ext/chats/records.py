@@ -6,6 +6,7 @@ A field of a record is text or training (it must be understood, or the record is
 metadata (ids, scores, sources: it is ignored, and named in the summary). The lists below decide.
 """
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -27,8 +28,8 @@ TRAINING_FIELDS = (
     *("loss_weights", "mask", "masked", "weights", "sample_weight"),
 )
 
-#: Fields that are text of the conversation. Beside a format that does not use them they are allowed
-#: only if the messages contain their text.
+#: Fields that are text of the conversation. A format that does not use them allows them only if its
+#: messages contain their text.
 TEXT_FIELDS = (
     *("system", "system_prompt", "history", "prompt", "completion", "response", "instruction"),
     *("input", "output", "context", "functions", "function_call", "tool_calls", "documents"),
@@ -43,9 +44,9 @@ _TEXT_OF_PROMPTS = (
 
 #: Names of roles in ShareGPT data.
 SHAREGPT_ROLES = {
-    **{name: "user" for name in ("human", "user")},
-    **{name: "assistant" for name in ("gpt", "assistant", "chatgpt", "model", "bot")},
-    **{name: "tool" for name in ("tool", "function", "observation", "function_response")},
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "function_response"), "tool"),
     **{name: name for name in ("system", "developer")},
 }
 #: A ShareGPT role whose value is a tool call as JSON.
@@ -178,10 +179,10 @@ def _format_of(
         if "prompt" in record and answer in record:
             if isinstance(record.get("label"), bool):
                 raise SampleError(
-                    "`label` beside `completion` is an unpaired preference, not an answer to "
+                    "`label` next to `completion` is an unpaired preference, not an answer to "
                     "train on; remove it or the record"
                 )
-            return PAIR, lambda record: _read_pair(record, answer), ("prompt", answer)
+            return PAIR, functools.partial(_read_pair, answer=answer), ("prompt", answer)
     if "instruction" in record and "output" in record:
         return ALPACA, _read_alpaca, ("instruction", "input", "output", "system", "history")
     raise SampleError(
@@ -255,7 +256,8 @@ def _role(message: Any) -> Any:
 
 def _listed(messages: Any, name: str) -> list[Any]:
     if not isinstance(messages, (list, tuple)):
-        raise SampleError(f"`{name}` must be a list of messages")
+        text = "text or " if name not in ("messages", "conversations") else ""
+        raise SampleError(f"`{name}` must be {text}a list of messages")
     return list(messages)
 
 
@@ -272,7 +274,7 @@ def _json_text(value: Any, name: str, kind: Any) -> Any:
     return value
 
 
-# Fields beside a format -------------------------------------------------------------------------
+# Fields that a format does not use --------------------------------------------------------------
 
 
 def _check_ignored(name: str, value: Any, format_name: str, texts: str) -> None:
@@ -284,7 +286,7 @@ def _check_ignored(name: str, value: Any, format_name: str, texts: str) -> None:
     is_empty = value in ("", [], {})
     if name in TEXT_FIELDS and not is_empty and not _is_contained(value, texts):
         raise SampleError(
-            f"`{name}` beside {format_name} would not become part of the text; make it a message, "
+            f"`{name}` next to {format_name} would not become part of the text; make it a message, "
             f"or remove it"
         )
 

@@ -302,7 +302,7 @@ def _plain(template_kwargs: Mapping[str, Any] | None) -> PlainChatTemplate:
 
 
 class _SpecialTokens:
-    """What a template needs of a tokenizer that ``transformers`` did not load."""
+    """The special tokens of a tokenizer that ``transformers`` did not load, for a template."""
 
     chat_template = None
 

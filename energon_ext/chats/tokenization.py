@@ -66,9 +66,7 @@ class _Piece:
     borders: list[int]  # characters in (start, stop]
 
 
-def tokenize_answers(
-    tokenizer: Tokenizer, texts: Sequence[AnsweredText]
-) -> list[AnsweredTokens]:
+def tokenize_answers(tokenizer: Tokenizer, texts: Sequence[AnsweredText]) -> list[AnsweredTokens]:
     """Tokenize texts in one call of the tokenizer, and weight the tokens of their answers."""
     added = AddedTokens(tokenizer)
     whole = tokenizer.encode_bare([text.text for text in texts])

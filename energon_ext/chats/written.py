@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Find out what a chat template writes, so that no field of a message disappears without a word.
+"""Find out which fields a chat template writes, so that none disappears silently.
 
 A template is asked once for each kind of field: the field is replaced by a marker in the last
 message, where templates drop nothing, and the marker must appear in the text. Comparing every
@@ -24,7 +24,7 @@ OBJECTS, TEXTS = "objects", "texts"
 
 
 class WrittenFields:
-    """What one chat template writes; answers are remembered by kind of field."""
+    """The fields that one chat template writes; it is asked once for each kind of field."""
 
     def __init__(self, template: ChatTemplate):
         self._template = template
@@ -176,9 +176,7 @@ def _marked(value: Any, marks: list[str]) -> Any:
         marks.append(f"{_MARK}{len(marks)}")
         return marks[-1]
     if isinstance(value, Mapping):
-        return {
-            key: each if key in LABELS else _marked(each, marks) for key, each in value.items()
-        }
+        return {key: each if key in LABELS else _marked(each, marks) for key, each in value.items()}
     if isinstance(value, list):
         return [_marked(each, marks) for each in value]
     return value
@@ -196,7 +194,8 @@ def _marked_calls(calls: Sequence[Any], form: str) -> tuple[list[Any], list[str]
             arguments = json.dumps(arguments)
         function = {"name": name, "arguments": arguments}
         bare = {k: v for k, v in call.items() if k not in ("function", "name", "arguments")}
-        marked.append({**bare, "function": function} if "function" in call else {**bare, **function})
+        marked.append(
+            {**bare, "function": function} if "function" in call else {**bare, **function}
+        )
         marks += [name, key, value]
     return marked, marks, wrong
-

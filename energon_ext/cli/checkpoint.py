@@ -11,13 +11,13 @@ import click
 from energon_ext.cli import echo, option, table
 from energon_ext.cli.forecast import draw_forecast, make_forecast, show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
-from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.packing import packing_of, repacking
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.state.files import write_file
 from energon_ext.state.match import ENCODER, SourceChange
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 
 @click.group()

@@ -14,21 +14,21 @@ from click.core import ParameterSource
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
-from energon_ext.cli import option
 from energon_ext.chats.templates import named_template, parse_template_kwargs
+from energon_ext.cli import option
 from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
-from energon_ext.tokenizers.protocol import Tokenizer
-from energon_ext.tokenizers.tokenizers import ByteTokenizer, load_tokenizer
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.packing import PACKERS
 from energon_ext.plan.source import Blend
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
+from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, load_tokenizer
 
 #: The arguments of :func:`open_mix`.
 mix_options = option.together(
@@ -151,8 +151,12 @@ def make_encoder(
         variables = parse_template_kwargs(chat_template_kwargs)
         template = named_template(chat_template, tokenizer, variables)
         if task == "chat":
-            options = {"answers": answers, "answer_end": answer_end}
-            return SFTTaskEncoder(tokenizer, seq_length, chat_template=template, **options)
+            return SFTTaskEncoder(
+                *(tokenizer, seq_length),
+                chat_template=template,
+                answers=answers,
+                answer_end=answer_end,
+            )
         return PromptTaskEncoder(tokenizer, chat_template=template)
     if splice is None:
         return PackedTaskEncoder(tokenizer, seq_length, packing=packing)

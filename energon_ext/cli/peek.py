@@ -17,13 +17,13 @@ from energon_ext.cli.stored_samples import ContactSheet, StoredSample, stored_sa
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.encoders.quiet import quiet_energon
-from energon_ext.tokenizers.protocol import Tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.samples.rows import SampleRows
+from energon_ext.tokenizers.protocol import Tokenizer
 
 #: Source, summary and text, with < and > around text that is not trained on.
 Segment = tuple[str, str, str]

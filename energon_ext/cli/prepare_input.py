@@ -20,7 +20,6 @@ from energon_ext.documents.token_paths import SPLITS, is_token_file
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.text_sources import encode_all, load_split, sample_source
-from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare import inputs
@@ -28,6 +27,7 @@ from energon_ext.prepare.documents import InputDocument, Unit, check_object, tex
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.samples import sample_units
 from energon_ext.prepare.token_writer import TokenWriter
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 #: The kinds of input, and the options that are specific to each.
 KINDS = {

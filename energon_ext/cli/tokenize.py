@@ -14,10 +14,10 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_file import read_mapping, splits_in
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
-from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import Cached, prepare, prepare_part
 from energon_ext.prepare.claim import Part
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 
 @click.command()

@@ -17,7 +17,6 @@ from energon_ext.cli import echo, echo_json, option
 from energon_ext.cli.mix import warn_of_undecided_weights
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.documents.origins import origins_of
-from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.packing import repacking
 from energon_ext.plan.dataset import PlannedDataset
@@ -26,6 +25,7 @@ from energon_ext.plan.trace import TracedRow, rows_of
 from energon_ext.samples.rows import SampleRows
 from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import KEPT, compare_sources, match_sources
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 
 @click.command()

@@ -66,9 +66,7 @@ def cached_lengths(encoder: Any, entry: Entry) -> Cached:
     )
 
 
-def measure_all(
-    encoder: Any, documents: Sequence[InputDocument]
-) -> list[Encoded | SampleError]:
+def measure_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded | SampleError]:
     """Return the length and cost of each sample, or the error that it raised."""
     with as_worker():
         return [_measure(encoder, document.sample, document.origin) for document in documents]
@@ -82,7 +80,9 @@ def measure_again(encoder: Any, entry: Entry, numbers: Sequence[int]) -> np.ndar
         unit = unit_of(source, range(number, number + 1), {"path": source.path})
         documents = [item for item in unit.read() if isinstance(item, InputDocument)]
         (measured,) = measure_all(encoder, documents)
-        lengths.append(0 if isinstance(measured, SampleError) else int(measured.documents[0][0].sum()))
+        lengths.append(
+            0 if isinstance(measured, SampleError) else int(measured.documents[0][0].sum())
+        )
     return np.array(lengths)
 
 

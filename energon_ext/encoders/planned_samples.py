@@ -19,7 +19,6 @@ from energon_ext.encoders.sources import (
     planned_options,
     shuffles_over_epochs,
 )
-from energon_ext.tokenizers.protocol import check_tokenizer, check_written, saved_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.packing import BestFitPacker, Packer
 from energon_ext.plan.cost import AttentionCost
@@ -27,6 +26,7 @@ from energon_ext.samples.numbered import NumberedSamples
 from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
 from energon_ext.samples.reader import SampleReader
 from energon_ext.samples.rows import OneEach, SampleRows, TokenRows
+from energon_ext.tokenizers.protocol import check_tokenizer, check_written, saved_tokenizer
 
 #: Methods that build stages, which a plan does not have.
 _STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_load_dataset")

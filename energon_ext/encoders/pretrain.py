@@ -28,18 +28,18 @@ from energon_ext.encoders.sources import epochs_of, planned_buffer_docs, planned
 from energon_ext.encoders.splicing import check_names, check_splices, names_of, spliced_rows
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
-from energon_ext.tokenizers.protocol import (
-    Tokenizer,
-    check_tokenizer,
-    check_written,
-    saved_tokenizer,
-)
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.packing import Packer, make_packer
 from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.splice.config import SpliceFields
+from energon_ext.tokenizers.protocol import (
+    Tokenizer,
+    check_tokenizer,
+    check_written,
+    saved_tokenizer,
+)
 
 logger = log_of(__name__)
 

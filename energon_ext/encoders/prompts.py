@@ -15,16 +15,16 @@ from megatron.energon.wrappers.map_dataset import MapDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer
-from energon_ext.config.mix import Entry
 from energon_ext.chats.encoding import ConversationEncoder
 from energon_ext.chats.records import Conversation, read_prompt
 from energon_ext.chats.templates import ChatTemplate
+from energon_ext.config.mix import Entry
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
-from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
 from energon_ext.errors import SampleError
+from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
 
 
 @edataclass
@@ -63,7 +63,7 @@ def cook_prompt(sample: dict[str, Any]) -> PromptText:
     try:
         found, metadata = read_prompt(sample.get("json", sample))
     except SampleError as error:
-        raise SampleError(f"Sample {sample['__key__']}: {error}.") from error
+        raise SampleError(f"Sample {sample['__key__']}: {error}.") from None
     return PromptText(
         **basic_sample_keys(sample),
         prompt=found.messages[0]["content"] if found.is_pair else found.messages,
@@ -78,8 +78,8 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
 
     A sample has a ``prompt`` as text, or messages that end with a question, in the formats of
     :class:`~energon_ext.SFTTaskEncoder` and with their ``tools`` and ``chat_template_kwargs``. Its
-    other fields go to the reward function. Sources are shuffled separately and the draw comes last, so weights may be
-    schedules, and an ``interleave`` counts the tokens of the prompts.
+    other fields go to the reward function. Sources are shuffled separately and the draw comes last,
+    so weights may be schedules, and an ``interleave`` counts the tokens of the prompts.
 
     Args:
         tokenizer: text to token ids; prepends its ``bos`` if it does so for text.
@@ -128,7 +128,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
                 Conversation(sample.prompt, sample.tools, variables)
             )
         except SampleError as error:
-            raise SampleError(f"Sample {sample.__key__}: {error}.") from error
+            raise SampleError(f"Sample {sample.__key__}: {error}.") from None
 
     def state_fingerprint(self) -> dict[str, Any]:
         return {

@@ -20,11 +20,11 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.text_sources import encoding_of
-from energon_ext.tokenizers.protocol import Tokenizer
 from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.samples.packers import WholePacker
 from energon_ext.splice.config import splice_from_config
+from energon_ext.tokenizers.protocol import Tokenizer
 
 _CLASSES = {
     c.__name__: c

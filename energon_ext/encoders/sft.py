@@ -51,7 +51,7 @@ def cook_dialogue(sample: dict[str, Any]) -> PromptResponse | Dialogue:
     try:
         found = read_conversation(sample.get("json", sample))
     except SampleError as error:
-        raise SampleError(f"Sample {sample['__key__']}: {error}.") from error
+        raise SampleError(f"Sample {sample['__key__']}: {error}.") from None
     keys = basic_sample_keys(sample)
     if found.is_pair:
         prompt, response = (message["content"] for message in found.messages)

@@ -8,10 +8,10 @@ from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.splicing import check_name, check_splice, names_of
-from energon_ext.tokenizers.protocol import Tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.config import SpliceFields
+from energon_ext.tokenizers.protocol import Tokenizer
 
 
 class SpliceTaskEncoder(PackedTaskEncoder):

@@ -15,6 +15,7 @@ from megatron.energon import SkipSample
 from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader import load_dataset
 
+from energon_ext.chats.templates import named_template
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
@@ -26,11 +27,9 @@ from energon_ext.documents.stored_files import (
     parts_of,
     times_of_files,
 )
-from energon_ext.chats.templates import named_template
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import is_text
-from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.errors import SKIPPABLE_ERRORS, ConfigError, SampleError
 from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, cache_folder, ensure_prepared
 from energon_ext.prepare.documents import InputDocument
@@ -38,6 +37,7 @@ from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.samples.numbered import ALONE, as_worker
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 #: Encoders that ``energon-ext tokenize`` can build.
 _COMMAND_ENCODERS = ("PackedTaskEncoder", "SFTTaskEncoder")
@@ -83,9 +83,7 @@ def sample_source(
     )
 
 
-def encode_all(
-    encoder: Any, documents: Sequence[InputDocument]
-) -> list[Encoded | SampleError]:
+def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded | SampleError]:
     """Encode each document as tokens and weights, or return the error that rejects it."""
     if encoder.saved_encoding is not None:
         raise ConfigError(

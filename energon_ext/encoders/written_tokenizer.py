@@ -9,9 +9,9 @@ from typing import Any
 
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.text_sources import load_split
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.tokenizers.protocol import Tokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer
-from energon_ext.errors import ConfigError, log_of
 
 logger = log_of(__name__)
 

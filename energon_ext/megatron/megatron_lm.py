@@ -11,8 +11,6 @@ from megatron.energon import TaskEncoder
 
 from energon_ext.encoders.load import get_train_dataset, get_val_datasets
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.tokenizers.protocol import Tokenizer
-from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.megatron.loader import data_parallel_worker_config
@@ -24,6 +22,8 @@ from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.together import on_all_ranks
+from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.weights import ScheduleAxis
 from energon_ext.weights.axis import STEPS
 

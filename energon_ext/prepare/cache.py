@@ -81,8 +81,7 @@ class Cached:
         """Return the number of documents written, as conversations may become several."""
         prepared = read_json(self.folder / PREPARED) or {}
         documents = prepared.get("documents")
-        is_known = isinstance(documents, dict) and documents.get(SPLIT, 0) > self.count
-        return documents[SPLIT] if is_known else None
+        return documents.get(SPLIT) if isinstance(documents, dict) else None
 
 
 def cache_folder(data: Path, name: str, digest: str) -> Path:

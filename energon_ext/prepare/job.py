@@ -39,10 +39,15 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Encoded:
-    """What is written for a document: itself, or the samples of a conversation."""
+    """A document as it is written: as one document, or as the samples of a conversation."""
 
     documents: Sequence[Arrays]
-    notes: Mapping[str, int] = field(default_factory=dict)  # what a summary says, with counts
+    notes: Mapping[str, int] = field(default_factory=dict)  # counts for a summary
+
+    @property
+    def is_empty(self) -> bool:
+        """True if it has no tokens."""
+        return not any(len(tokens) for tokens, _ in self.documents)
 
 
 @dataclass(frozen=True)
@@ -179,8 +184,7 @@ def _encoded(
     refused_in_a_row = 0
     for batch in _batches(_readable(job, unit, skipped), advance):
         for document, encoded in zip(batch, job.encode(batch), strict=True):
-            is_written = isinstance(encoded, Encoded)
-            if job.keeps_all and is_written and not any(len(t) for t, _ in encoded.documents):
+            if job.keeps_all and isinstance(encoded, Encoded) and encoded.is_empty:
                 encoded = SampleError(f"Sample {document.origin}: no tokens.")
             if isinstance(encoded, SampleError):
                 _count(skipped["refused"], encoded)

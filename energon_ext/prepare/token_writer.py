@@ -36,7 +36,7 @@ class TokenWriter:
         self.dtype = np.dtype(np.uint16 if vocab_size < _UINT16_VOCAB_SIZE else np.int32)
         self.num_tokens = 0
         self._vocab_size = vocab_size
-        self._weights_dtype = np.dtype(np.uint8)
+        self._weights_dtype: np.dtype[Any] = np.dtype(np.uint8)
         self._lengths = array("i")
         self._files = ExitStack()
         self._tokens = self._open(".bin")

@@ -86,7 +86,7 @@ class StreamedSamples:
             raise SampleError(
                 f"{key}: too many samples in a row cannot be used, the last: {kind}{last} Is this "
                 f"the data of another task?"
-            ) from error
+            ) from (None if isinstance(last, SampleError) else last)
         # Energon checks the content of an index by assertions.
         except (OSError, tarfile.TarError, ValueError, AssertionError) as error:
             reason = " ".join(str(error).split())

@@ -61,6 +61,14 @@ def without_prefix(tokenizer: Any) -> Any:
     return type(tokenizer).from_str(json.dumps(content))
 
 
+#: Settings of a step of a tokenizer that neither add to nor strip the start of a text.
+_CONTINUED: dict[str, dict[str, Any]] = {
+    "Metaspace": {"prepend_scheme": "never"},
+    "ByteLevel": {"add_prefix_space": False},
+    "Strip": {"strip_left": False},
+}
+
+
 def _without_prefix(part: Any) -> Any:
     """Change the settings of a step of a tokenizer that add to or strip the start of a text."""
     if not isinstance(part, dict):
@@ -72,9 +80,7 @@ def _without_prefix(part: Any) -> Any:
         name = next(key for key, value in part.items() if isinstance(value, list))
         kept = [_without_prefix(each) for each in part[name]]
         return {**part, name: [each for each in kept if each is not None]}
-    changes = {"Metaspace": {"prepend_scheme": "never"}, "ByteLevel": {"add_prefix_space": False}}
-    changes["Strip"] = {"strip_left": False}
-    return {**part, **changes.get(str(kind), {})}
+    return {**part, **_CONTINUED.get(str(kind), {})}
 
 
 def load_tokenizer_file(path: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.tokenizers.files import (
     errors_of_library,
     load_backend,
@@ -22,7 +23,6 @@ from energon_ext.tokenizers.files import (
     without_prefix,
 )
 from energon_ext.tokenizers.protocol import Tokenizer
-from energon_ext.errors import ConfigError, log_of
 
 logger = log_of(__name__)
 

@@ -17,13 +17,13 @@ from megatron.core import parallel_state
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.megatron import (
     ValidationLoader,
     data_parallel_worker_config,
     forward_step,
 )
 from energon_ext.megatron.loader import RerunLoader
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 
 @dataclass(kw_only=True)

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.splice import MultiSpliceConfig
 from energon_ext.state.files import write_file
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.saves import save_cursor
 from tests.support import config, loader_for, take, write_mix, write_tokens
 

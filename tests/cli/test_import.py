@@ -16,9 +16,9 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
 from megatron.core.datasets.utils import get_blend_from_list, normalize
 
 from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.plan.forecast import planned
 from energon_ext.plan.lookup import find_blend
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.support import config, write_tokens
 

@@ -152,9 +152,9 @@ CHAT = ("--chat", "--val", 0)
 PART = "train/part-00000"
 RECORDS = [{"prompt": "ab", "response": "c"}, {"messages": [QUESTION, ANSWER], "id": 5}]
 
-#: The answers are "c" and EOS, and "4\n" and EOS of "user: 2+2\nassistant: 4\n".
+#: The answers are "c" and EOS, and " 4\n" and EOS of "user: 2+2\nassistant: 4\n".
 TOKENS = [byte_ids("abc"), byte_ids("user: 2+2\nassistant: 4\n")]
-WEIGHTS = [[0, 0, 0, 1, 1], [0] * 22 + [1, 1, 1]]
+WEIGHTS = [[0, 0, 0, 1, 1], [0] * 21 + [1, 1, 1, 1]]
 
 
 def test_only_answers_have_weight(tmp_path):
@@ -170,6 +170,8 @@ def test_only_answers_have_weight(tmp_path):
         "tokenizer": {"kind": "bytes", "add_bos": True, "add_eos": True},
         "vocab_size": 260,
         "chat_template": {"kind": "plain"},
+        "answers": None,
+        "answer_end": None,
         "tokenizer_arguments": {"name_or_path": "bytes"},
         "label_weights": {"dtype": "uint8"},
     }
@@ -287,7 +289,7 @@ def chat_tokenizer(folder):
         (["--text", "chat.jsonl", "--tokenizer", "bytes"], "--text contains no"),
         (
             ["--jsonl", "text.jsonl", "--tokenizer", "bytes"],
-            "text.jsonl:1: needs `prompt` and `response` as text, or `messages`",
+            "text.jsonl:1: needs `messages`, `conversations`, `prompt` and `response`, or",
         ),
     ],
 )

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.trace import rows_of as rows_of_step
 from energon_ext.state.schema import check_seal
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, write_numbered
 from tests.saves import save_cursor
 from tests.support import close_loaders, config, loader_for, take, write_mix, write_tokens

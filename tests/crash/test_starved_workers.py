@@ -16,8 +16,8 @@ from threading import Timer
 import pytest
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import WorkerError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.crash.starved import mount_for_itself, outcome, said
 from tests.support import batch_hash, config, take, write_mix, write_tokens
 

@@ -11,8 +11,8 @@ from megatron.core import parallel_state
 from megatron.energon import WorkerConfig
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.protocol import Tokenizer
 from energon_ext.plan.cost import AttentionCost
+from energon_ext.tokenizers.protocol import Tokenizer
 from tests.megatron.small_gpt import MOE, SEQ_LEN, VOCABULARY, megatron
 from tests.megatron.small_training import run_ranks, train
 from tests.support import write_mix, write_tokens

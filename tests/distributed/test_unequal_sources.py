@@ -11,9 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.megatron import MegatronEnergonLoader
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.megatron import processes
 from tests.support import config, write_dataset, write_tokens
 

@@ -9,7 +9,6 @@ import pytest
 
 from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.file_set import TokenFiles
-from energon_ext.errors import ConfigError
 from tests.support import write_tokens, write_weights
 
 #: (tokens, weights) of each document; 2 ends a conversation.
@@ -58,8 +57,11 @@ def test_every_document_is_checked_if_the_end_is_not_trained(files):
     assert lengths(cut) == [4, 6, 0, 0, 0, 0, 6]
 
 
-def test_long_documents_can_be_refused_by_number(files):
-    expected = r"chat: document 1 \(number 1 in .*/a\) has 9 tokens, but a row fits 6"
-    with pytest.raises(ConfigError, match=expected):
-        CutDocuments(files, source="chat", max_tokens=6, over_long="error")
-    CutDocuments(files, source="chat", max_tokens=9, over_long="error")
+@pytest.mark.parametrize("over_long", ["drop", "error"])
+def test_long_documents_are_left_out_on_request(files, over_long, caplog):
+    cut = CutDocuments(files, source="chat", max_tokens=6, over_long=over_long)
+    whole = lengths(CutDocuments(files, source="chat", max_tokens=99, over_long=over_long))
+    assert lengths(cut) == [length if length <= 6 else 0 for length in whole]
+    (message,) = caplog.messages
+    assert "have more than the 6 tokens of a row and are left out" in message
+    assert "the first is document 1 (number 1 in " in message

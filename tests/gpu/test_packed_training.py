@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.megatron import (
     MegatronEnergonLoader,
     build_packed_seq_params,
@@ -21,6 +20,7 @@ from energon_ext.megatron import (
     mean_losses,
 )
 from energon_ext.megatron.attention import SegmentAttention, _has_varlen_kernel
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests import support
 from tests.megatron.small_gpt import (
     VOCABULARY,

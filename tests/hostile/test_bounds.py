@@ -3,20 +3,16 @@
 """Small inputs that ask for endless work or huge memory are refused."""
 
 import json
-import pickle
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from megatron.energon import DefaultTaskEncoder
 
 from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders import limited
 from energon_ext.chats.templates import HFChatTemplate
-from energon_ext.encoders.limited import Limited
-from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from energon_ext.errors import EnergonExtError, SampleError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
 from tests.support import config, loader_for, write_dataset, write_mix, write_tokens
@@ -228,31 +224,8 @@ class _Template:
     def __init__(self, text):
         self.chat_template, self.special_tokens_map = text, {}
 
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        rendered, _ = render_jinja_template([messages], chat_template=self.chat_template)
-        return rendered[0]
-
 
 MESSAGES = [{"role": "user", "content": "a"}]
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ 9 ** (9 ** 9) % 7 }}",
-        "{{ ('a' * 20000000000)|length }}",
-        "{{ 'a'.center(20000000000)|length }}",
-        "{% set x = namespace(s='a') %}"
-        "{% for a in range(99) %}{% set x.s = x.s + x.s %}{% endfor %}",
-    ],
-)
-def test_an_endless_chat_template_is_stopped(template, monkeypatch):
-    monkeypatch.setattr(limited, "MAX_SECONDS", 0.2)
-    with pytest.raises(ConfigError, match="the chat template: takes more than"):
-        HFChatTemplate(_Template(template)).render(MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -268,21 +241,3 @@ def test_an_endless_chat_template_is_stopped(template, monkeypatch):
 def test_any_chat_template_error_is_an_error_of_the_sample(template, message):
     with pytest.raises(SampleError, match=message):
         HFChatTemplate(_Template(template)).render(MESSAGES)
-
-
-def test_threads_get_only_their_own_answers():
-    limited_upper = Limited(str.upper, "it")
-    with ThreadPoolExecutor(4) as threads:
-        texts = [f"a{number}" for number in range(200)]
-        assert list(threads.map(limited_upper, texts)) == [text.upper() for text in texts]
-
-
-def test_templates_are_rendered_again_after_the_process_died():
-    limited_upper = Limited(str.upper, "it")
-    assert limited_upper("a") == "A"
-    limited_upper._kill()
-    assert limited_upper("b") == "B"
-    assert pickle.loads(pickle.dumps(limited_upper))("c") == "C"
-    with pytest.raises(SampleError, match="it rejects it .TypeError"):
-        limited_upper("c", "d")
-    assert limited_upper("e") == "E"

@@ -16,8 +16,8 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.encoders.text import TextDecoder, cook_text
-from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from energon_ext.errors import EnergonExtError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.support import TEXT_SAMPLE, config, loader_for, write_dataset, write_mix, write_tokens
 

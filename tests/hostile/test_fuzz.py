@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.state.schema import sealed
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
 from tests.hostile.conftest import MAX_SECONDS

@@ -9,8 +9,8 @@ import tarfile
 import pytest
 
 from energon_ext import PackedTaskEncoder, PromptTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError, SamplerError, log_of
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import CRUDE, config, loader_for, prepare_shards
 from tests.test_house_rules import MODULES
 

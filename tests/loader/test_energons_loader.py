@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from energon_ext import MultiSpliceTaskEncoder, PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.splice import MultiSpliceConfig
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import (
     batch_hash,
     config,

@@ -10,9 +10,9 @@ import pytest
 from megatron.energon import WorkerConfig
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import SampleError, WorkerError
 from energon_ext.loader.processes import explain_deaths_in_signals
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import batch_hash, config, loader_for, write_mix, write_tokens
 
 every_number_of_workers = pytest.mark.parametrize(

@@ -5,9 +5,9 @@
 import pytest
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.megatron import MegatronEnergonLoader
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests import support
 
 TEXTS = ["one fish two fish", "red fish", "blue fish, black fish, old fish", "new fish"] * 10

@@ -31,7 +31,6 @@ from megatron.energon import DefaultTaskEncoder, stateless
 from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError, StateFormatError
 from energon_ext.megatron import (
     add_energon_args,
@@ -41,6 +40,7 @@ from energon_ext.megatron import (
 )
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.lookup import find_blend
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests import support
 from tests.megatron.small_gpt import model_parallel, small_config, small_model
 from tests.megatron.small_training import run_ranks

@@ -14,7 +14,6 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from energon_ext import MultiSpliceTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.megatron import (
     build_packed_seq_params,
     forward_step,
@@ -23,6 +22,7 @@ from energon_ext.megatron import (
 )
 from energon_ext.splice import LossMap, MultiSpliceConfig
 from energon_ext.splice.source import splices_of
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.megatron.example_code import initialize_weights
 from tests.megatron.small_gpt import small_config
 from tests.support import config, loader_for, take, write_dataset, write_mix

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from megatron.energon import DefaultTaskEncoder
 
 from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.mixture.checks import BlendWarning, check_mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.weights import ScheduleAxis, weight_from_config
 from tests.plan.runs import write_split
 from tests.support import config, write_dataset, write_mix, write_tokens

@@ -14,8 +14,8 @@ from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
 from energon_ext.documents import object_store, range_reader
 from energon_ext.documents.file_set import open_token_files
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError, StoreError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
 
 pytest.importorskip("moto", reason="moto is not installed: pip install 'energon_ext[test]'")

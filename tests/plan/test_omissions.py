@@ -12,8 +12,8 @@ from megatron.energon.epathlib import EPath
 from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder
 from energon_ext.cli import forecast
 from energon_ext.config.run_fields import run_fields
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext
 from tests.plan.runs import SEQ_LEN, Run, edit_yaml, numbered_documents, tokens_of, write_numbered
 from tests.saves import save_cursor

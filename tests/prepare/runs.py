@@ -6,11 +6,11 @@ import json
 import time
 
 from energon_ext.documents.file_set import open_token_files
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.prepare import token_writer
 from energon_ext.prepare.documents import InputDocument, Unit
-from energon_ext.prepare.job import Job
+from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.units import run_units
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 
 def memory_unit(texts, name="memory"):
@@ -27,7 +27,8 @@ def bytes_job(**options):
     tokenizer = ByteTokenizer()
 
     def encode(documents):
-        return [(tokenizer.encode_array(document.text), None) for document in documents]
+        arrays = [tokenizer.encode_array(document.text) for document in documents]
+        return [Encoded([(tokens, None)]) for tokens in arrays]
 
     meta = {"tokenizer": tokenizer.fingerprint(), "vocab_size": tokenizer.vocab_size}
 

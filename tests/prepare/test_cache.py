@@ -22,9 +22,9 @@ from megatron.energon.task_encoder.cooking import basic_sample_keys
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.encoders import text_sources
 from energon_ext.encoders.text import Document
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.prepare import cache, job, samples
 from energon_ext.prepare.token_writer import TokenWriter
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.prepare.runs import unfinished, wait_for
 from tests.support import (

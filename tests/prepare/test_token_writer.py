@@ -39,14 +39,26 @@ def test_a_pair_may_have_no_documents(tmp_path):
 
 
 def test_weights_begin_with_the_first_weighted_document(tmp_path):
-    writer = TokenWriter(tmp_path / "chat", 300, "float32")
+    writer = TokenWriter(tmp_path / "chat", 300)
     writer.write(np.array([1, 2, 3]), origin="first")
-    writer.write(np.array([4, 5]), np.array([0.0, 0.5]), "second\nline")
+    writer.write(np.array([4, 5]), np.array([0.0, 1.0]), "second\nline")
     writer.write(np.array([6]))
     writer.close({"tokenizer": {"kind": "bytes"}})
     files = open_token_files(tmp_path / "chat")
-    assert files.label_weights(0, 0, 6).tolist() == [1, 1, 1, 0, 0.5, 1]
+    assert files.label_weights(0, 0, 6).tolist() == [1, 1, 1, 0, 1, 1]
+    assert (tmp_path / "chat.weights.bin").stat().st_size == 6
     assert [origins_of(str(tmp_path / "chat"))[n] for n in range(2)] == ["first", "second line"]
+
+
+def test_weights_between_0_and_1_widen_those_written_before(tmp_path):
+    writer = TokenWriter(tmp_path / "chat", 300)
+    writer.write(np.array([1, 2]), np.array([0.0, 1.0]))
+    writer.write(np.array([3, 4]), np.array([0.25, 0.5]))
+    writer.write(np.array([5]), np.array([1.0]))
+    writer.close({"tokenizer": {"kind": "bytes"}})
+    files = open_token_files(tmp_path / "chat")
+    assert files.label_weights(0, 0, 5).tolist() == [0, 1, 0.25, 0.5, 1]
+    assert sorted(path.name for path in tmp_path.glob("chat.weights*")) == ["chat.weights.bin"]
 
 
 @pytest.mark.parametrize("token", [-1, 300])

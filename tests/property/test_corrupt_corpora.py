@@ -14,9 +14,9 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.prepare.accounts import skipped_documents
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import (
     close_loaders,
     config,

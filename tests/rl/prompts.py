@@ -9,8 +9,8 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import PromptTaskEncoder, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.rl import ScoredGroup
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import config, loader_for, write_mix
 
 

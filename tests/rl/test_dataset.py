@@ -13,11 +13,11 @@ import torch
 
 from energon_ext import ConfigError, StateMismatchError
 from energon_ext.chats.templates import PlainChatTemplate
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import DataExhaustedError, SamplerError, StateFormatError
 from energon_ext.rl import RLDataset, ScoredGroup, Unanswered
 from energon_ext.rl.group_rows import balance_by_tokens
 from energon_ext.state.schema import SEAL, sealed
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.rl.prompts import Dice, Fixed, prompt_dataset, prompt_loader, write_prompts, write_sums
 from tests.state.mutations import mutations
 from tests.support import batch_hash, close_loaders, take, write_mix
@@ -621,7 +621,7 @@ def test_conversations_without_an_answer_are_prompts(tmp_path, caplog):
     path = write_prompts(tmp_path / "chat.jsonl", records)
     loader = prompt_loader(path, prompts_per_call=1, max_prompt_tokens=30)
     ((prompt,),) = take(loader, 1)
-    assert ByteTokenizer().decode(prompt.tokens) == "user: hi\nassistant: "
+    assert ByteTokenizer().decode(prompt.tokens) == "user: hi\nassistant:"
     assert prompt.metadata == {"n": 1}
     take(loader, 3)
     reported = caplog.text

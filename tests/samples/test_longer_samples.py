@@ -9,11 +9,11 @@ from collections import Counter
 import pytest
 from megatron.energon import stateless
 
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError, StateMismatchError
 from energon_ext.plan.estimate import estimated
 from energon_ext.plan.forecast import planned
 from energon_ext.plan.lookup import find_blend
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext
 from tests.samples.test_planned_samples import dataset_of, run, write
 from tests.samples.vision import Encoded, Packed, PackedCaptions, PlannedCaptions, write_images

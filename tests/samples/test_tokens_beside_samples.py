@@ -7,8 +7,8 @@ import json
 import pytest
 
 from energon_ext import get_val_datasets
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
 from tests.samples.vision import Packed, PackedCaptions, PlannedCaptions, write_images

@@ -17,11 +17,11 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice import LossMap, MultiSpliceConfig, SpliceConfig, SpliceIndex
 from energon_ext.splice.source import splices_of
 from energon_ext.state.consumption import Consumption
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.splice import slow
 from tests.splice.mixes import mix_of, segments, shown
 from tests.support import (

@@ -16,10 +16,10 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.mixture.checks import BlendWarning
 from energon_ext.splice import GridIndex, MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.source import splices_of
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.splice import slow
 from tests.splice.mixes import mix_of, shown

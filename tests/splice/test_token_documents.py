@@ -13,9 +13,9 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.source import splices_of
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.splice import mixes
 from tests.support import (
     LargeTokenizer,

@@ -10,9 +10,9 @@ import pytest
 from megatron.energon.state import FlexState
 
 from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.state.schema import SEAL, sealed
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.state.mutations import mutations
 from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
 
