@@ -30,8 +30,8 @@ TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}"
     "<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
-    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}"
-    "</call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -108,8 +108,9 @@ def hugging_face_twin(model, vocabulary):
     size = config.hidden_size // heads
     for number in range(config.num_layers):
         layer, prefix = f"decoder.layers.{number}", f"model.layers.{number}"
+        attention = f"{layer}.self_attention"
         # Each group has its queries, then one key and one value.
-        qkv = ours[f"{layer}.self_attention.linear_qkv.weight"]
+        qkv = ours[f"{attention}.linear_qkv.weight"]
         qkv = qkv.view(groups, heads // groups + 2, size, -1)
         parts = {"q": qkv[:, :-2], "k": qkv[:, -2], "v": qkv[:, -1]}
         for letter, part in parts.items():
