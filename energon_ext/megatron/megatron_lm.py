@@ -3,6 +3,7 @@
 """Data provider for Megatron-LM launch scripts."""
 
 import argparse
+import datetime
 import itertools
 from typing import Any
 
@@ -15,6 +16,7 @@ from energon_ext.encoders.tokenizer_protocol import Tokenizer
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.megatron.broadcast import create_broadcast_groups
 from energon_ext.megatron.loader import data_parallel_worker_config
 from energon_ext.megatron.megatron_lm_arguments import check_arguments, check_vocabulary, ramps_up
 from energon_ext.megatron.megatron_lm_log import DataLog
@@ -78,6 +80,7 @@ def train_valid_test_dataloaders_provider(
             loaders[:] = _build_loaders(args, task_encoder or _default_task_encoder(args))
 
     on_all_ranks(build)
+    create_broadcast_groups(datetime.timedelta(minutes=args.distributed_timeout_minutes))
     training, validation = loaders
     if args.iteration > 0:
         restore_together(training, args)

@@ -20,6 +20,7 @@ from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_v
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.megatron import (
     ValidationLoader,
+    create_broadcast_groups,
     data_parallel_worker_config,
     forward_step,
 )
@@ -46,6 +47,7 @@ class EnergonExtProvider(DatasetProvider):
                 f"train.global_batch_size: {size} found, but use_energon was called with "
                 f"{self.rows_per_step}; call it after the last change, and without a ramp-up."
             )
+        create_broadcast_groups()  # on all ranks
         if parallel_state.get_tensor_model_parallel_rank() != 0:
             return None, None, None
         ranks = parallel_state.get_context_parallel_world_size()

@@ -89,6 +89,7 @@ def launch_arguments(mix, folder):
         num_workers=0,
         seed=7,
         iteration=0,
+        distributed_timeout_minutes=10,
         calculate_per_token_loss=True,
         tensor_model_parallel_size=1,
         context_parallel_size=1,
