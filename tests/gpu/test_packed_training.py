@@ -14,6 +14,7 @@ import torch
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.loader.slots import Slots
 from energon_ext.megatron import (
     MegatronEnergonLoader,
     build_packed_seq_params,
@@ -174,6 +175,25 @@ def test_batches_arrive_pinned_and_equal(one_gpu, loader):
     torch.cuda.synchronize()
     assert torch.equal(there.tokens.cpu(), batch.tokens)
     assert torch.equal(there.cu_seqlens.cpu(), batch.cu_seqlens)
+
+
+def test_a_copy_of_a_users_step_reads_its_own_batch_though_later_ones_arrive(one_gpu):
+    """The copy waits on the GPU while its batch is released and later batches are written."""
+    ring = Slots(2)
+
+    def taken(number):
+        values = {"before": torch.zeros(9), "tokens": torch.full((1 << 20,), number)}
+        return ring.take(ring.put(number, values))
+
+    batch = taken(0)
+    assert batch["tokens"].is_pinned()
+    torch.cuda._sleep(1 << 30)  # about half a second
+    copied = batch["tokens"].to(one_gpu, non_blocking=True)
+    del batch
+    for number in range(1, 5):
+        taken(number)
+    torch.cuda.synchronize()
+    assert copied.unique().tolist() == [0]
 
 
 class PositionLosses(torch.nn.Module):
