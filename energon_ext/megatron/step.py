@@ -137,10 +137,12 @@ def forward_step(
     Raises:
         ConfigError: a ``weight_scale`` that the routers were not scaled by (see
             :func:`energon_ext.megatron.scale_router_losses`); multi-token prediction with a
-            ``weight_scale`` or context parallelism; state-space layers in megatron-core 0.15.
+            ``weight_scale`` or context parallelism; context parallelism with a
+            ``cp_partition_mode`` other than ``"zigzag"``; state-space layers in megatron-core 0.15.
     """
     check_router_losses(model, weight_scale)
     _check_state_spaces(model)
+    _check_context_parallel(model)
     options = (denominator, weight_scale, ratio_limit)
     batch = get_batch(
         data_iterator,
@@ -172,10 +174,19 @@ def _check_state_spaces(model: torch.nn.Module) -> None:
         )
 
 
+def _check_context_parallel(model: torch.nn.Module) -> None:
+    mode = getattr(unwrap(model).config, "cp_partition_mode", "zigzag")
+    if mode != "zigzag" and parallel_state.get_context_parallel_world_size() > 1:
+        raise ConfigError(
+            f"TransformerConfig.cp_partition_mode={mode!r}: context parallelism gives each rank "
+            f"two chunks of a segment, as 'zigzag' does; set that."
+        )
+
+
 def _segments_of_graphs(model: torch.nn.Module) -> int | None:
-    """Return the maximum segments per row if a Megatron-LM run replays CUDA graphs, else None."""
+    """Return the segments of each row if a Megatron-LM run replays graphs of whole layers."""
     training = sys.modules.get("megatron.training")
-    if training is None or getattr(unwrap(model).config, "cuda_graph_impl", None) in (None, "none"):
+    if training is None or getattr(unwrap(model).config, "cuda_graph_impl", None) != "local":
         return None
     documents: int = training.get_args().energon_packing_max_docs_per_bin
     return documents + 1  # the last one is padding

@@ -148,7 +148,7 @@ def _wait(device):
 
 
 def measure(device, loader, model, steps=STEPS):
-    """Yield rows of the table: the loader, the copy, the step, and all three overlapped."""
+    """Yield rows of the table: the loader, the copy, the step, and all three together."""
     batch = next(loader)
     pinned = batch.pin_memory() if device.type == "cuda" else batch
     there = batch.to(device)
@@ -164,7 +164,7 @@ def measure(device, loader, model, steps=STEPS):
     yield "copy, pageable", measured(lambda: batch.to(device))
     yield "copy, pinned", measured(lambda: pinned.to(device))
     yield "step, batch already there", measured(lambda: train(iter([there])))
-    # The copy of a pinned batch and the workers run while the GPU computes.
+    # The workers run while the GPU computes; the copy is one operation of its stream.
     yield "step, loader to GPU", measured(lambda: train(loader))
 
 

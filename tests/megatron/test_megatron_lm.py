@@ -3,6 +3,7 @@
 """What a Megatron-LM launch script gets: options, loaders, their state, validation."""
 
 import argparse
+import enum
 import functools
 import io
 import json
@@ -644,6 +645,44 @@ def test_unsupported_arguments_are_refused_on_every_rank(
     )
     setattr(launch, name, value)
     with pytest.raises(ConfigError, match=message):
+        provide()
+
+
+class CudaGraphScope(enum.Enum):
+    """As in Megatron-core."""
+
+    attn = 2
+    mlp = 3
+    moe_router = 5
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "found"),
+    [
+        ("cuda_graph_scope", "full", r"\['full'\]"),  # megatron-core 0.15
+        ("cuda_graph_scope", [], r"\[\]"),  # the whole layer
+        ("cuda_graph_scope", [CudaGraphScope.attn, CudaGraphScope.mlp], r"\['attn', 'mlp'\]"),
+        ("cuda_graph_modules", [CudaGraphScope.moe_router], r"\['moe_router'\]"),  # from 0.18 on
+        ("cuda_graph_modules", [CudaGraphScope.mlp], None),
+        ("cuda_graph_scope", ["mlp"], None),
+    ],
+)
+def test_graphs_of_transformer_engine_may_only_contain_mlps(launch, name, modules, found):
+    launch.cuda_graph_impl = "transformer_engine"
+    setattr(launch, name, modules)
+    if found is None:
+        assert provide()
+        return
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"^{flag} must be mlp, as graphs.*, got {found}"):
+        provide()
+
+
+def test_another_way_to_cut_rows_for_context_parallelism_is_refused(launch):
+    launch.cp_partition_mode = "contiguous"
+    assert provide()  # nothing is cut
+    launch.context_parallel_size = 2
+    with pytest.raises(ConfigError, match="--cp-partition-mode must be zigzag .*'contiguous'"):
         provide()
 
 
