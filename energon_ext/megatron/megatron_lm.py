@@ -195,7 +195,9 @@ def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
         from megatron.training.arguments import core_transformer_config_from_args
 
         config = core_transformer_config_from_args(args)
-        cost = AttentionCost.of_model(config, args.padded_vocab_size or 0)
+        names = "hybrid_layer_pattern", "hybrid_override_pattern"  # the older name
+        pattern = next(filter(None, (getattr(args, name, None) for name in names)), None)
+        cost = AttentionCost.of_model(config, args.padded_vocab_size or 0, pattern)
     # Each context-parallel rank takes two of the equal chunks of a segment.
     ranks = parallel_state.get_context_parallel_world_size()
     return PackedTaskEncoder(
