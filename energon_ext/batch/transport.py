@@ -4,7 +4,7 @@
 
 Every field of the batch's dataclass travels, also those that a subclass adds: tensors of any type
 and shape in the buffer, everything else in the header. Tensors and values may lie in lists, tuples
-and dictionaries. The class is not part of the message: whoever receives a batch names its class.
+and dictionaries. The class is not part of the message: the receiver names it.
 """
 
 import dataclasses
@@ -22,6 +22,9 @@ B = TypeVar("B")
 ALIGNMENT = 16
 
 _TENSOR = "tensor"
+#: Values that contain no tensor. A list of only these is not walked through: a batch has the names
+#: of all sources, of which there may be thousands.
+_PLAIN = frozenset((type(None), bool, int, float, str))
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
@@ -60,7 +63,7 @@ def replace_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """Return a value with each tensor in it changed, in the order of :func:`tensors_of`."""
     if isinstance(value, torch.Tensor):
         return change(value)
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple) and not _PLAIN.issuperset(map(type, value)):
         return type(value)([replace_tensors(each, change) for each in value])
     if type(value) is dict:
         return {key: replace_tensors(each, change) for key, each in value.items()}
@@ -168,12 +171,13 @@ def put_together(batch_class: type[B], header: Mapping[str, Any], buffer: torch.
 
 def _to_json(value: Any, place: str) -> Any:
     kind = type(value)
-    if value is None or kind in (bool, int, float, str):
+    if kind in _PLAIN:
         return value
     if isinstance(value, torch.Tensor):
         return {_TENSOR: [_name_of(value, place), *value.shape]}
     if kind in (list, tuple):
-        return {kind.__name__: [_to_json(each, place) for each in value]}
+        is_plain = _PLAIN.issuperset(map(type, value))
+        return {kind.__name__: value if is_plain else [_to_json(each, place) for each in value]}
     if kind is dict and all(type(key) is str for key in value):
         return {"dict": {key: _to_json(each, place) for key, each in value.items()}}
     found = "a dict with keys other than str" if kind is dict else f"a {kind.__qualname__}"
@@ -201,8 +205,10 @@ def _layout_of(value: Any) -> Iterator[tuple[torch.dtype, list[int]]]:
     if kind == _TENSOR:
         yield _DTYPES[content[0]], content[1:]
         return
-    for each in content.values() if kind == "dict" else content:
-        yield from _layout_of(each)
+    items = content.values() if kind == "dict" else content
+    if not _PLAIN.issuperset(map(type, items)):
+        for each in items:
+            yield from _layout_of(each)
 
 
 def _from_json(value: Any, views: Iterator[torch.Tensor]) -> Any:
@@ -213,5 +219,6 @@ def _from_json(value: Any, views: Iterator[torch.Tensor]) -> Any:
         return next(views)
     if kind == "dict":
         return {key: _from_json(each, views) for key, each in content.items()}
-    items = [_from_json(each, views) for each in content]
+    is_plain = _PLAIN.issuperset(map(type, content))
+    items = content if is_plain else [_from_json(each, views) for each in content]
     return tuple(items) if kind == "tuple" else items

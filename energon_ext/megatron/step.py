@@ -100,7 +100,7 @@ def _check_class(batch: Any, batch_class: type[PackedBatch], is_exact: bool) -> 
     if isinstance(batch, PackedBatch):
         raise ConfigError(
             f"get_batch: a batch of class {found.__name__} was drawn, but {batch_class.__name__} "
-            f"is expected; the other tensor-parallel ranks need its class: pass "
+            f"is expected; ranks that receive a batch must know its class: pass "
             f"batch_class={found.__name__}."
         )
     raise ConfigError(

@@ -63,6 +63,6 @@ def _check_equal(drawn: PackedBatch, earlier: PackedBatch | None, vp_stage: int)
     if drawn is earlier or (earlier and torch.equal(drawn.tokens, earlier.tokens)):
         return
     raise ConfigError(
-        f"Virtual pipeline stage {vp_stage} drew another batch than the first stage of its "
-        f"process; give all stages the same batches, for example with itertools.tee."
+        f"Virtual pipeline stage {vp_stage} drew a batch that differs from that of an earlier "
+        f"stage; give all stages of a process the same batches, for example with itertools.tee."
     )

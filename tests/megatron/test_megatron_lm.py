@@ -41,6 +41,7 @@ from energon_ext.megatron import (
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.validation import ValidationLoader
+from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.lookup import find_blend
 from tests import support
 from tests.megatron.small_gpt import model_parallel, small_config, small_model
@@ -731,6 +732,19 @@ def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(launch):
     launch.padded_vocab_size = 256
     with pytest.raises(ConfigError, match="model 256 embeddings.*ids up to 259.*--vocab-size 260"):
         provide()
+
+
+@pytest.mark.parametrize("name", ["hybrid_layer_pattern", "hybrid_override_pattern"])
+def test_balanced_steps_count_the_layers_of_a_hybrid_model(launch, monkeypatch, name):
+    config = small_config(is_hybrid_model=True)
+    arguments = types.ModuleType("megatron.training.arguments")
+    arguments.core_transformer_config_from_args = lambda args: config
+    monkeypatch.setitem(sys.modules, arguments.__name__, arguments)
+    launch.energon_balance, launch.padded_vocab_size = "attention", 320
+    setattr(launch, name, "M-*-")
+    found = megatron_lm._default_task_encoder(launch).cost
+    assert found.quadratic == 2 * 2 * config.hidden_size  # of one layer
+    assert found == AttentionCost.of_model(config, 320, "M-*-")
 
 
 @pytest.mark.parametrize(
