@@ -122,8 +122,8 @@ def test_one_dataset_of_a_tree_is_a_mix_by_itself(data):
 def test_a_dataset_without_a_metadataset_is_a_mix_of_one(data, tmp_path):
     folder = write_dataset(tmp_path / "web", ["x"] * 3)
     mix = mix_of(load_datasets(folder))
-    assert [entry.key for entry in mix.entries] == [f"{folder}:train"]
-    assert shares(mix, 0) == {f"{folder}:train": 1}
+    assert [entry.key for entry in mix.entries] == ["web:train"]
+    assert shares(mix, 0) == {"web:train": 1}
     assert mix.axis == ScheduleAxis("steps")
 
 
