@@ -23,7 +23,7 @@ from energon_ext.state.match import (
     compare_sources,
     match_sources,
 )
-from energon_ext.state.schema import STATE_CLASS, STATE_VERSION, is_count, read_format
+from energon_ext.state.schema import STATE_CLASS, STATE_VERSION, digest_of, is_count, read_format
 
 if TYPE_CHECKING:
     from energon_ext.plan.dataset import PlannedDataset
@@ -60,6 +60,20 @@ def cursor_of_plan(dataset: "PlannedDataset") -> dict[str, Any]:
     """Return the cursor after the last step that a fork has drawn, as JSON gives it back."""
     dataset.plan.begin_here()
     return dict(json.loads(json.dumps(cursor_of(dataset, Progress(dataset.plan.advance())))))
+
+
+def digest_of_state(state: Mapping[str, Any]) -> str:
+    """Return a digest of a cursor without paths, empty if its data digests are unknown.
+
+    Runs whose states have the same one have read the same rows, in whichever folders, and will read
+    the same ones if they continue with the same data.
+    """
+    spans = state.get("data_digests", [])
+    if not spans or not all(digest for _, digest in spans):
+        return ""
+    weights = sorted(used["digest"] for used in state["weights"].values())
+    place = [state[name] for name in ("done", "read", "skipped")]
+    return digest_of([spans, state["plan"]["row"], weights, *place])[:16]
 
 
 def _data_digests(dataset: "PlannedDataset", step: int) -> list[list[Any]]:
