@@ -5,6 +5,7 @@
 ``test_inside_megatron_lm.py`` runs it on several ranks inside the real loop.
 """
 
+import functools
 import json
 import sys
 from types import SimpleNamespace
@@ -18,10 +19,12 @@ from energon_ext.batch.row_hashes import StepHash, hash_of_parts
 from energon_ext.megatron.megatron_lm_log import DataLog
 from energon_ext.metrics.file import Run
 from energon_ext.plan.lookup import find_blend
+from tests.megatron.small_gpt import model_parallel
+from tests.megatron.small_training import run_ranks
 from tests.megatron.test_megatron_lm import launch as launch
+from tests.megatron.test_megatron_lm import launch_arguments, pretend_megatron_lm, provide
 from tests.megatron.test_megatron_lm import mix as mix
 from tests.megatron.test_megatron_lm import planned as planned
-from tests.megatron.test_megatron_lm import provide
 
 STEPS = 4
 
@@ -85,3 +88,36 @@ def test_hashes_can_be_switched_off(launch, planned, tmp_path, is_hashed):
     _, (_, *lines), boards, _, _ = log_steps(launch, tmp_path, energon_batch_hash=is_hashed)
     assert all(bool(line["batch_hash"]) is is_hashed for line in lines)
     assert ("data/batch_hash" in boards.Tags()["scalars"]) is is_hashed
+
+
+LAYOUTS = {"data": {}, "tensor": {"tensor_model_parallel_size": 2}}
+
+
+def log_on_two_ranks(mix, folder):
+    """Log some steps on these ranks, as data-parallel and as tensor-parallel ones."""
+    for name, sizes in LAYOUTS.items():
+        args = launch_arguments(mix, f"{folder}/{name}/data")
+        vars(args).update(energon_run_dir=None, tensorboard_log_interval=1)
+        pretend_megatron_lm(args)
+        training = sys.modules["megatron.training"]
+        training.get_tensorboard_writer = training.get_wandb_writer = lambda: None
+        with model_parallel(**sizes):
+            loader = provide()
+            args.energon_run_dir = f"{folder}/{name}"
+            log = DataLog(loader, args)
+            for iteration in range(1, STEPS + 1):
+                for _ in range(args.global_batch_size // (1 if sizes else 2)):
+                    if loader is not None:
+                        next(loader)
+                log.step({"lm loss": torch.tensor(2.5)}, iteration)
+
+
+def test_the_hash_of_a_step_does_not_depend_on_ranks(launch, planned, tmp_path):
+    run_ranks(2, functools.partial(log_on_two_ranks, str(planned), str(tmp_path)), tmp_path)
+    launch.data_path = [str(planned)]
+    _, (start, *lines), *_ = log_steps(launch, tmp_path / "alone")
+    for name in LAYOUTS:
+        other, *others = map(json.loads, (tmp_path / name / "metrics.jsonl").open())
+        assert other["data_digest"] == start["data_digest"]
+        for field in ("batch_hash", "tokens", "documents", "planned_share"):
+            assert [each[field] for each in others] == [each[field] for each in lines], field

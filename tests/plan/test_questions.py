@@ -5,7 +5,6 @@
 import json
 
 import pytest
-import torch
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.forecast import imbalance_of
@@ -115,7 +114,6 @@ def run_with(path, encoder, workers, question):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_question_moves_the_run_that_it_is_asked_about(folder, kind):
-    torch.set_printoptions(threshold=10**6)
     path, encoder = write(folder, kind)
     expected = run_with(path, encoder, 0, lambda blend, state: None)
 
@@ -126,7 +124,13 @@ def test_no_question_moves_the_run_that_it_is_asked_about(folder, kind):
     assert run_with(path, encoder, 0, ask_all) == expected
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(
+    "question",
+    [
+        pytest.param(name, marks=[] if name in ("estimate", "forecast") else pytest.mark.nightly)
+        for name in QUESTIONS
+    ],
+)
 def test_each_question_alone_leaves_a_run_with_workers_where_it_was(folder, question):
     path, encoder = write(folder, "token files")
     expected = run_with(path, encoder, 0, lambda blend, state: None)
