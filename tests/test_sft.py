@@ -336,7 +336,7 @@ def test_over_long_samples_are_left_out_and_counted(over_long, tmp_path, caplog)
     answers = answers_in(loader_for(load(tmp_path / "chats.jsonl", seq_len=8, over_long=over_long)))
     assert answers == ["d", "defg"]
     assert "1 of 3 documents have more than the 9 tokens of a row and are left out" in caplog.text
-    assert "the first is document 1" in caplog.text
+    assert "the first is chats.jsonl:1" in caplog.text
     assert len(answers_in(loader_for(load(tmp_path / "chats.jsonl", over_long=over_long)))) == 3
 
 

@@ -51,6 +51,12 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
     add("--dataloader-load", help="Folder to resume the data from; default: --dataloader-save.")
     add("--energon-run-dir", help="Folder for metrics.jsonl, which `energon-ext report` reads.")
     add(
+        "--energon-batch-hash",
+        help="Log a hash of the rows of every step, to compare runs.",
+        default=True,
+        **flag,
+    )
+    add(
         "--energon-tokenizer",
         help="`bytes`, a tokenizer.json, a folder or a Hugging Face name; default: the one that "
         "wrote the token files, else bytes.",
