@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from megatron.energon import SkipSample
 
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.planned_samples import identity_of_lengths
@@ -21,7 +22,7 @@ from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
 from energon_ext.samples.numbered import as_worker
-from energon_ext.samples.reader import encoded, keyed_random
+from energon_ext.samples.reader import describe_decoder, encoded, keyed_random
 
 logger = log_of(__name__)
 
@@ -117,7 +118,9 @@ def _measure(
     except EnergonExtError:
         raise
     except Exception as error:  # an encoder may raise anything, SkipSample included
-        return SampleError(f"Sample {document.origin}: {type(error).__name__} ({error}).")
+        reason = f"Sample {document.origin}: {type(error).__name__} ({error})"
+        is_asked_for = isinstance(error, SkipSample)
+        return SampleError(reason + ("." if is_asked_for else f"; {describe_decoder(encoder)}."))
 
 
 def length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:

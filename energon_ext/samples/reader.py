@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.energon import SampleDecoder, SkipSample
 from megatron.energon.rng import SystemRng
 from megatron.energon.task_encoder.base import get_failure_tolerance
 
@@ -46,7 +47,8 @@ class SampleReader:
     samples: NumberedSamples  # each reading process opens the files itself
     table: Any = None  # lengths of the samples, if several are packed into a row
     _counts: Counter[str] = field(default_factory=Counter, init=False)  # of samples, by outcome
-    _reason: str = field(default="", init=False)
+    _reason: str = field(default="", init=False)  # of the last one that was not used
+    _error: str = field(default="", init=False)  # its type
 
     def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         """Return the files of a sample, to display them."""
@@ -75,6 +77,7 @@ class SampleReader:
         return 0 if self.table is None else int(self.encoder.seq_len)
 
     def _replacement(self, number: int, epoch: int) -> Any:
+        errors = {self._error}
         for attempt in range(self._tolerance):
             draw = stable_hash(f"{self.seed}/{self.key}/{number}/{epoch}/{attempt}")
             chosen = self.numbers[draw % len(self.numbers)]
@@ -82,9 +85,16 @@ class SampleReader:
                 continue
             if (found := self._encoded(chosen, epoch, self._row_tokens)) is not None:
                 return found[0]
+            errors.add(self._error)
+        alike = ""
+        if len(errors) == 1 and self._error not in ("", SkipSample.__name__):
+            alike = (
+                f" All failed with {self._error}: {describe_decoder(self.encoder)}; set `decoder` "
+                f"in the encoder if its methods expect something else."
+            )
         raise SampleError(
             f"{self.key}: {self._tolerance + 1} samples in a row cannot be used, the last: "
-            f"{self._reason} Is this the data of another task?"
+            f"{self._reason}{alike}"
         )
 
     @property
@@ -96,7 +106,7 @@ class SampleReader:
         """Read and encode a sample; None if it cannot be used or has more than ``free`` tokens."""
         stored = self.samples.stored(number)
         if stored is None:
-            self._reason = "The split excludes it."
+            self._reason, self._error = "The split excludes it.", ""
             return None
         try:
             with keyed_random(self.encoder, f"{self.seed}/{self.key}/{number}/{epoch}"):
@@ -110,7 +120,7 @@ class SampleReader:
             # Some of Energon's errors have a cause but no text.
             reason = " ".join(str(error).split()) or type(error.__cause__ or error).__name__
             reason = f"Sample {key_of(stored)}: {type(error).__name__} ({reason})."
-            self._note("skipped", number, reason)
+            self._note("skipped", number, reason, type(error).__name__)
         else:
             if tokens <= free:
                 return sample, tokens
@@ -131,10 +141,10 @@ class SampleReader:
             f"{free} left. If lengths are random, let length_of return the largest one."
         )
 
-    def _note(self, outcome: str, number: int, reason: str) -> None:
+    def _note(self, outcome: str, number: int, reason: str, error: str = "") -> None:
         """Log the 1st, 10th, 100th ... sample with an outcome, named as in `exclude`."""
         self._counts[outcome] += 1
-        self._reason = reason
+        self._reason, self._error = reason, error
         count = self._counts[outcome]
         if str(count).strip("0") == "1":
             name = f"{self.key}:{number}"
@@ -147,6 +157,17 @@ def encoded(encoder: Any, sample: Any) -> Any:
         result = getattr(encoder, name)(sample)
         sample = _only(encoder, name, sample, result) if inspect.isgenerator(result) else result
     return sample
+
+
+def describe_decoder(encoder: Any) -> str:
+    """Say what an encoder's methods get of the files of a sample, to explain their errors."""
+    decoder = getattr(encoder, "decoder", None)
+    if decoder is None:
+        return "the files of a sample are not decoded, as the encoder's `decoder` is None"
+    name = type(decoder).__name__
+    if isinstance(decoder, SampleDecoder):
+        name += f"(image_decode={decoder.config()['image_decode']!r})"
+    return f"the files of a sample are decoded by {name}"
 
 
 def _only(encoder: Any, name: str, sample: Any, results: Iterator[Any]) -> Any:

@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 
 import pytest
-from megatron.energon import stateless
+from megatron.energon import SampleDecoder, stateless
 
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import DEFAULT_NAME
@@ -263,6 +263,24 @@ def test_a_damaged_sample_is_never_packed(tmp_path, caplog):
     assert "6 of 50 samples cannot be measured, the first: Sample 000005" in caplog.text
     read = {number for step in loader for row in step for number, *_ in row}
     assert read == {n for n in range(50) if n % 5 or not n % 3}
+
+
+def test_samples_that_cannot_be_measured_name_the_decoder(data, caplog):
+    encoder = PackedCaptions()
+    encoder.decoder = None  # then cook() cannot read the caption in the bytes of the JSON
+    with pytest.raises(ConfigError, match="TypeError in sample 000000"):
+        dataset_of(alone(data), encoder=encoder)
+
+    class NeedsPillow(PackedCaptions):
+        decoder = SampleDecoder(image_decode="rgb8")
+
+        @stateless
+        def encode_sample(self, sample):
+            sample.images = [image.convert("RGB") for image in sample.images]
+            return super().encode_sample(sample)
+
+    dataset_of(alone(data), encoder=NeedsPillow())
+    assert "has no attribute 'convert'); the files of a sample are decoded by Sample" in caplog.text
 
 
 class OwnName(OwnPacker):

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from megatron.energon import DefaultTaskEncoder, SkipSample, TaskEncoder, stateless
+from megatron.energon import DefaultTaskEncoder, SampleDecoder, SkipSample, TaskEncoder, stateless
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
 from energon_ext.documents.order import EpochOrder
@@ -240,6 +240,49 @@ def test_a_run_without_usable_samples_ends_with_the_reason(data):
     encoder.wanted = set()
     with pytest.raises(SampleError, match="101 samples in a row .*SkipSample"):
         run(mix(data), 1, encoder=encoder)
+
+
+class WithPillow(PlannedCaptions):
+    """Needs images of PIL."""
+
+    @stateless
+    def encode_sample(self, sample):
+        sample.images = [image.convert("RGB") for image in sample.images]
+        return super().encode_sample(sample)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "error", "how"),
+    [
+        (
+            SampleDecoder(image_decode="rgb8"),
+            "AttributeError",
+            r"are decoded by SampleDecoder\(image_decode='rgb8'\)",
+        ),
+        (None, "TypeError", "are not decoded, as the encoder's `decoder` is None"),
+    ],
+)
+def test_samples_that_all_fail_alike_name_the_decoder(tmp_path, decoder, error, how):
+    write_images(tmp_path / "photos", 40, images=lambda number: 1)
+    path = write(tmp_path / "mix.yaml", {"blend": [{"path": "photos"}]})
+    encoder = WithPillow()
+    encoder.decoder = decoder
+    with pytest.raises(
+        SampleError,
+        match=rf"101 samples in a row .* Sample 0000\d\d: {error} .* All failed with {error}: the "
+        rf"files of a sample {how}; set `decoder` in the encoder",
+    ):
+        run(path, 1, encoder=encoder)
+
+
+def test_samples_that_fail_in_several_ways_do_not_blame_the_decoder(data):
+    class Moody(PlannedCaptions):
+        @stateless
+        def encode_sample(self, sample):
+            raise (KeyError if self.sample_number % 2 else IndexError)("no such field")
+
+    with pytest.raises(SampleError, match=r"101 samples in a row .*no such field'?\)\.$"):
+        run(mix(data), 1, encoder=Moody())
 
 
 def test_a_truncated_tar_is_named(tmp_path):
