@@ -101,8 +101,11 @@ def test_sizes_that_do_not_fit_are_refused(check, changed, message):
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize("model", GPUS)
-def test_the_command_has_every_option_and_those_of_the_caller(model, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "script"),
+    [*((model, None) for model in GPUS), ("llava_small", "pretrain_vlm.py")],
+)
+def test_the_command_has_every_option_and_those_of_the_caller(model, script, tmp_path):
     """Bash runs the script; torchrun is replaced by a program that prints its arguments."""
     torchrun = tmp_path / "torchrun"
     torchrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -114,6 +117,7 @@ def test_the_command_has_every_option_and_those_of_the_caller(model, tmp_path):
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             **{"MODEL": model, "DATA": "mix.yaml", "TOKENIZER": "bytes", "RUN": "/runs/a"},
             "NNODES": "2",
+            **({"SCRIPT": script} if script else {}),
         },
         capture_output=True,
         text=True,
@@ -121,8 +125,8 @@ def test_the_command_has_every_option_and_those_of_the_caller(model, tmp_path):
     )
     arguments = run.stdout.split("\n")
     assert arguments[arguments.index("--nnodes") + 1] == "2"
-    script = arguments.index(str(LAUNCH / "pretrain_gpt.py"))
-    command = " ".join(arguments[script:])
+    begin = arguments.index(str(LAUNCH / (script or "pretrain_gpt.py")))
+    command = " ".join(arguments[begin:])
     for file in (f"{model}.args", "energon.args"):
         for line in (LAUNCH / file).read_text().splitlines():
             assert line.startswith("#") or line in command
