@@ -285,6 +285,9 @@ class PlannedDataset(Blend, SavableDataset):
 
     # Energon's dataset interface ----------------------------------------------------------------
 
+    def set_skip_mode(self, active: bool) -> None:
+        """Do nothing: the next Energon may ask for less work on batches that it will drop."""
+
     def len_worker(self, worker_idx: int | None = None) -> int:
         documents = sum(source.documents for source in self.sources.values())
         return -(-documents // (self.topology.ranks * self.topology.workers))

@@ -66,6 +66,21 @@ class OwnPacker(PackedCaptions):
         return rows
 
 
+class OfDictionaries(PackedCaptions):
+    """Packs as OwnPacker does, if samples were dictionaries."""
+
+    def select_samples_to_pack(self, samples):
+        rows = []
+        for sample in sorted(samples[:-1], key=lambda each: -each["total_len"]):
+            for row in rows:
+                if sum(each["num_tokens"] for each in row) + sample["length"] <= self.seq_len:
+                    row.append(sample)
+                    break
+            else:
+                rows.append([sample])
+        return rows
+
+
 @pytest.mark.parametrize(
     "encoder", [pytest.param(PackedCaptions, marks=pytest.mark.nightly), OwnPacker]
 )
@@ -288,6 +303,19 @@ class OwnName(OwnPacker):
 
     def select_samples_to_pack(self, samples):
         return [[sample] for sample in samples if sample.num_patches]
+
+
+def test_a_packer_of_dictionaries_reads_lengths_as_items(data):
+    assert (
+        run(mix(data), 4, encoder=OfDictionaries())[0] == run(mix(data), 4, encoder=OwnPacker())[0]
+    )
+
+    class OfTokens(OwnPacker):
+        def select_samples_to_pack(self, samples):
+            return [[sample] for sample in samples if sample["tokens"]]
+
+    with pytest.raises(ConfigError, match="no item 'tokens'. Samples only have their length, as"):
+        take(loader_for(dataset_of(alone(data), encoder=OfTokens())), 1)
 
 
 def test_a_packer_can_set_its_own_length_attribute(data):
