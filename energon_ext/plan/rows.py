@@ -77,6 +77,7 @@ class PlannedRows(RowSource):
         self.read_bytes = packer.seq_len * _TOKEN_BYTES if is_remote else 0
         self._packer = packer
         self._order = order
+        self.epoch_documents = order.size  # conversations may become several documents
         self._first = first
         self._buffer_docs = buffer_docs
         self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
