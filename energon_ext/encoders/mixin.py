@@ -251,7 +251,13 @@ class DynamicBlendMixin:
 
     def _batch_of(self, rows: list[Any]) -> Any:
         """Build a batch of planned rows or samples with the encoder's own methods."""
-        return self.encode_batch(self.batch(rows))  # type: ignore[attr-defined]
+        batch = self.encode_batch(self.batch(rows))  # type: ignore[attr-defined]
+        if batch is None:  # would look like the end of the data
+            raise ConfigError(
+                f"{type(self).__qualname__}.encode_batch: returned None; return every batch, since "
+                f"all ranks read equally many."
+            )
+        return batch
 
     def _saved(self) -> dict[str, Any]:
         """Return the encoder's description for a state."""
