@@ -10,11 +10,9 @@ reads the batches whose turn it is.
 from __future__ import annotations
 
 import functools
-import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-import numpy as np
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
@@ -27,11 +25,11 @@ from energon_ext.plan.clock import Clock, RowLengths
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round, rounds_of
 from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.settings import step_settings, worker_settings
 from energon_ext.plan.source import Blend, Source
 from energon_ext.plan.state import cursor_of, restore_cursor
 from energon_ext.plan.step import Plan, Step
 from energon_ext.state.match import SourceChange
-from energon_ext.state.schema import digest_of
 from energon_ext.weights import LiveWeights
 
 logger = log_of(__name__)
@@ -177,25 +175,12 @@ class PlannedDataset(Blend, SavableDataset):
         return source, taken.description(index)
 
     @functools.cached_property
-    def inside(self) -> dict[str, Any]:
-        """Everything that the draw of a step depends on apart from the plan, as JSON values.
+    def step_settings(self) -> dict[str, Any]:
+        return step_settings(self)
 
-        Values that may be long are replaced by digests.
-        """
-        cost, axis = self.batches.cost, self.clock.axis
-        options: dict[str, list[Any]] = {}
-        for key, rows in zip(self.keys, self.rows):
-            for name, value in rows.options().items():
-                options.setdefault(name, []).append([key, value])
-        return {
-            "rows_per_step": self.topology.rows_per_step,
-            "batch_size": self.topology.batch_rows,
-            "ranks": self.topology.ranks,
-            "axis": axis.counted,
-            "cost": None if cost is None else _digest_of_cost(cost, self.clock.row_tokens),
-            "mixture": digest_of(self.tree.to_json())[:16],
-            **{name: digest_of(values)[:16] for name, values in options.items()},
-        }
+    @functools.cached_property
+    def worker_settings(self) -> dict[str, Any]:
+        return worker_settings(self)
 
     # Batches ------------------------------------------------------------------------------------
 
@@ -303,8 +288,11 @@ class PlannedDataset(Blend, SavableDataset):
         }
 
     def save_state(self) -> FlexState:
-        """Return the cursor after the last batch."""
-        return FlexState(cursor_of(self, self.progress))
+        """Return the cursor after the last batch of this worker of Energon's own loader."""
+        state = cursor_of(self, self.progress)
+        if self.worker_config.num_workers:
+            state["inside"] = self.worker_settings
+        return FlexState(state)
 
     def restore_state(self, state: Any) -> None:
         """Continue from :meth:`save_state`, or from the start if the state is refused.
@@ -321,9 +309,3 @@ class PlannedDataset(Blend, SavableDataset):
         except BaseException:  # including Ctrl-C: never continue from a partly restored state
             self.reset_state_own()
             raise
-
-
-def _digest_of_cost(cost: Cost, row_tokens: int) -> str:
-    """Return a digest of the costs of all lengths; a function's name would not identify it."""
-    costs = np.asarray(cost(np.arange(1, row_tokens + 2)), np.float64)
-    return hashlib.sha256(costs.tobytes()).hexdigest()[:16]

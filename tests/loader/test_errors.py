@@ -109,7 +109,9 @@ class NoBatch(PackedTaskEncoder):
 
     def encode_batch(self, batch):
         index = WorkerConfig.active_worker_config.active_worker_batch_index
-        return None if index == 7 // max(1, WorkerConfig.active_worker_config.num_workers) else batch
+        return (
+            None if index == 7 // max(1, WorkerConfig.active_worker_config.num_workers) else batch
+        )
 
 
 @pytest.mark.parametrize("workers", [0, 1])

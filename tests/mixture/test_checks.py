@@ -169,7 +169,9 @@ class Counting(ScheduledWeight):
 def test_a_weight_is_evaluated_at_its_own_breakpoints_and_not_at_those_of_all_others(sources):
     """Each of two checks looks at 0, ten breakpoints and the positions after them."""
     Counting.looked_up = 0
-    weights = [Counting("step", {50 * n + number: 1 for n in range(10)}) for number in range(sources)]
+    weights = [
+        Counting("step", {50 * n + number: 1 for n in range(10)}) for number in range(sources)
+    ]
     check(Tree(Node(BLEND, weights), [f"source {number:02d}" for number in range(sources)]))
     assert Counting.looked_up <= 2 * (2 * 10 + 1) * sources
 
