@@ -26,8 +26,8 @@ def open_descriptor(path: str | Path) -> int:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         raise ConfigError(
-            f"{path}: cannot be opened, since too many files are open; raise the limit of the process "
-            f"(`ulimit -n`)."
+            f"{path}: cannot be opened, since too many files are open; raise the limit of the "
+            f"process (`ulimit -n`)."
         ) from error
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor

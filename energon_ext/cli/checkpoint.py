@@ -164,7 +164,7 @@ def forecast(
         **options,
     )
     dataset.continue_from(cursor.state)
-    prediction = make_forecast(dataset, steps, None, exact, cursor.state)
+    prediction = make_forecast(dataset, steps, None, exact)
     show_forecast(prediction, dataset, steps, as_json)
     draw_forecast(prediction, metadataset.name, png, html)
 

@@ -92,7 +92,7 @@ def trace(
     warn_of_undecided_weights(blend, step)
     decode = load_tokenizer(tokenizer).decode if tokenizer else None
     start, state = (cursor.step, cursor.state) if before else (0, None)
-    rows = list(_rows(blend, start, blend.planned_steps(state), step, step))
+    rows = list(_rows(blend, start, blend.fork(state).draw_steps(), step, step))
     if not rows:
         raise ConfigError(f"--step {step}: all sources are exhausted before it.")
     for _, row in rows:
@@ -137,7 +137,8 @@ def _show_document(
         packed = _with_packing_after(cursors, before) if before else cursors[0]
         blend = open_blend(after or packed)
         source, number = _document(text, blend)
-        steps = blend.planned_steps(None if before is None else before.state)
+        blend = blend.fork(None if before is None else before.state)
+        steps = blend.draw_steps()
         reads = [
             (step, row)
             for step, row in _rows(blend, start, steps, start, end)

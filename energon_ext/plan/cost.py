@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -123,3 +124,9 @@ class VisionCost:
         """Return the costs of images, given their numbers of patches."""
         patches = patches.astype(np.float64)
         return self.linear * patches + self.quadratic * patches**2
+
+
+def digest_of_cost(cost: Cost, row_tokens: int) -> str:
+    """Return a digest of the costs of all lengths; a function's name would not identify it."""
+    costs = np.asarray(cost(np.arange(1, row_tokens + 2)), np.float64)
+    return hashlib.sha256(costs.tobytes()).hexdigest()[:16]

@@ -9,8 +9,9 @@ reads the batches whose turn it is.
 
 from __future__ import annotations
 
+import copy
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from megatron.energon import WorkerConfig
@@ -30,6 +31,7 @@ from energon_ext.plan.source import Blend, Source
 from energon_ext.plan.state import cursor_of, restore_cursor
 from energon_ext.plan.step import Plan, Step
 from energon_ext.state.match import SourceChange
+from energon_ext.state.schema import without_seal
 from energon_ext.weights import LiveWeights
 
 logger = log_of(__name__)
@@ -125,18 +127,23 @@ class PlannedDataset(Blend, SavableDataset):
         mixture = Mixture(self.tree, self.keys, seed=seed, row_tokens=row_tokens)
         self.plan = Plan(self.rows, mixture)
 
-    def planned_steps(self, state: Mapping[str, Any] | None = None) -> Iterator[Step]:
-        """Return an iterator that draws steps without reading them, from the start or a cursor.
+    def fork(self, state: Mapping[str, Any] | None = None) -> PlannedDataset:
+        """Return a dataset over the same data that draws on its own, to answer questions.
 
-        If the cursor was saved inside a step, that step comes first, as a whole.
+        It continues after the last batch of this one, which it never moves, or from a cursor. A
+        step that was partly read comes first, as a whole.
         """
-        self.reset_state_own()
-        if state is not None:
-            self.restore_state(FlexState({**state, "done": 0, "inside": None}))
-        return self._steps()
+        cursor = cursor_of(self, self.progress) if state is None else without_seal(state)
+        other = copy.copy(self)
+        other.sources = {
+            key: replace(source, rows=source.rows.fork()) for key, source in self.sources.items()
+        }
+        other.rows = [source.rows for source in other.sources.values()]
+        other.continue_from({**cursor, "done": 0, "inside": None})
+        return other
 
-    def _steps(self, live_weights: Sequence[LiveWeights] = ()) -> Iterator[Step]:
-        """Draw the next steps; before each, wait until the live weights cover it."""
+    def draw_steps(self, live_weights: Sequence[LiveWeights] = ()) -> Iterator[Step]:
+        """Draw the next steps; before each, wait until the given live weights cover it."""
         plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
         while True:
             for live in live_weights if not plan.mixture.ended.all() else ():
@@ -154,7 +161,7 @@ class PlannedDataset(Blend, SavableDataset):
     def drawn_steps(self) -> Iterator[DrawnStep]:
         """Yield the next steps as this rank reads them."""
         while True:
-            for step in self._steps(self.live_weights):
+            for step in self.draw_steps(self.live_weights):
                 yield self._drawn(step)
             if not self.passes.repeats or not self.plan.row:
                 return
@@ -295,7 +302,7 @@ class PlannedDataset(Blend, SavableDataset):
         return FlexState(state)
 
     def restore_state(self, state: Any) -> None:
-        """Continue from :meth:`save_state`, or from the start if the state is refused.
+        """Continue from a cursor, with or without its digest; from the start if it is refused.
 
         Raises: see :func:`~energon_ext.plan.state.restore_cursor`.
         """
@@ -305,7 +312,7 @@ class PlannedDataset(Blend, SavableDataset):
         """Like :meth:`restore_state`, but return the change of every source."""
         self.reset_state_own()
         try:
-            return restore_cursor(self, state)
+            return restore_cursor(self, without_seal(state))
         except BaseException:  # including Ctrl-C: never continue from a partly restored state
             self.reset_state_own()
             raise

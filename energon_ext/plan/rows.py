@@ -9,6 +9,7 @@ it. On a resume the plan is computed again, without reading any tokens.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any, Mapping
 
@@ -107,6 +108,11 @@ class PlannedRows(RowSource):
     def restart(self) -> None:
         self._order.restart()
         self.window, self._plan, self.next_row = PackWindow(0, 0), PackPlan.none(), 0
+
+    def fork(self) -> PlannedRows:
+        other = copy.copy(self)
+        other._order = copy.copy(self._order)
+        return other
 
     @property
     def kept_numbers(self) -> np.ndarray:

@@ -4,12 +4,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any, Mapping
 
-import numpy as np
-
-from energon_ext.plan.cost import Cost
+from energon_ext.plan.cost import digest_of_cost
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import digest_of
 
@@ -32,7 +29,7 @@ def step_settings(dataset: "PlannedDataset") -> dict[str, Any]:
         "batch_size": topology.batch_rows,
         "ranks": topology.ranks,
         "axis": clock.axis.counted,
-        "cost": None if cost is None else _digest_of_cost(cost, clock.row_tokens),
+        "cost": None if cost is None else digest_of_cost(cost, clock.row_tokens),
         "mixture": digest_of(dataset.tree.to_json())[:16],
         **{name: digest_of(values)[:16] for name, values in options.items()},
     }
@@ -66,9 +63,3 @@ def check_settings(dataset: "PlannedDataset", saved: Mapping[str, Any]) -> None:
         )
         advice = "to change them, save at the end of a step"
     check_fingerprint(saved, current, advice=f"{reason}; {advice}.")
-
-
-def _digest_of_cost(cost: Cost, row_tokens: int) -> str:
-    """Return a digest of the costs of all lengths; a function's name would not identify it."""
-    costs = np.asarray(cost(np.arange(1, row_tokens + 2)), np.float64)
-    return hashlib.sha256(costs.tobytes()).hexdigest()[:16]

@@ -125,6 +125,11 @@ def check_seal(state: Any) -> dict[str, Any]:
     return content
 
 
+def without_seal(state: Any) -> Any:
+    """Return a state without its digest, which is verified if there is one."""
+    return check_seal(state) if isinstance(state, Mapping) and SEAL in state else state
+
+
 def digest_of(value: Any) -> str:
     """Return the SHA-256 of JSON values; StateFormatError for anything else.
 
