@@ -67,8 +67,9 @@ class CutDocuments:
         if self._untrainable.size:
             logger.warning(
                 "%s: %d of %d documents have no trained label in their first %d tokens and are "
-                "excluded; the first is document %d.",
-                *(source, self._untrainable.size, len(files), max_tokens, self._untrainable[0]),
+                "excluded; the first is %s:%d.",
+                *(source, self._untrainable.size, len(files), max_tokens),
+                *(source, self._untrainable[0]),
             )
 
     def _are_trained(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -87,6 +87,7 @@ class PlannedDataset(Blend, SavableDataset):
         plan: draws steps; it may be ahead of ``progress``.
         progress: state after the last batch that was handed out.
         retained: states of sources that are only in the restored state, by key.
+        earlier_digests: data digests of the steps before the restored state, as in a cursor.
 
     State: one cursor for the run, see :mod:`energon_ext.plan.state`.
     """
@@ -114,6 +115,7 @@ class PlannedDataset(Blend, SavableDataset):
 
     def reset_state_own(self) -> None:
         self.retained: dict[str, Any] = {}
+        self.earlier_digests: tuple[tuple[int, str], ...] = ()
         self._begin()
         self.progress = Progress(self.plan.advance())
         self._stream: Iterator[Round] | None = None
