@@ -294,7 +294,8 @@ def test_a_jsonl_file_is_a_source_like_any_other(tmp_path, good):
 def test_validation_accepts_dataset_code_and_files_that_the_caller_names(tmp_path, good):
     meta = good / ".nv-meta"
     (meta / "loader.py").write_text(
-        "def load(raw): return {'text': raw['txt'].upper()}\ndef parts(part): return part == 'txt'\n"
+        "def load(raw): return {'text': raw['txt'].upper()}\n"
+        "def parts(part): return part == 'txt'\n"
     )
     settings = {
         "sample_type": TEXT_SAMPLE,

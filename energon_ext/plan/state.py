@@ -72,8 +72,6 @@ def _data_digests(dataset: "PlannedDataset", step: int) -> list[list[Any]]:
     for stop, digest in dataset.earlier_digests:
         if stop > (spans[-1][0] if spans else 0):  # not of a run that was saved at once
             spans.append([stop, digest])
-    if spans and spans[-1][0] > step:  # the plan has started again
-        spans = []
     if spans and spans[-1][1] == dataset.data_digest:
         spans.pop()
     return [*spans, [step, dataset.data_digest]]
@@ -128,7 +126,8 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
 def _check_configuration(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
     """Compare fingerprints; the packing may change if no step is fixed and all sources allow it."""
     saved, current = dict(state["fingerprint"]), dict(dataset.fingerprint)
-    if state["inside"] is None and all(rows.may_be_repacked for rows in dataset.rows):
+    is_open = state["done"] or state["inside"] is not None
+    if not is_open and all(rows.may_be_repacked for rows in dataset.rows):
         for fields in (saved, current):
             for name in packing_of(fields):
                 del fields[name]

@@ -13,7 +13,7 @@ from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_t
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.mixture.checks import BlendWarning, check_mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
-from energon_ext.weights import ScheduledWeight, ScheduleAxis, weight_from_config
+from energon_ext.weights import ScheduleAxis, ScheduledWeight, weight_from_config
 from tests.plan.runs import write_split
 from tests.support import config, write_dataset, write_mix, write_tokens
 

@@ -127,7 +127,7 @@ def test_rows_short_of_a_full_step_are_read_after_a_raised_limit(data, caplog):
         loader = loader_for(dataset_of(path))
         read = list(loader)
     assert [len(step) for step in read] == [8] * 6
-    assert "The last 2 rows do not fill a step and are dropped." in caplog.text
+    assert "The last 2 rows do not fill a step and are dropped; a method make_pad" in caplog.text
     write(path, {"blend": [{"path": "photos", "max_epochs": 2}]})
     more, _ = run(path, 6, state=loader.state_dict())
     numbers = [number for step in read + more for _, number, *_ in step]
@@ -313,7 +313,7 @@ def streamed():
         (OwnStages(), {}, "build_batch builds its own stages"),
         (Sized(), {}, "blend_sample_size needs samples that have been read"),
         (Packing(), {"packing_buffer_size": 4}, "packing_buffer_size packs samples whose lengths"),
-        (PlannedCaptions(), {"repeat": False}, "repeat=False reads every sample once"),
+        (PlannedCaptions(), {"repeat": False}, "every sample is read once, and without make_pad"),
         (PlannedCaptions(), {"batch_size": None}, "without a batch_size there are no batches"),
         (streamed(), {}, "plan_samples is False"),
     ],

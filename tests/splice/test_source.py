@@ -103,7 +103,7 @@ def test_a_resume_at_any_row_continues_like_the_source(pack):
     rows = source(pack, **options)
     for done in range(len(expected) + 1):
         state = state_of(rows)
-        assert set(state) == {"kind", "documents", "next_row"}
+        assert set(state) == {"kind", "documents", "next_row", "pass_start"}
         assert take(resumed(state, pack, **options), 12) == expected[done : done + 12]
         assert take(copy.copy(rows), 12) == expected[done : done + 12]
         take(rows, 1)
