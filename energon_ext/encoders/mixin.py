@@ -51,6 +51,7 @@ from energon_ext.prepare.lengths import LengthTable
 from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import ENCODER
 from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
+from energon_ext.streamed.factory import BlendFactory
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 
 logger = log_of(__name__)
@@ -247,7 +248,7 @@ class DynamicBlendMixin:
             **options,
         )
         return super().build_train_datasets(  # type: ignore[misc]  # of the next base class
-            datasets=[LoadedDataset(dataset=_BlendFactory(blend))],
+            datasets=[LoadedDataset(dataset=BlendFactory(blend))],
             worker_config=blend.worker_config,
             blend_mode=DatasetBlendMode.NONE,
             repeat=False,
@@ -327,19 +328,3 @@ class DynamicBlendMixin:
         if self._sizes_samples():
             return "blend_sample_size needs samples that have been read"
         return reason_to_stream(self, entries, stages, is_complete)
-
-
-class _BlendFactory:
-    """A blend as the factory of one dataset, with the members that Energon's stages use."""
-
-    # Energon only checks whether samples are crude, and the sources have already cooked them.
-    __sample_type__ = None
-
-    def __init__(self, blend: SavableDataset):
-        self._blend = blend
-
-    def __len__(self) -> int:
-        return 1
-
-    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        return self._blend

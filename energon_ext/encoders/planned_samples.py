@@ -137,6 +137,7 @@ def saved_samples(encoder: Any) -> dict[str, Any]:
         "class": "samples",
         "cost": None if cost is None else vars(cost),
         "fingerprint": encoder.state_fingerprint(),
+        "has_padding": encoder.make_padding is not None,
         "lengths": identity_of_lengths(encoder) if is_packing else None,
         "packer": packer,
         "tokenizer": saved_tokenizer(encoder.tokenizer) if has_tokens else None,

@@ -135,7 +135,7 @@ def _check_configuration(dataset: "PlannedDataset", state: Mapping[str, Any]) ->
 
 
 def _check_not_skipped(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the step in which a state was saved is to be skipped now."""
+    """Raise ConfigError if the step in which a state was saved must be skipped now."""
     step = state["plan"]["step"]
     if dataset.clock.is_skipped(step):
         raise ConfigError(

@@ -131,6 +131,30 @@ def test_virtual_epochs_equal_those_of_the_exact_loader(folder, workers):
     assert [[batch_hash(batch) for batch in resumed] for _ in range(2)] == expected[3:]
 
 
+@pytest.mark.parametrize("done", [4, 7])
+def test_virtual_epochs_resumed_between_two_turns_read_every_batch_once_in_another_order(
+    folder, done
+):
+    """Energon begins each later pass with the worker that was next, of three."""
+
+    def new_loader():
+        return stock_loader_for(new_dataset(folder, workers=3, virtual_epoch_length=6))
+
+    planned = hashes(loader_for(new_dataset(folder)), done + 27)
+    numbers = {each: number for number, each in enumerate(planned)}
+    loader, count = new_loader(), 0
+    while count < done:
+        for _ in loader:
+            count += 1
+            if count == done:
+                break
+    resumed = new_loader()
+    resumed.restore_state_rank(loader.save_state_rank())
+    found = [numbers[batch_hash(batch)] for _ in range(3) for batch in resumed]
+    assert len(set(found)) == len(found)
+    assert {*range(done, done + 9)} <= {*found} and found != sorted(found)
+
+
 @every_number_of_workers
 def test_a_pass_ends_for_all_workers_before_the_next_begins(folder, workers):
     for source in "xy":

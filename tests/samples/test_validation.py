@@ -9,9 +9,11 @@ from megatron.energon import get_savable_loader
 
 from energon_ext import ExactDataLoader, get_train_dataset, get_val_datasets
 from energon_ext.errors import ConfigError
-from tests.samples.test_planned_samples import write
+from tests.cli.command import energon_ext
+from tests.samples.test_planned_samples import dataset_of, write
 from tests.samples.test_tokens_beside_samples import TEXTS, CaptionsAndText, mix
 from tests.samples.vision import PackedCaptions, PlannedCaptions, write_images
+from tests.saves import save_cursor
 from tests.support import config, loader_for, stock_loader_for, take, write_texts
 
 PADDING = "padding"
@@ -147,3 +149,16 @@ def test_unpacked_samples_without_padding_are_validated_by_energon(data):
     advice = "Validation that is not planned, .*, is read by megatron.energon.get_savable_loader"
     assert re.search(advice, str(error.value))
     assert take(get_savable_loader(dataset), 1)
+
+
+def test_trace_lists_the_last_step_that_padding_completes_without_user_code(data):
+    """50 samples in steps of 4: the 13th step has two samples."""
+    path = write(data / "limited.yaml", {"blend": [{"path": "photos", "max_epochs": 1}]})
+    loader = loader_for(dataset_of(path, encoder=CompleteOneByOne(), batch_size=4, rows_per_step=4))
+    assert len(loader) == 13
+    save_cursor(data / "run", 0, loader.state_dict())
+    result = energon_ext("trace", data / "run", path, "--step", 12)
+    numbers = [number for _, number, *_ in [*loader][-1]]
+    assert numbers[2:] == [PADDING] * 2 and result.exit_code == 0, result.output
+    assert result.output.count("padding") == 2
+    assert all(f"{number:06d}" in result.output for number in numbers[:2])
