@@ -289,3 +289,29 @@ def test_a_jsonl_file_is_a_source_like_any_other(tmp_path, good):
     batches = take(loader_for(load(mix)), 8)
     seen = {source for batch in batches for source in batch.tokens_per_source()}
     assert seen == {"good:train", "lines.jsonl"}
+
+
+def test_validation_accepts_dataset_code_and_files_that_the_caller_names(tmp_path, good):
+    meta = good / ".nv-meta"
+    (meta / "loader.py").write_text(
+        "def load(raw): return {'text': raw['txt'].upper()}\n"
+        "def parts(part): return part == 'txt'\n"
+    )
+    settings = {
+        "sample_type": TEXT_SAMPLE,
+        "sample_loader": "loader.py:load",
+        "part_filter": "loader.py:parts",
+    }
+    (meta / "loud.yaml").write_text(json.dumps(settings))
+    (meta / "half.yaml").write_text((meta / "split.yaml").read_text().replace("train", "half"))
+    options = {"split_part": "half", "split_config": "half.yaml", "dataset_config": "loud.yaml"}
+    ((dataset, _),) = get_val_datasets(
+        good,
+        worker_config=config(),
+        batch_size=1,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), 16),
+        allow_dataset_code=True,
+        **options,
+    )
+    batch = take(loader_for(dataset), 1)[0]
+    assert "TEXT" in ByteTokenizer().decode(batch.tokens)

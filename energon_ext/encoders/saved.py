@@ -72,6 +72,8 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
         self._fingerprint = dict(saved["fingerprint"])
         self.sample_block = self._fingerprint.get("sample_block", 1)
         self.saved_lengths, packer = saved["lengths"], saved["packer"]
+        if saved.get("has_padding"):  # absent from older states
+            self.make_padding = _unchanged
         if packer is None:
             return
         options = dict(packer)
@@ -95,6 +97,11 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
 
     def _load_dataset(self, dataset: Any, offset: int, worker_config: Any) -> Any:
         return dataset.dataset.build(offset)  # without cooking
+
+
+def _unchanged(row: Any) -> Any:
+    """Replace ``make_padding`` of an encoder that is not here; its rows are never read."""
+    return row
 
 
 def load_encoder(

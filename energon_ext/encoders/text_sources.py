@@ -21,6 +21,7 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.documents.file_set import TokenFiles, open_token_files
+from energon_ext.documents.object_store import as_msc
 from energon_ext.documents.stored_files import (
     fingerprint_files,
     num_samples,
@@ -50,12 +51,23 @@ _ENCODES_CONVERSATIONS = "energon_ext.encoders.sft.SFTTaskEncoder.encode_documen
 
 
 def load_split(
-    path: Path, split: str, encoder: Any, trusted_modules: Iterable[str] = ()
+    path: str | Path | EPath, split: str, encoder: Any, trusted_modules: Iterable[str] = ()
 ) -> tuple[Entry, ...]:
     """Check and load the sources of one split of a metadataset or prepared folder."""
-    YamlChecker(frozenset(trusted_modules)).check(EPath(str(path)), split)
+    YamlChecker(frozenset(trusted_modules)).check(path, split)
+    return load_checked(path, split, encoder)
+
+
+def load_checked(
+    path: str | Path | EPath, split: str, encoder: Any, **files: str
+) -> tuple[Entry, ...]:
+    """Load the sources of one split of a checked metadataset or prepared folder.
+
+    Args:
+        **files: ``dataset_config`` and ``split_config`` of a prepared folder.
+    """
     with quiet_energon():
-        loaded = load_dataset(EPath(str(path))).get_datasets(
+        loaded = load_dataset(EPath(as_msc(path)), **files).get_datasets(
             training=False, split_part=split, worker_config=ALONE, decoder=encoder.decoder
         )
     return mix_of(loaded.datasets).entries

@@ -127,6 +127,10 @@ class ExactDataLoader:
         """Batches of this rank since the start of the run."""
         return self.dataset.batches_read
 
+    def __len__(self) -> int:
+        """Return the batches of this rank in a pass; TypeError if it is endless."""
+        return self.dataset.len_rank()
+
     def __iter__(self) -> Iterator[Any]:
         """Start or continue a pass; ConfigError if the loader was closed."""
         self._check_open()

@@ -13,7 +13,7 @@ from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_t
 from energon_ext.mixture.checks import BlendWarning, check_mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
-from energon_ext.weights import ScheduleAxis, weight_from_config
+from energon_ext.weights import ScheduleAxis, ScheduledWeight, weight_from_config
 from tests.plan.runs import write_split
 from tests.support import config, write_dataset, write_mix, write_tokens
 
@@ -153,6 +153,27 @@ def test_every_worker_of_a_shared_plan_draws_from_every_source(data):
     """All workers plan all rows, so one document is enough for eight of them."""
     write_tokens(data / "one_document", [[5, 6, 7]])
     load(data, [("one_document", 1), ("books", {"step": {0: 1, 30: 0}})], num_workers=8)
+
+
+class Counting(ScheduledWeight):
+    """Counts how often its rule is looked up."""
+
+    looked_up = 0
+
+    def segment(self, position):
+        Counting.looked_up += 1
+        return super().segment(position)
+
+
+@pytest.mark.parametrize("sources", [2, 40])
+def test_a_weight_is_evaluated_at_its_own_breakpoints_and_not_at_those_of_all_others(sources):
+    """Each of two checks looks at 0, ten breakpoints and the positions after them."""
+    Counting.looked_up = 0
+    weights = [
+        Counting("step", {50 * n + number: 1 for n in range(10)}) for number in range(sources)
+    ]
+    check(Tree(Node(BLEND, weights), [f"source {number:02d}" for number in range(sources)]))
+    assert Counting.looked_up <= 2 * (2 * 10 + 1) * sources
 
 
 # Likely mistakes ----------------------------------------------------------------------------------

@@ -305,7 +305,7 @@ def test_spliced_state_is_one_number_and_a_fingerprint(data):
     take(loader, 5)
     (source,) = loader.state_dict()["plan"]["sources"].values()
     documents = source["rows"].pop("documents")
-    assert source["rows"] == {"kind": "spliced", "next_row": 20}
+    assert source["rows"] == {"kind": "spliced", "next_row": 20, "pass_start": 0}
     assert len(documents.pop("documents")) == 64  # a digest
     assert documents == {**SHORT.to_json(), "order": "even starts"}
     other = MultiSpliceConfig(**{**SHORT.to_json(), "content_length": 5})
