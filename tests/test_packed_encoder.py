@@ -385,7 +385,10 @@ def test_an_incomplete_tokenizer_is_refused_with_the_missing_names(encoder):
         def encode_array(self, text):
             return np.zeros(1, np.int64)
 
-    message = "tokenizer: a Incomplete has no add_bos, encode_batch, decode, fingerprint; implement"
+    message = (
+        "tokenizer: a Incomplete has no add_bos, encode_batch, encode_bare, added_tokens, decode, "
+        "show, fingerprint; make it a subclass of energon_ext.tokenizers.protocol.Tokenizer"
+    )
     with pytest.raises(ConfigError, match=message):
         encoder(Incomplete())
 
