@@ -112,7 +112,7 @@ def _steps_for(blend: Blend, tokens: int) -> int:
 
 
 def _shares(blend: Blend, positions: Sequence[int]) -> str:
-    columns = [blend.planned_shares(position) for position in positions]
+    columns = [blend.shares_at(position) for position in positions]
     axis = blend.clock.axis
     unit = "optimizer step" if axis.counted == STEPS else axis.one
     rows = [[f"share at {unit}", *(f"{position:,}" for position in positions)]]

@@ -121,8 +121,8 @@ def test_phases_become_steps_of_a_schedule(folder):
         {"path": "../wiki", "weight": {"step": {0: 0, 100: 2}}},
     ]
     blend = find_blend(get_train_dataset("out/mix.yaml", **options()))
-    assert blend.planned_shares(99) == {"../code": 0.75, "../web": 0.25, "../wiki": 0}
-    assert blend.planned_shares(100) == {"../code": 0, "../web": 0.5, "../wiki": 0.5}
+    assert blend.shares_at_step(99) == {"../code": 0.75, "../web": 0.25, "../wiki": 0}
+    assert blend.shares_at_step(100) == {"../code": 0, "../web": 0.5, "../wiki": 0.5}
 
 
 def test_validation_has_the_sources_of_the_first_phase(folder):
