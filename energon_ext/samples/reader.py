@@ -41,7 +41,7 @@ class SampleReader:
     samples: NumberedSamples  # each reading process opens the files itself
     table: Any = None  # lengths of the samples, if several are packed into a row
     _skipped: int = field(default=0, init=False)
-    _reason: str = field(default="", init=False)
+    _reasons: list[str] = field(default_factory=list, init=False)  # of failures in a row
 
     def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         """Return the files of a sample, to display them."""
@@ -69,8 +69,8 @@ class SampleReader:
             if sample is not None:
                 return sample
         raise SampleError(
-            f"{self.key}: {self._tolerance + 1} samples in a row cannot be used, the last: "
-            f"{self._reason} Is this the data of another task?"
+            f"{self.key}: {len(self._reasons)} samples in a row cannot be used, the first: "
+            f"{self._reasons[0]}"
         )
 
     @property
@@ -82,12 +82,13 @@ class SampleReader:
         """Read and encode a sample; None if it cannot be used."""
         stored = self.samples.stored(number)
         if stored is None:
-            self._reason = "The split excludes it."
+            self._reasons.append("The split excludes it.")
             return None
         try:
             with keyed_random(self.encoder, f"{self.seed}/{self.key}/{number}/{epoch}"):
                 sample = encoded(self.encoder, self.samples.cooked(stored))
                 self._check_length(number, sample)
+                self._reasons.clear()
                 return sample
         except SampleError as error:
             self._note(f"Sample {key_of(stored)}: {error}")
@@ -114,7 +115,7 @@ class SampleReader:
 
     def _note(self, reason: str) -> None:
         self._skipped += 1
-        self._reason = reason
+        self._reasons.append(reason)
         if str(self._skipped).strip("0") == "1":
             logger.warning("%s: sample skipped (%d so far): %s", self.key, self._skipped, reason)
 
