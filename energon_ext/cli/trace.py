@@ -47,6 +47,7 @@ from energon_ext.state.match import KEPT, compare_sources, match_sources
 )
 @click.option("--tokenizer", help="Tokenizer, to show the beginning of each document as text.")
 @option.split
+@option.encoder
 @option.trusted_module
 @option.as_json
 def trace(

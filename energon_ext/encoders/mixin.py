@@ -108,6 +108,9 @@ class DynamicBlendMixin:
     #: Keys of all sources of the dataset, sorted.
     source_keys: tuple[str, ...] = ()
 
+    #: Whether the encoder was rebuilt from a state, without the code that encodes a sample.
+    is_rebuilt: bool = False
+
     _is_planned: bool = False
     _validating: bool = False
     _padding_row: Callable[[], Row] | None = None

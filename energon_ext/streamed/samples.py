@@ -85,7 +85,9 @@ class StreamedSamples:
             last = error.__context__ or error
             kind = "" if isinstance(last, SampleError) else f"{type(last).__name__}: "
             in_a_row = re.search(r"failed (\d+) times in a row", str(error))
-            what = f"{in_a_row[1]} samples in a row cannot be used, the last" if in_a_row else "failed"
+            what = (
+                f"{in_a_row[1]} samples in a row cannot be used, the last" if in_a_row else "failed"
+            )
             raise SampleError(f"{key}: {what}: {kind}{last}") from error
         # Energon checks the content of an index by assertions.
         except (OSError, tarfile.TarError, ValueError, AssertionError) as error:

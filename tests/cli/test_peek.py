@@ -138,12 +138,6 @@ def test_options_of_our_encoders_conflict_with_a_user_encoder(photos):
     assert "--seq-length: is set by --encoder" in line
 
 
-def test_images_without_an_encoder_ask_for_one(photos):
-    assert "need your own TaskEncoder; pass it to commands with --encoder" in error_line(
-        energon_ext("plan", photos)
-    )
-
-
 def test_a_forecast_of_samples_counts_documents_and_epochs(photos):
     encoder = ("--encoder", "tests.samples.vision:PlannedCaptions")
     result = energon_ext("plan", photos, *encoder, "--steps", 9, "--global-batch-size", 4, "--json")
