@@ -26,7 +26,7 @@ from energon_ext.encoders.sources import open_live_weights
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.text_sources import sample_entries
 from energon_ext.encoders.tokenizer_protocol import Tokenizer
-from energon_ext.encoders.tokenizers import ByteTokenizer, load_tokenizer
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.mixture.checks import check_mixture
@@ -81,8 +81,10 @@ def open_mix(
     batch_size: int = 1,
     rows_per_step: int | None = None,
     **options: Any,
-) -> tuple[SavableDataset, Tokenizer]:
+) -> tuple[SavableDataset, Any]:
     """Return the training dataset of rank 0, by default with one row per step, and its tokenizer.
+
+    The tokenizer is None if a user's encoder has none.
 
     Args:
         **options: see :func:`task_encoder_of`.
@@ -97,7 +99,7 @@ def open_mix(
         task_encoder=task_encoder,
         trusted_modules=trusted_modules,
     )
-    return dataset, getattr(task_encoder, "tokenizer", None) or ByteTokenizer()
+    return dataset, getattr(task_encoder, "tokenizer", None)
 
 
 def task_encoder_of(
