@@ -76,6 +76,7 @@ def test_a_special_or_sparse_file_in_a_pair_is_refused(put, name, message, pair)
 
 
 PLAN = ("plan", "d", "--tokenizer", "tokenizer.json")
+FORECAST = ("plan", "d", "--steps", "1")
 DIFF = ("checkpoint", "diff", "run", "d")
 PREPARE = ("prepare", "o", "--text", "text.txt", "--tokenizer", "bytes", "--val", "0")
 IMPORT = ("import", "o.yaml", "--data-args-path", "list")
