@@ -188,9 +188,9 @@ def value_of(token):
     """Return the value of a token: a number, a list such as ``([0]*3+[1]*58)``, or the token."""
     with contextlib.suppress(ValueError, SyntaxError):
         return ast.literal_eval(token)
-    if re.fullmatch(r"\(?(\[\d+\](\*\d{1,4})?\+?)+\)?", token):
-        parts = re.findall(r"\[(\d+)\](?:\*(\d+))?", token)
-        return [int(number) for number, times in parts for _ in range(int(times or 1))]
+    if re.fullmatch(r"\(?(\[[\d,]+\](\*\d{1,4})?\+?)+\)?", token):
+        parts = re.findall(r"\[([\d,]+)\](?:\*(\d+))?", token)
+        return [int(n) for part, times in parts for n in part.split(",") * int(times or 1)]
     return token
 
 
@@ -243,6 +243,7 @@ def check_parallelism(options, gpus):
         ("--gpus", gpus, experts),
         ("--num-experts", options.get("num_experts") or 0, size("expert_model")),
         ("--num-attention-heads", options["num_attention_heads"], tensor),
+        ("--num-attention-heads", options["num_attention_heads"], options["num_query_groups"] or 1),
         ("--num-query-groups", options["num_query_groups"] or 0, tensor),
         ("--num-layers", layers, pipeline),
         ("--seq-length", options["seq_length"], alignment),
@@ -293,9 +294,7 @@ def build_config(options, **overrides):
     types = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
     values = {RENAMED.get(name, name): value for name, value in options.items()}
     values = {
-        name: [value]
-        if types[name].startswith("Optional[List[str]") and isinstance(value, str)
-        else value
+        name: [value] if "List[str]" in types[name] and isinstance(value, str) else value
         for name, value in values.items()
         if name in types
     }

@@ -86,6 +86,7 @@ def test_configs_with_their_parallelism_are_built(check, model):
         ({"gpus": 12}, "--gpus 12 is not a multiple of 16."),  # 8 expert parallel x 2 stages
         ({"num_experts": 100}, "--num-experts 100 is not a multiple of 8."),
         ({"num_layers": 47}, "--num-layers 47 is not a multiple of 2."),
+        ({"num_query_groups": 12}, "--num-attention-heads 32 is not a multiple of 12."),
         ({"num_query_groups": 1}, "--num-query-groups 1 is not a multiple of 2."),
         ({"seq_length": 4095}, "--seq-length 4095 is not a multiple of 2."),
         (
@@ -152,8 +153,9 @@ def test_a_script_like_deepseeks_has_lists_and_uneven_stages(check, tmp_path):
     assert check.check_parallelism(options, 12) == 4
     said = check.describe_model(options, 4)
     assert said.endswith("B active, without its MTP layers")
-    assert check.read_options(tmp_path / "small.args", ["--recompute-modules", "mlp"])
-    assert check.build_config({**options, "recompute_modules": "mlp"}).recompute_modules == ["mlp"]
+    one = small_options(check, tmp_path, "--recompute-modules moe --moe-layer-freq ([0,1]*2)")
+    assert check.build_config({**one, "num_experts": 4}).recompute_modules == ["moe"]
+    assert one["moe_layer_freq"] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,6 @@ def test_a_script_like_deepseeks_has_lists_and_uneven_stages(check, tmp_path):
         ("--num-layers 2 4", "--num-layers: [2, 4] found, one integer is needed."),
         ("--seq-length", "--seq-length: True found, one integer is needed."),
         ("--hybrid-override-pattern M*-", "--hybrid-override-pattern: this script builds only GPT"),
-        ("--group-query-attention --num-query-groups 3", "Megatron-core rejects the options: "),
         ("--multi-latent-attention --q-lora-rank 64", "is built only with Transformer Engine"),
         ("--recompute-granularity selective --recompute-modules all", "Megatron-core rejects the"),
         ("--softmax-type learnable", "softmax_type='learnable' needs Transformer Engine"),
