@@ -28,7 +28,7 @@ from energon_ext.plan.cost import Cost
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round, rounds_of
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.source import Blend, Source
-from energon_ext.plan.state import cursor_of, restore_cursor
+from energon_ext.plan.state import cursor_of, cursor_of_worker, restore_cursor
 from energon_ext.plan.step import Plan, Step
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import digest_of
@@ -304,7 +304,7 @@ class PlannedDataset(Blend, SavableDataset):
 
     def save_state(self) -> FlexState:
         """Return the cursor after the last batch."""
-        return FlexState(cursor_of(self, self.progress))
+        return FlexState(cursor_of_worker(self))
 
     def restore_state(self, state: Any) -> None:
         """Continue from :meth:`save_state`, or from the start if the state is refused.

@@ -54,6 +54,42 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
     }
 
 
+def cursor_of_worker(dataset: "PlannedDataset") -> dict[str, Any]:
+    """Return the cursor of a dataset with the process of Energon's own loader that it belongs to.
+
+    Several workers stop at different batches, so the cursor of one is a part of the state.
+    """
+    return {**cursor_of(dataset, dataset.progress), "loader": _loader_of(dataset)}
+
+
+def _loader_of(dataset: "PlannedDataset") -> dict[str, int]:
+    config = dataset.worker_config
+    return {
+        "ranks": config.world_size,
+        "workers": config.num_workers,
+        "rank": config.rank,
+        "worker": config.rank_worker_id(),
+    }
+
+
+def _check_loader(dataset: "PlannedDataset", state: Any) -> Any:
+    """Return a state without its process; raise if it is one worker's part, but not this one's."""
+    if not isinstance(state, Mapping) or "loader" not in state:
+        return state
+    content = dict(state)
+    saved, current = content.pop("loader"), _loader_of(dataset)
+    if isinstance(saved, Mapping) and max(saved.get("workers", 0), current["workers"]) > 1:
+        check_fingerprint(
+            saved,
+            current,
+            "a worker of Energon's own loader",
+            advice="Workers stop at different batches, so their states cannot be redistributed "
+            "to other ranks x workers. Finish with the old ones, and use ExactDataLoader: one "
+            "state of it continues on any number.",
+        )
+    return content
+
+
 def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
     """Restore a dataset to a cursor; return the change of every source.
 
@@ -62,6 +98,7 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
         StateMismatchError: it belongs to another configuration; the message lists all differences.
         ConfigError: it was saved inside a step that is now to be skipped.
     """
+    state = _check_loader(dataset, state)
     check_format(state)
     _check_configuration(dataset, state)
     if state["done"]:

@@ -294,7 +294,9 @@ def build_config(options, **overrides):
     types = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
     values = {RENAMED.get(name, name): value for name, value in options.items()}
     values = {
-        name: [value] if "List[str]" in types[name] and isinstance(value, str) else value
+        name: [value]
+        if types[name] == "typing.Optional[typing.List[str]]" and isinstance(value, str)
+        else value
         for name, value in values.items()
         if name in types
     }
