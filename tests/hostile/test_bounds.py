@@ -165,6 +165,7 @@ def test_a_small_parquet_file_cannot_exhaust_memory(tmp_path):
     assert "(20000 shorter)" in prepare_parquet(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_small_parquet_file_with_a_huge_row_group_is_refused(tmp_path):
     """Its row group has 257 MiB of zeros beside the text, which compress to little."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
