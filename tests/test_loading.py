@@ -54,9 +54,9 @@ def test_data_for_another_task_is_refused_with_source_sample_and_fields(tmp_path
     with pytest.raises(ConfigError) as error:
         load(mix)
     message = str(error.value)
-    assert "chat.jsonl: 100 documents in a row cannot be trained on, the last: Sample 99" in message
     assert message.endswith(
-        ": no `text`; it has ['prompt', 'response']. Is this the data of another task?"
+        "chat.jsonl: 100 documents in a row cannot be trained on, the first: Sample 0: no `text`; "
+        "it has ['prompt', 'response']. Use the TaskEncoder for such samples (--task or --encoder)."
     )
     assert "Traceback" not in capfd.readouterr().err
 

@@ -199,7 +199,7 @@ def test_shares_follow_a_schedule(mix):
             int(batch.source_ids[batch.cu_seqlens[:-1].tolist().index(start)])
             for start in range(0, 64 * SEQ_LEN, SEQ_LEN)
         ]
-        for key, share in blend.planned_shares(index).items():
+        for key, share in blend.shares_at_step(index).items():
             drawn[key] += first_segments.count(batch.sources.index(key))
             expected[key] += 64 * share
             variance[key] += 64 * share * (1 - share)

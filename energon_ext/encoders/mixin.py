@@ -109,6 +109,9 @@ class DynamicBlendMixin:
     #: Keys of all sources of the dataset, sorted.
     source_keys: tuple[str, ...] = ()
 
+    #: Whether the encoder was rebuilt from a state, without the code that encodes a sample.
+    is_rebuilt: bool = False
+
     _is_planned: bool = False
     _validating: bool = False
     #: Makes padding of a row that was read, to complete the last step: an encoded sample, or the

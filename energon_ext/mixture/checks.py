@@ -6,6 +6,7 @@ All weights are known in advance, so a gap at step 40 000 is found at step 0. A 
 work raises an error; one that works but is probably a mistake gives a :class:`BlendWarning`.
 """
 
+import inspect
 import math
 import re
 import warnings
@@ -59,7 +60,20 @@ def check_mixture(
         *_listed_twice(keys, splices),
         *_nothing_after_limits(tree, keys, axis, max_epochs),
     ):
-        warnings.warn(message, BlendWarning, stacklevel=2)
+        warnings.warn(message, BlendWarning, stacklevel=_level_of_user())
+
+
+def _level_of_user() -> int:
+    """Return the ``stacklevel`` with which the caller's warning shows the user's own line."""
+    level, frame = 1, inspect.currentframe()
+    frame = None if frame is None else frame.f_back  # of the function that warns
+    while frame is not None and _is_library(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _is_library(module: str) -> bool:
+    return module.startswith(("energon_ext.", "megatron.", "contextlib"))
 
 
 def _check_never_all_zero(

@@ -46,7 +46,7 @@ class SampleReader:
     samples: NumberedSamples  # each reading process opens the files itself
     table: Any = None  # lengths of the samples, if several are packed into a row
     _skipped: int = field(default=0, init=False)
-    _reason: str = field(default="", init=False)
+    _reasons: list[str] = field(default_factory=list, init=False)  # of failures in a row
     _has_worked: bool = field(default=False, init=False)  # the encoder, for some sample
 
     def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
@@ -75,8 +75,8 @@ class SampleReader:
             if sample is not None:
                 return sample
         raise SampleError(
-            f"{self.key}: {self._tolerance + 1} samples in a row cannot be used, the last: "
-            f"{self._reason} Is this the data of another task?"
+            f"{self.key}: {len(self._reasons)} samples in a row cannot be used, the first: "
+            f"{self._reasons[0]}"
         )
 
     @property
@@ -88,13 +88,14 @@ class SampleReader:
         """Read and encode a sample; None if it cannot be used."""
         stored = self.samples.stored(number)
         if stored is None:
-            self._reason = "The split excludes it."
+            self._reasons.append("The split excludes it.")
             return None
         try:
             with keyed_random(self.encoder, f"{self.seed}/{self.key}/{number}/{epoch}"):
                 sample = encoded(self.encoder, self.samples.cooked(stored))
                 self._has_worked = True
                 self._check_length(number, sample)
+                self._reasons.clear()
                 return sample
         except SampleError as error:
             self._has_worked = True
@@ -126,7 +127,7 @@ class SampleReader:
     def _note(self, number: int, reason: str) -> None:
         """Log the 1st, 10th, 100th ... skipped sample, named as in `exclude`."""
         self._skipped += 1
-        self._reason = reason
+        self._reasons.append(reason)
         if str(self._skipped).strip("0") == "1":
             name = f"{self.key}:{number}"
             logger.warning("%s: sample skipped (%d so far): %s", name, self._skipped, reason)

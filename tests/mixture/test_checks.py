@@ -3,6 +3,7 @@
 """Checks at build time: gaps in the weights, and likely mistakes."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -51,6 +52,19 @@ def warnings_of(data, entries, **options):
         warnings.simplefilter("always")
         load(data, entries, **options)
     return [str(w.message) for w in caught if issubclass(w.category, BlendWarning)]
+
+
+def test_a_warning_shows_the_line_of_the_user(data):
+    """Not a line of this package, of Energon, or of this file's own helpers further up."""
+    path = write_split(data / "mix.yaml", {"blend": [{"path": "books"}, {"path": "books"}]})
+    encoder = PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
+    with pytest.warns(BlendWarning) as caught:
+        options = {"worker_config": config(), "batch_size": 2, "task_encoder": encoder}
+        get_train_dataset(path, **options)
+    (warning,) = caught
+    lines = Path(__file__).read_text().splitlines()
+    assert warning.filename == __file__
+    assert lines[warning.lineno - 1] == "        get_train_dataset(path, **options)"
 
 
 # Gaps ---------------------------------------------------------------------------------------------

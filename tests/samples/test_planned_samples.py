@@ -240,7 +240,7 @@ def test_an_excluded_sample_is_never_a_replacement(data):
 def test_a_run_without_usable_samples_ends_with_the_reason(data):
     encoder = Choosy()
     encoder.wanted = set()
-    with pytest.raises(SampleError, match="101 samples in a row .*SkipSample"):
+    with pytest.raises(SampleError, match="101 samples in a row cannot be used, the first: Sample"):
         run(mix(data), 1, encoder=encoder)
 
 
