@@ -21,7 +21,7 @@ import numpy as np
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
-from energon_ext.packing.bins import best_fit, longest_first
+from energon_ext.packing.bins import best_fit
 from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces, repeated
 

@@ -11,11 +11,6 @@ from typing import Iterable, Sequence
 import numpy as np
 
 
-def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Return the indices of items from the longest to the shortest; ties keep their order."""
-    return np.argsort(-lengths, kind="stable")
-
-
 def best_fit(
     lengths: Sequence[int],
     capacity: int,
@@ -24,9 +19,8 @@ def best_fit(
 ) -> np.ndarray:
     """Place items in the given order, each into the fullest bin that still has room.
 
-    Among equally full bins the first one is used. With items in the order of
-    :func:`longest_first` this is best-fit decreasing (Johnson, "Near-optimal bin packing
-    algorithms", MIT 1973).
+    Among equally full bins the first one is used. With the longest items first, this is best-fit
+    decreasing (Johnson, "Near-optimal bin packing algorithms", MIT 1973).
 
     Args:
         lengths: tokens of each item, >= 1 and <= capacity.

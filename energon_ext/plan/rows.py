@@ -251,8 +251,9 @@ class PlannedRows(RowSource):
                 {"rows of the open plan": window.digest},
                 {"rows of the open plan": self.window.digest},
                 self.key,
-                "The same documents give different rows: a custom packer may depend on lengths and "
-                "options only, `select_samples_to_pack` on lengths and `self.seq_len` only.",
+                "The same documents give different rows: another version saved the state, or a "
+                "custom packer depends on more than lengths and options (`self.seq_len` for "
+                "`select_samples_to_pack`).",
             )
         self.next_row = state["next_row"]
         if packer != self._packer:
