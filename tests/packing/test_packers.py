@@ -199,6 +199,16 @@ def test_copies_of_known_documents_are_in_different_rows(name):
     assert not any(has_copies(spans) for spans, _ in rows_of(plan))
 
 
+def test_a_copy_waits_for_another_document_until_there_is_a_third():
+    packer, copy = SequentialPacker(4), documents(3, [3])
+    waiting = pack_apart(packer, copy, copy, rows_before=0, last=False)
+    assert rows_of(waiting) == [] and waiting.carried.ranges() == [(3, 0, 3), (3, 0, 3)]
+    other = pack_apart(packer, waiting.carried, documents(0, [3]), rows_before=0, last=False)
+    assert rows_of(other) == [([(3, 0, 3), (0, 0, 2)], 1), ([(0, 1, 3), (3, 0, 3)], 2)]
+    third = pack_apart(packer, waiting.carried, copy, rows_before=0, last=False)
+    assert rows_of(third) == [([(3, 0, 3), (3, 0, 2)], 1), ([(3, 1, 3), (3, 0, 3)], 2)]
+
+
 def test_copies_of_a_source_smaller_than_a_row_share_rows_of_a_stream():
     rows = pack_all(SequentialPacker(9), [2, 3], epochs=4)
     assert [spans for spans, _ in rows] == [
