@@ -211,7 +211,9 @@ class _Branch:
         }
         for index, (_, average) in below.items():
             tokens[index] = average
-        rows = self._shares / tokens if isinstance(self.sampler, InterleaveSampler) else self._shares
+        rows = (
+            self._shares / tokens if isinstance(self.sampler, InterleaveSampler) else self._shares
+        )
         rows = rows / rows.sum()
         shares = np.zeros(len(row_tokens))
         shares[self._sources[self._is_source]] = rows[self._is_source]

@@ -95,7 +95,9 @@ def decreasing(lengths, capacity, prefer, most=None, first=(), documents=None):
 
 def best_fit_decreasing(lengths, capacity, most=None, first=(), documents=None):
     """Put each item into the fullest bin, or the first of equally full ones."""
-    return decreasing(lengths, capacity, lambda space, index: (space, index), most, first, documents)
+    return decreasing(
+        lengths, capacity, lambda space, index: (space, index), most, first, documents
+    )
 
 
 def first_fit_decreasing(lengths, capacity):
