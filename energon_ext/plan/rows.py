@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from typing import Any, Mapping
 
 import numpy as np
@@ -20,7 +21,7 @@ from energon_ext.documents.base import Documents
 from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.order import EpochOrder
 from energon_ext.errors import ConfigError, StateFormatError, StoreError
-from energon_ext.packing import Packer, PackPlan, Pieces, saved_packer
+from energon_ext.packing import Packer, PackPlan, Pieces, pack_apart, saved_packer
 from energon_ext.plan.pack_window import PackWindow
 from energon_ext.plan.row_source import RowSource, Taken
 from energon_ext.state.match import check_fingerprint
@@ -125,10 +126,13 @@ class PlannedRows(RowSource):
         numbers = np.arange(self._first, self._first + self._order.size)
         return numbers[~_among(numbers, self.excluded)]
 
-    @property
+    @functools.cached_property
     def epoch_tokens(self) -> int:
-        """Tokens in one epoch."""
-        return int(self.documents.locate(self.kept_numbers)[1].sum())
+        """Tokens in one epoch; only excluded documents are looked up, and only once."""
+        stop = self._first + self._order.size
+        is_in_epoch = (self._first <= self.excluded) & (self.excluded < stop)
+        excluded = self.documents.locate(self.excluded[is_in_epoch])[1].sum()
+        return self.documents.tokens_in(self._first, stop) - int(excluded)
 
     @property
     def is_finite(self) -> bool:
@@ -193,7 +197,9 @@ class PlannedRows(RowSource):
         return None if is_implied else carried.stops
 
     def _pack(self, packer: Packer, window: PackWindow, carried: Pieces, new: Pieces) -> None:
-        self._plan = packer.plan(carried, new, rows_before=window.rows_before, last=window.is_last)
+        self._plan = pack_apart(
+            packer, carried, new, rows_before=window.rows_before, last=window.is_last
+        )
         self.window = dataclasses.replace(window, digest=self._plan.digest)
         self.next_row = 0
 
@@ -258,8 +264,9 @@ class PlannedRows(RowSource):
                 {"rows of the open plan": window.digest},
                 {"rows of the open plan": self.window.digest},
                 self.key,
-                "The same documents give different rows: a custom packer may depend on lengths and "
-                "options only, `select_samples_to_pack` on lengths and `self.seq_len` only.",
+                "The same documents give different rows: another version saved the state, or a "
+                "custom packer depends on more than lengths and options (`self.seq_len` for "
+                "`select_samples_to_pack`).",
             )
         self.next_row = state["next_row"]
         if packer != self._packer:
@@ -272,7 +279,7 @@ class PlannedRows(RowSource):
         rest = plan.pieces[taken:] + plan.carried
         rows_before = 0
         if former.cuts_documents:
-            rows_before = window.rows_before + self.next_row
+            rows_before = window.rows_before + self.next_row if len(rest) else 0  # a new stream
             rest = rest.with_windows_joined(plan.ends[self.next_row :] - taken)
             # If one token is left of a document, it was the last label read; skip it.
             is_read = rest.starts[:1] == rest.lengths[:1] - 1

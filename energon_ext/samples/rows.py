@@ -37,6 +37,9 @@ class OneEach:
         """Return the numbers themselves, and 1 for each."""
         return numbers, np.ones(len(numbers), np.int64)
 
+    def tokens_in(self, first: int, stop: int) -> int:
+        return stop - first
+
     def costs_of(self, numbers: np.ndarray) -> np.ndarray:
         return np.zeros(len(numbers))
 
