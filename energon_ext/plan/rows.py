@@ -23,7 +23,8 @@ from energon_ext.documents.order import EpochOrder
 from energon_ext.errors import ConfigError, StateFormatError, StoreError
 from energon_ext.packing import Packer, PackPlan, Pieces, pack_apart, saved_packer
 from energon_ext.plan.pack_window import PackWindow
-from energon_ext.plan.row_source import RowSource, Taken
+from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.taken_rows import Description, TakenRows
 from energon_ext.state.match import check_fingerprint
 
 #: If documents are long, a pack plan takes at most this many rows of tokens.
@@ -31,10 +32,6 @@ MAX_ROWS = 4096
 
 #: Approximate bytes per token in an object store.
 _TOKEN_BYTES = 4
-
-#: ``(places, starts, stops, documents, tokens)`` of a row: its pieces, the number of documents that
-#: end in it, and the number of its tokens.
-Description = tuple[list[int], list[int], list[int], int, int]
 
 
 class PlannedRows(RowSource):
@@ -304,35 +301,3 @@ def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:
     """Return whether each number is excluded, bool [n]."""
     # Most sources exclude nothing, and np.isin is slow even then.
     return np.isin(numbers, excluded) if len(excluded) else np.zeros(len(numbers), bool)
-
-
-class TakenRows(Taken):
-    """Packed rows, not yet read."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[PackPlan, int, int]] = []  # pack plan, row in the plan, epoch
-        self.num_tokens = self.num_documents = 0
-
-    def add(self, plan: PackPlan, first: int, stop: int, epoch: int) -> None:
-        """Append rows of a plan."""
-        self._rows += [(plan, row, epoch) for row in range(first, stop)]
-        tokens, documents = (plan.totals[:, stop] - plan.totals[:, first]).tolist()
-        self.num_tokens += tokens
-        self.num_documents += documents
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        lengths = [plan.sizes[plan.extent(row)] for plan, row, _ in self._rows]
-        return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
-
-    def contents(self, number: int) -> list[tuple[int, int, int]]:
-        plan, row, _ = self._rows[number]
-        return plan.pieces[plan.extent(row)].ranges()
-
-    def description(self, number: int) -> Description:
-        plan, row, _ = self._rows[number]
-        pieces = plan.pieces[plan.extent(row)]
-        ranges = pieces.places.tolist(), pieces.starts.tolist(), pieces.stops.tolist()
-        return *ranges, int(plan.documents[row]), int(plan.tokens[row])
