@@ -30,13 +30,18 @@ logger = log_of(__name__)
 #: Unusable samples in a row that end a run, unless the encoder sets another limit.
 _TOLERANCE = 100
 
+#: Errors that wrong code raises for every sample, and data only for some. They end the run if each
+#: of this many first samples raises one; a smaller number would let bad samples end a run.
+_CODE_ERRORS, _FIRST_SAMPLES = (NameError, TypeError, AttributeError), 10
+
 
 @dataclass
 class SampleReader:
     """Reads and encodes samples of a source by number.
 
     A sample that cannot be used is skipped. If this leaves a row empty, another sample of the
-    source takes its place, the same one on every rank and worker.
+    source takes its place, the same one on every rank and worker. Wrong code in the encoder is no
+    unusable sample: its error is raised.
     """
 
     encoder: Any
@@ -47,8 +52,9 @@ class SampleReader:
     samples: NumberedSamples  # each reading process opens the files itself
     table: Any = None  # lengths of the samples, if several are packed into a row
     _counts: Counter[str] = field(default_factory=Counter, init=False)  # of samples, by outcome
-    _reason: str = field(default="", init=False)  # of the last one that was not used
-    _error: str = field(default="", init=False)  # its type
+    #: Failures in a row, each as the type of an error, if there was one, and the reason.
+    _failures: list[tuple[str, str]] = field(default_factory=list, init=False)
+    _has_worked: bool = field(default=False, init=False)  # the encoder, for some sample
 
     def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         """Return the files of a sample, to display them."""
@@ -77,7 +83,6 @@ class SampleReader:
         return 0 if self.table is None else int(self.encoder.seq_len)
 
     def _replacement(self, number: int, epoch: int) -> Any:
-        errors = {self._error}
         for attempt in range(self._tolerance):
             draw = stable_hash(f"{self.seed}/{self.key}/{number}/{epoch}/{attempt}")
             chosen = self.numbers[draw % len(self.numbers)]
@@ -85,16 +90,19 @@ class SampleReader:
                 continue
             if (found := self._encoded(chosen, epoch, self._row_tokens)) is not None:
                 return found[0]
-            errors.add(self._error)
-        alike = ""
-        if len(errors) == 1 and self._error not in ("", SkipSample.__name__):
-            alike = (
-                f" All failed with {self._error}: {describe_decoder(self.encoder)}; set `decoder` "
-                f"in the encoder if its methods expect something else."
-            )
         raise SampleError(
-            f"{self.key}: {self._tolerance + 1} samples in a row cannot be used, the last: "
-            f"{self._reason}{alike}"
+            f"{self.key}: {len(self._failures)} samples in a row cannot be used, the first: "
+            f"{self._failures[0][1]}{self._explanation()}"
+        )
+
+    def _explanation(self) -> str:
+        """Name the decoder if samples in a row all failed with the same type of error."""
+        (error, *others) = {error for error, _ in self._failures}
+        if others or error in ("", SkipSample.__name__):
+            return ""
+        return (
+            f" All failed with {error}: {describe_decoder(self.encoder)}; set `decoder` in the "
+            f"encoder if its methods expect something else."
         )
 
     @property
@@ -106,23 +114,32 @@ class SampleReader:
         """Read and encode a sample; None if it cannot be used or has more than ``free`` tokens."""
         stored = self.samples.stored(number)
         if stored is None:
-            self._reason, self._error = "The split excludes it.", ""
+            self._failures.append(("", "The split excludes it."))
             return None
         try:
             with keyed_random(self.encoder, f"{self.seed}/{self.key}/{number}/{epoch}"):
                 sample = encoded(self.encoder, self.samples.cooked(stored))
                 tokens = self._tokens_of(sample)
+            self._has_worked = True
         except SampleError as error:
+            self._has_worked = True
             self._note("skipped", number, f"Sample {key_of(stored)}: {error}")
         except EnergonExtError:
             raise
         except Exception as error:  # from a decoder, a cooker or an encoder, including SkipSample
+            self._has_worked |= not isinstance(error, _CODE_ERRORS)
+            failed = self._counts["skipped"] + 1
+            if not self._has_worked and failed >= min(_FIRST_SAMPLES, self._tolerance):
+                decoder = describe_decoder(self.encoder)
+                logger.error("%s: the first %d samples all fail: %s.", self.key, failed, decoder)
+                raise
             # Some of Energon's errors have a cause but no text.
             reason = " ".join(str(error).split()) or type(error.__cause__ or error).__name__
             reason = f"Sample {key_of(stored)}: {type(error).__name__} ({reason})."
             self._note("skipped", number, reason, type(error).__name__)
         else:
             if tokens <= free:
+                self._failures.clear()
                 return sample, tokens
             self._note("left out of its row", number, self._overflow(stored, number, tokens, free))
         return None
@@ -144,7 +161,7 @@ class SampleReader:
     def _note(self, outcome: str, number: int, reason: str, error: str = "") -> None:
         """Log the 1st, 10th, 100th ... sample with an outcome, named as in `exclude`."""
         self._counts[outcome] += 1
-        self._reason, self._error = reason, error
+        self._failures.append((error, reason))
         count = self._counts[outcome]
         if str(count).strip("0") == "1":
             name = f"{self.key}:{number}"
@@ -189,9 +206,9 @@ def keyed_random(encoder: Any, key: str) -> Iterator[None]:
     """Seed torch, NumPy and ``random`` from a key, and restore their states afterwards.
 
     ``@stateless(restore_seeds=True)`` would seed them by the number of the worker; in this context
-    it has no effect. ``current_sample_index`` is derived from the key.
+    it has no effect. ``current_sample_index`` is derived from the key. Contexts may be nested.
     """
-    number = stable_hash(key)
+    number, outer_number = stable_hash(key), encoder.sample_number
     before, own_seed = SystemRng.save_state(), SystemRng.seed_args
     torch.default_generator.manual_seed(number)  # torch.manual_seed would also seed the GPUs
     np.random.seed(number % 2**32)
@@ -201,6 +218,6 @@ def keyed_random(encoder: Any, key: str) -> Iterator[None]:
     try:
         yield
     finally:
-        encoder.sample_number = None
+        encoder.sample_number = outer_number
         SystemRng.seed_args = staticmethod(own_seed)
         SystemRng.restore_state(before)

@@ -55,10 +55,16 @@ def provide(encoder, **options):
     return loaders[:2]
 
 
-@pytest.mark.parametrize("encoder", [PlannedCaptions, PackedCaptions])
+class StreamedCaptions(PlannedCaptions):
+    """Draws, and validates, by Energon's own loaders."""
+
+    plan_samples = False
+
+
+@pytest.mark.parametrize("encoder", [PlannedCaptions, PackedCaptions, StreamedCaptions])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_of_any_class_are_drawn_evaluated_and_resumed(launch, encoder, workers):
-    """Lists of samples, and of packed samples; samples without lengths are validated by Energon."""
+    """Lists of samples, and of packed samples."""
     launch.num_workers = workers
     training, validation = provide(encoder())
     for _ in range(8):
