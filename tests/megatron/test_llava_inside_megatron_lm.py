@@ -60,11 +60,18 @@ def test_images_and_text_train_and_evaluate(whole):
     ("ranks", "layout"),
     [
         (1, ""),
+        (2, "--overlap-grad-reduce"),
         (2, "--tensor-model-parallel-size 2"),
         (2, "--pipeline-model-parallel-size 2"),
         (4, "--tensor-model-parallel-size 2"),
     ],
-    ids=["one rank", "tensor parallel", "pipeline parallel", "tensor and data parallel"],
+    ids=[
+        "one rank",
+        "data parallel",
+        "tensor parallel",
+        "pipeline parallel",
+        "tensor and data parallel",
+    ],
 )
 def test_a_balanced_run_continues_on_other_ranks(ranks, layout, mix, whole, saved, tmp_path):
     losses, evaluations, folder = whole
