@@ -293,9 +293,6 @@ class PlannedDataset(Blend, SavableDataset):
     def worker_has_samples(self) -> bool:
         return True
 
-    def can_restore_sample(self) -> bool:
-        return False
-
     def assert_can_restore(self) -> None:
         raise NotImplementedError("Batches of a plan have no restore keys.")
 
