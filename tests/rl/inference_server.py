@@ -31,6 +31,7 @@ class Server(ThreadingHTTPServer):
         self.generation_config = {}  # the model's sampling parameters, for those not in a request
         self.misfortunes = []  # faults of the next requests, in order
         self.refuses = None  # status and content of the answer to every request
+        self.forbidden_path = None
         self.release = threading.Event()
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -69,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(happens[0], {"error": server.says}, headers=happens[1])
         elif happens is not None:
             self._send(200, happens)
+        elif self.path == server.forbidden_path:
+            self._send(403, {"error": server.says})
         elif server.refuses is not None:
             self._send(*server.refuses)
         elif self.path == "/update_weights_from_disk":
