@@ -15,6 +15,7 @@ from energon_ext.errors import EnergonExtError
 from energon_ext.packing import packing_of, repacking
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.rows import PlannedRows
+from energon_ext.plan.state import digest_of_state
 from energon_ext.state.files import write_file
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.tokenizers.tokenizers import load_tokenizer
@@ -48,6 +49,9 @@ def show(saved: Path) -> None:
     if cursor.inside:
         progress = f", {state['done']:,} rows of the next step, on {cursor.inside['ranks']} rank(s)"
     echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{progress}")
+    data = state["data_digests"][-1][1] if state["data_digests"] else ""
+    digests = {"data digest": data, "state digest": digest_of_state(state)}
+    echo(", ".join(f"{name} {digest or 'not recorded'}" for name, digest in digests.items()))
     echo(f"breakpoints count {state['axis']}")
     echo(", ".join(f"{k}={v!r}" for k, v in sorted(state["fingerprint"].items())))
     rows = [("source", "documents read", "tokens read")]
@@ -164,7 +168,7 @@ def forecast(
         **options,
     )
     dataset.continue_from(cursor.state)
-    prediction = make_forecast(dataset, steps, None, exact, cursor.state)
+    prediction = make_forecast(dataset, steps, None, exact)
     show_forecast(prediction, dataset, steps, as_json)
     draw_forecast(prediction, metadataset.name, png, html)
 

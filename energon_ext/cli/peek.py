@@ -96,7 +96,7 @@ def peek(
 
 def _planned(blend: PlannedDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
     """Yield rows with their samples as stored, which works for any encoder."""
-    for step in blend.planned_steps():
+    for step in blend.fork().draw_steps():
         for row in range(step.num_rows):
             drawn = step.taken(row)
             assert drawn is not None, "every row of a step is planned"

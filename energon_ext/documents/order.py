@@ -84,14 +84,16 @@ class EpochOrder:
     @property
     def ended(self) -> bool:
         """True if no document is left."""
-        while self.epochs is None or self.epoch < self.epochs:
-            if self.position < self.size:
-                return False
-            self.epoch, self.position = self.epoch + 1, 0
-        return True
+        is_epoch_read = self.position >= self.size
+        return self.epochs is not None and self.epoch + is_epoch_read >= self.epochs
 
     def peek(self, count: int) -> np.ndarray:
-        """Return the next documents without taking them, int64; fewer at the end of an epoch."""
+        """Return the next documents without taking them, int64; fewer at the end of an epoch.
+
+        If the current epoch has been read, the next one begins.
+        """
+        if self.position >= self.size and (self.epochs is None or self.epoch < self.epochs):
+            self.epoch, self.position = self.epoch + 1, 0
         return np.zeros(0, np.int64) if self.ended else self._next(count)
 
     def take(self, count: int) -> np.ndarray:

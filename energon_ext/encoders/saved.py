@@ -8,13 +8,13 @@ tokenizer, which need not be installed where a state is inspected.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from megatron.energon import TaskEncoder
 
-from energon_ext.chats.templates import named_template
+from energon_ext.chats.templates import ChatTemplate, Message, default_template, named_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
@@ -45,6 +45,21 @@ class SavedTokenizer(Tokenizer):
 
     def decode(self, tokens: Any) -> str:
         raise ConfigError("The state of a run contains no tokenizer; give --tokenizer.")
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._fingerprint
+
+
+class SavedTemplate(ChatTemplate):
+    """The fingerprint of a chat template, without the template."""
+
+    def __init__(self, fingerprint: Mapping[str, Any]):
+        self._fingerprint = dict(fingerprint)
+
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = False, **context: Any
+    ) -> str:
+        raise ConfigError("The state of a run contains no chat template; tokenize the text first.")
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
@@ -96,6 +111,14 @@ def load_encoder(
         raise StateFormatError(f"The data state is damaged: {error!r:.200}.") from error
 
 
+def _template(saved: Any, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """Return the tokenizer's template if it is the saved one, else what is saved of that."""
+    if not isinstance(saved, Mapping):  # states once had the name of a template
+        return named_template(saved, tokenizer)
+    template = default_template(tokenizer)
+    return template if template.fingerprint() == saved else SavedTemplate(saved)
+
+
 def _samples_encoder(saved: Mapping[str, Any], changed: Mapping[str, Any]) -> SavedSamples:
     if "packing" in changed or ("seq_len" in changed and saved["packer"] is None):
         raise ConfigError(
@@ -118,7 +141,7 @@ def _text_encoder(
             options.pop(name, None)
     used_tokenizer = tokenizer or SavedTokenizer(saved["tokenizer"])
     if "chat_template" in options:
-        options["chat_template"] = named_template(options["chat_template"], used_tokenizer)
+        options["chat_template"] = _template(options["chat_template"], used_tokenizer)
     if options.get("splice") is not None:
         options["splice"] = splice_from_config(options["splice"], "splice of the state")
     if options.get("cost") is not None:

@@ -3,6 +3,7 @@
 """Feed packed batches to a Megatron-core model: loader, step and attention, also on a CPU."""
 
 from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
+from energon_ext.megatron.broadcast import create_broadcast_groups
 from energon_ext.megatron.context_parallel import slice_for_context_parallel
 from energon_ext.megatron.cpu import enable_cpu
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
@@ -24,6 +25,7 @@ __all__ = [
     "add_energon_args",
     "build_packed_seq_params",
     "check_losses",
+    "create_broadcast_groups",
     "create_replica_group",
     "data_parallel_worker_config",
     "enable_cpu",

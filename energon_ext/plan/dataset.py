@@ -9,12 +9,11 @@ reads the batches whose turn it is.
 
 from __future__ import annotations
 
+import copy
 import functools
-import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-import numpy as np
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
@@ -24,14 +23,14 @@ from energon_ext.errors import log_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.clock import Clock, RowLengths
-from energon_ext.plan.cost import Cost
+from energon_ext.plan.cost import Cost, digest_of_cost
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round, rounds_of
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.source import Blend, Source
 from energon_ext.plan.state import cursor_of, restore_cursor
 from energon_ext.plan.step import Plan, Step
 from energon_ext.state.match import SourceChange
-from energon_ext.state.schema import digest_of
+from energon_ext.state.schema import digest_of, without_seal
 from energon_ext.weights import LiveWeights
 
 logger = log_of(__name__)
@@ -87,6 +86,7 @@ class PlannedDataset(Blend, SavableDataset):
         plan: draws steps; it may be ahead of ``progress``.
         progress: state after the last batch that was handed out.
         retained: states of sources that are only in the restored state, by key.
+        earlier_digests: data digests of the steps before the restored state, as in a cursor.
 
     State: one cursor for the run, see :mod:`energon_ext.plan.state`.
     """
@@ -114,6 +114,7 @@ class PlannedDataset(Blend, SavableDataset):
 
     def reset_state_own(self) -> None:
         self.retained: dict[str, Any] = {}
+        self.earlier_digests: tuple[tuple[int, str], ...] = ()
         self._begin()
         self.progress = Progress(self.plan.advance())
         self._stream: Iterator[Round] | None = None
@@ -127,18 +128,23 @@ class PlannedDataset(Blend, SavableDataset):
         mixture = Mixture(self.tree, self.keys, seed=seed, row_tokens=row_tokens)
         self.plan = Plan(self.rows, mixture)
 
-    def planned_steps(self, state: Mapping[str, Any] | None = None) -> Iterator[Step]:
-        """Return an iterator that draws steps without reading them, from the start or a cursor.
+    def fork(self, state: Mapping[str, Any] | None = None) -> PlannedDataset:
+        """Return a dataset over the same data that draws on its own, to answer questions.
 
-        If the cursor was saved inside a step, that step comes first, as a whole.
+        It continues after the last batch of this one, which it never moves, or from a cursor. A
+        step that was partly read comes first, as a whole.
         """
-        self.reset_state_own()
-        if state is not None:
-            self.restore_state(FlexState({**state, "done": 0, "inside": None}))
-        return self._steps()
+        cursor = cursor_of(self, self.progress) if state is None else without_seal(state)
+        other = copy.copy(self)
+        other.sources = {
+            key: replace(source, rows=source.rows.fork()) for key, source in self.sources.items()
+        }
+        other.rows = [source.rows for source in other.sources.values()]
+        other.continue_from({**cursor, "done": 0, "inside": None})
+        return other
 
-    def _steps(self, live_weights: Sequence[LiveWeights] = ()) -> Iterator[Step]:
-        """Draw the next steps; before each, wait until the live weights cover it."""
+    def draw_steps(self, live_weights: Sequence[LiveWeights] = ()) -> Iterator[Step]:
+        """Draw the next steps; before each, wait until the given live weights cover it."""
         plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
         while True:
             for live in live_weights if not plan.mixture.ended.all() else ():
@@ -156,7 +162,7 @@ class PlannedDataset(Blend, SavableDataset):
     def drawn_steps(self) -> Iterator[DrawnStep]:
         """Yield the next steps as this rank reads them."""
         while True:
-            for step in self._steps(self.live_weights):
+            for step in self.draw_steps(self.live_weights):
                 yield self._drawn(step)
             if not self.passes.repeats or not self.plan.row:
                 return
@@ -192,7 +198,7 @@ class PlannedDataset(Blend, SavableDataset):
             "batch_size": self.topology.batch_rows,
             "ranks": self.topology.ranks,
             "axis": axis.counted,
-            "cost": None if cost is None else _digest_of_cost(cost, self.clock.row_tokens),
+            "cost": None if cost is None else digest_of_cost(cost, self.clock.row_tokens),
             "mixture": digest_of(self.tree.to_json())[:16],
             **{name: digest_of(values)[:16] for name, values in options.items()},
         }
@@ -307,7 +313,7 @@ class PlannedDataset(Blend, SavableDataset):
         return FlexState(cursor_of(self, self.progress))
 
     def restore_state(self, state: Any) -> None:
-        """Continue from :meth:`save_state`, or from the start if the state is refused.
+        """Continue from a cursor, with or without its digest; from the start if it is refused.
 
         Raises: see :func:`~energon_ext.plan.state.restore_cursor`.
         """
@@ -317,13 +323,7 @@ class PlannedDataset(Blend, SavableDataset):
         """Like :meth:`restore_state`, but return the change of every source."""
         self.reset_state_own()
         try:
-            return restore_cursor(self, state)
+            return restore_cursor(self, without_seal(state))
         except BaseException:  # including Ctrl-C: never continue from a partly restored state
             self.reset_state_own()
             raise
-
-
-def _digest_of_cost(cost: Cost, row_tokens: int) -> str:
-    """Return a digest of the costs of all lengths; a function's name would not identify it."""
-    costs = np.asarray(cost(np.arange(1, row_tokens + 2)), np.float64)
-    return hashlib.sha256(costs.tobytes()).hexdigest()[:16]

@@ -130,9 +130,9 @@ def _row_contents(
             )
         tokens = float(row_tokens or tokens_per_document)
         return tokens, tokens / tokens_per_document
+    rows = rows.fork()
     rows.restart()
     first, later = rows.take(_FIRST_ROWS), rows.take(_SAMPLED_ROWS)
-    rows.restart()
     sampled = later if len(later) else first
     tokens = sampled.num_tokens / len(sampled)
     if isinstance(rows, PlannedRows):

@@ -9,6 +9,7 @@ are the whole state.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Mapping
@@ -104,6 +105,10 @@ class RowSource(ABC):
     @abstractmethod
     def restart(self) -> None:
         """Start again with the first row."""
+
+    def fork(self) -> RowSource:
+        """Return the same rows at the same position, to be taken on their own."""
+        return copy.copy(self)
 
     def options(self) -> dict[str, Any]:
         """Return settings of later rows, which may change between steps, as JSON values."""

@@ -9,6 +9,7 @@ it. On a resume the plan is computed again, without reading any tokens.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any, Mapping
 
@@ -76,6 +77,7 @@ class PlannedRows(RowSource):
         self.read_bytes = packer.seq_len * _TOKEN_BYTES if is_remote else 0
         self._packer = packer
         self._order = order
+        self.epoch_documents = order.size  # conversations may become several documents
         self._first = first
         self._buffer_docs = buffer_docs
         self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
@@ -107,6 +109,11 @@ class PlannedRows(RowSource):
     def restart(self) -> None:
         self._order.restart()
         self.window, self._plan, self.next_row = PackWindow(0, 0), PackPlan.none(), 0
+
+    def fork(self) -> PlannedRows:
+        other = copy.copy(self)
+        other._order = copy.copy(self._order)
+        return other
 
     @property
     def kept_numbers(self) -> np.ndarray:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, Sequence
 
@@ -12,7 +13,9 @@ from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.clock import Clock, RowLengths
 from energon_ext.plan.deal import Topology
-from energon_ext.state.match import SourceNames
+from energon_ext.plan.row_source import RowSource
+from energon_ext.state.match import ENCODER, SourceNames
+from energon_ext.state.schema import digest_of
 from energon_ext.weights import ConstantWeight, LiveWeights, WeightSpec, weight_from_config
 
 
@@ -50,6 +53,16 @@ class Source:
         """Documents in one epoch of the source, or of each of its parts, by key in batches."""
         return getattr(self.rows, "part_documents", {self.key: self.documents})
 
+    def identity(self) -> list[Any]:
+        """Return everything but its weight that decides which rows it has, as JSON values.
+
+        There is no path in it.
+        """
+        name = self.names.shuffle_key or self.key
+        if isinstance(self.rows, RowSource):
+            return [name, self.rows.kind, self.rows.fingerprint, self.rows.options()]
+        return [name, self.max_epochs, self.fingerprint]
+
     @property
     def part_shares(self) -> dict[str, float]:
         """Fraction of the source's tokens that each part has, by key in batches."""
@@ -66,6 +79,7 @@ class Blend:
     """
 
     is_planned: bool
+    fingerprint: dict[str, Any]
 
     def __init__(self, sources: Sequence[Source], tree: Tree, clock: Clock):
         ordered = sorted(sources, key=lambda source: source.key)
@@ -115,6 +129,22 @@ class Blend:
     @property
     def source_names(self) -> dict[str, SourceNames]:
         return {key: source.names for key, source in self.sources.items()}
+
+    @functools.cached_property
+    def data_digest(self) -> str:
+        """Digest of everything that decides which rows a run reads.
+
+        It contains no path: runs that read the same rows in other folders have the same one. Ranks
+        and workers, the steps that are skipped and the class of the TaskEncoder do not matter.
+        """
+        sources = {key: source.identity() for key, source in self.sources.items()}
+        tree = self.tree.map(lambda key: sources[key][0])
+        assert tree is not None, "a blend has sources"
+        topology, settings = self.topology, dict(self.fingerprint)
+        settings.pop(ENCODER, None)
+        streams = [] if self.is_planned else [topology.ranks, topology.workers, topology.batch_rows]
+        rows = [topology.rows_per_step, self.clock.row_tokens, self.clock.axis.counted, *streams]
+        return digest_of([settings, rows, tree.to_json(), list(sources.values())])[:16]
 
     @property
     def interleaves(self) -> dict[str, int]:

@@ -90,13 +90,13 @@ class SampleReader:
                 self._check_length(number, sample)
                 return sample
         except SampleError as error:
-            self._note(f"Sample {key_of(stored)}: {error}")
+            self._note(number, f"Sample {key_of(stored)}: {error}")
         except EnergonExtError:
             raise
         except Exception as error:  # from a decoder, a cooker or an encoder, including SkipSample
             # Some of Energon's errors have a cause but no text.
             reason = " ".join(str(error).split()) or type(error.__cause__ or error).__name__
-            self._note(f"Sample {key_of(stored)}: {type(error).__name__} ({reason}).")
+            self._note(number, f"Sample {key_of(stored)}: {type(error).__name__} ({reason}).")
         return None
 
     def _check_length(self, number: int, sample: Any) -> None:
@@ -112,11 +112,13 @@ class SampleReader:
                 f"random choices can produce."
             )
 
-    def _note(self, reason: str) -> None:
+    def _note(self, number: int, reason: str) -> None:
+        """Log the 1st, 10th, 100th ... skipped sample, named as in `exclude`."""
         self._skipped += 1
         self._reason = reason
         if str(self._skipped).strip("0") == "1":
-            logger.warning("%s: sample skipped (%d so far): %s", self.key, self._skipped, reason)
+            name = f"{self.key}:{number}"
+            logger.warning("%s: sample skipped (%d so far): %s", name, self._skipped, reason)
 
 
 def encoded(encoder: Any, sample: Any) -> Any:

@@ -14,7 +14,7 @@ from energon_ext.errors import StateFormatError, StateMismatchError
 
 #: The state of a planned run.
 STATE_CLASS = "EnergonExtPlan"
-STATE_VERSION = 4
+STATE_VERSION = 5
 
 SEAL = "energon_ext_digest"
 
@@ -59,6 +59,11 @@ def _check_rows(value: Any, where: str) -> None:
     check_shape(value, _ROWS[str(kind)], where)
 
 
+def _check_span(value: Any, where: str) -> None:
+    is_span = isinstance(value, (list, tuple)) and len(value) == 2 and is_count(value[0])
+    _require(is_span and isinstance(value[1], str), value, "a step and a digest", where)
+
+
 _SOURCE = {
     "rows": _check_rows,
     "documents": COUNT,
@@ -72,6 +77,7 @@ _STATE = {
     "axis": str,
     "rows_per_step": COUNT,
     "row_lengths": [_check_range],
+    "data_digests": [_check_span],
     "plan": {"step": COUNT, "row": COUNT, "mixture": MIXTURE, "sources": {str: _SOURCE}},
     "weights": {str: {"lines": COUNT, "digest": str}},
     "done": COUNT,
@@ -81,14 +87,18 @@ _STATE = {
 }
 
 
-def check_format(state: Any) -> None:
-    """Raise unless a state belongs to a planned run and has the current version and shape."""
+def read_format(state: Any) -> Mapping[str, Any]:
+    """Return the state of a planned run in the current version; raise if it has another shape."""
+    if isinstance(state, Mapping) and state.get("version") == 4 and "data_digests" not in state:
+        # Version 4 did not record which metadataset its steps were planned with.
+        state = {**state, "version": STATE_VERSION, "data_digests": []}
     advice = (
         "The state was saved by another loader or TaskEncoder. It identifies sources by position "
         "and contains samples drawn by old weights, so no source can be continued on its own. "
         f"{STOCK_RUN}"
     )
     check_class(state, STATE_CLASS, STATE_VERSION, _STATE, advice)
+    return state
 
 
 def check_class(state: Any, name: str, version: int, shape: dict[str, Any], advice: str) -> None:
@@ -123,6 +133,11 @@ def check_seal(state: Any) -> dict[str, Any]:
             "or use another checkpoint."
         )
     return content
+
+
+def without_seal(state: Any) -> Any:
+    """Return a state without its digest, which is verified if there is one."""
+    return check_seal(state) if isinstance(state, Mapping) and SEAL in state else state
 
 
 def digest_of(value: Any) -> str:

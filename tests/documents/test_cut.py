@@ -44,7 +44,7 @@ def test_long_documents_are_cut_and_dropped_if_no_answer_is_left(files, caplog):
     assert cut.num_tokens == 20 and cut.fingerprint() == files.fingerprint()
     assert caplog.messages == [
         "chat: 1 of 7 documents have no trained label in their first 6 tokens and are excluded; "
-        "the first is document 2."
+        "the first is chat:2."
     ]
     place = int(cut.locate(np.array([1]))[0][0])
     assert cut.tokens(place, 0, 6).tolist() == [5, 5, 5, 5, 6, 6]
@@ -64,4 +64,4 @@ def test_long_documents_are_left_out_on_request(files, over_long, caplog):
     assert lengths(cut) == [length if length <= 6 else 0 for length in whole]
     (message,) = caplog.messages
     assert "have more than the 6 tokens of a row and are left out" in message
-    assert "the first is document 1 (number 1 in " in message
+    assert "the first is chat:1 (number 1 in " in message

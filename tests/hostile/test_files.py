@@ -112,7 +112,7 @@ def test_a_special_or_sparse_file_is_refused(put, name, command, message, sample
     monkeypatch.chdir(samples)
     monkeypatch.setattr("energon_ext.prepare.inputs.MAX_CHARACTERS", 2**20)
     monkeypatch.setattr("energon_ext.tokenizers.files.MAX_FILE_BYTES", 2**20)
-    monkeypatch.setattr("energon_ext.cli.metrics.MAX_LINE_BYTES", 2**20)
+    monkeypatch.setattr("energon_ext.metrics.file.MAX_LINE_BYTES", 2**20)
     (samples / name).unlink(missing_ok=True)
     put(samples / name)
     result = energon_ext(*command)

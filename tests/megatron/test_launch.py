@@ -242,6 +242,7 @@ def bridge_recipe(monkeypatch, tmp_path):
         model=TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1),
         ddp=DistributedDataParallelConfig(average_in_collective=True),
         train=types.SimpleNamespace(micro_batch_size=2, global_batch_size=32),
+        dist=types.SimpleNamespace(distributed_timeout_minutes=30),
     )
     recipe.model.seq_length = 64
     write_tokens(tmp_path / "tokens", [[5, 6, 7, 8, 9] * 3] * 100)
@@ -257,6 +258,7 @@ def test_megatron_wraps_a_bridge_model_that_averages_in_its_collective(one_rank,
     assert bridge_recipe.model.calculate_per_token_loss
     assert bridge_recipe.train.micro_batch_size == 1
     assert bridge_recipe.dataset.rows_per_step == 32
+    assert bridge_recipe.dataset.timeout_minutes == 30
 
 
 def test_bridge_data_fits_context_parallelism_and_the_global_batch(

@@ -12,10 +12,10 @@ from energon_ext.errors import StateFormatError, StateMismatchError
 from energon_ext.state.schema import (
     SEAL,
     STATE_CLASS,
-    check_format,
     check_seal,
     digest_of,
     is_count,
+    read_format,
     sealed,
 )
 
@@ -85,6 +85,10 @@ ACCEPTED = {
     "plan.sources.book.rows": set(),
     "plan.sources.book.rows.documents": MAPPING,
     "plan.sources.book.rows.next_row": COUNT,
+    "data_digests": LIST,
+    "data_digests.0": (),
+    "data_digests.0.0": COUNT,
+    "data_digests.0.1": {"text"},
     "weights": MAPPING,
     "weights.live": set(),
     "weights.live.lines": COUNT,
@@ -105,12 +109,13 @@ def source(**rows):
 
 STATE = {
     "__class__": STATE_CLASS,
-    "version": 4,
+    "version": 5,
     "fingerprint": {"seed": 0},
     "encoder": {"seq_len": 8},
     "axis": "steps",
     "rows_per_step": 8,
     "row_lengths": [[8, 64]],
+    "data_digests": [[2, "c0ffee"]],
     "plan": {
         "step": 2,
         "row": 16,
@@ -150,7 +155,7 @@ def parent_of(state, place):
 def refused_at(state):
     """Return the place at which the format of a state is refused; None if it is accepted."""
     try:
-        check_format(state)
+        read_format(state)
     except StateFormatError as error:
         return str(error).split(": ")[0].removeprefix("state.")
     return None
@@ -171,7 +176,7 @@ def test_every_place_accepts_only_what_the_schema_says(place):
 
 
 def test_fixed_mappings_have_exactly_their_keys():
-    check_format(STATE)
+    read_format(STATE)
     for place in ("plan", "axis", "plan.sources.book.rows", "plan.sources.web.names"):
         state = copy.deepcopy(STATE)
         parent, last = parent_of(state, place)
@@ -190,10 +195,17 @@ def test_a_wrong_class_or_version_is_reported_first():
     for found, other in others.items():
         words = f"dataset: saved '?{found}'?, now .* saved by another loader or TaskEncoder"
         with pytest.raises(StateMismatchError, match=words):
-            check_format(other)
-    for version in (3, 5, "4", None):
-        with pytest.raises(StateFormatError, match=f"version {version!r} .* only 4 is supported"):
-            check_format({"__class__": STATE_CLASS, "version": version})
+            read_format(other)
+    for version in (3, 6, "5", None):
+        with pytest.raises(StateFormatError, match=f"version {version!r} .* only 5 is supported"):
+            read_format({"__class__": STATE_CLASS, "version": version})
+
+
+def test_a_state_of_version_4_is_read_without_data_digests():
+    old = {name: value for name, value in STATE.items() if name != "data_digests"} | {"version": 4}
+    assert read_format(old) == {**STATE, "data_digests": []}
+    with pytest.raises(StateFormatError, match="version 4 was found, only 5 is supported"):
+        read_format({**STATE, "version": 4})
 
 
 def test_a_count_fits_an_array():
