@@ -83,7 +83,7 @@ def test_groups_that_do_not_vary_are_dropped_and_counted(one_prompt):
         "response_length": 2,
         "entropy": 2.5,  # of log-probabilities -1 -2 and -3 -4
         "reward/mean": 0.5,  # of 1 1 0 0 1 0
-        f"reward/mean/{one_prompt}": 0.5,
+        f"reward/mean/{one_prompt.name}": 0.5,
         "reward/std": pytest.approx(math.sqrt(6 * 0.25 / 5)),
     }
     next(dataset)
