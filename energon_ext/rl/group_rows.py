@@ -4,12 +4,14 @@
 
 import heapq
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from energon_ext.batch.rows import Row
+from energon_ext.errors import SampleError
+from energon_ext.losses import RESPONSE_MASK
 from energon_ext.rl.scored_group import ScoredGroup
 
 
@@ -74,6 +76,7 @@ def build_row(
         members: (group index, answer index) pairs.
     """
     slices, label_weights, log_probs, rewards = [], [], [], []
+    columns: dict[str, list[np.ndarray]] = {}
     for index, sample in members:
         group = groups[index].group
         end = group.sample_lengths()[sample]
@@ -81,13 +84,31 @@ def build_row(
         label_weights.append(_at_labels(group, sample, weights[index]))
         log_probs.append(_at_labels(group, sample, group.log_probs))
         rewards.append(float(group.reward[sample]))
+        for name, values in _columns_of(group).items():
+            columns.setdefault(name, []).append(_at_labels(group, sample, values))
+    for name, parts in columns.items():
+        if len(parts) != len(slices):
+            raise SampleError(
+                f"Only some groups of a batch have the column {name}; give all or none."
+            )
     return Row(
         slices,
         slice_sources=[groups[index].source for index, _ in members],
         label_weights=label_weights,
         log_probs=log_probs,
         rewards=rewards,
+        columns=columns,
     )
+
+
+def _columns_of(group: ScoredGroup) -> Mapping[str, torch.Tensor]:
+    """Return the columns of a group, [N, G] each, and where a loss on them counts."""
+    if not group.columns:
+        return {}
+    trained = group.trained()
+    if group.sample_weights is not None:
+        trained = trained & (group.sample_weights != 0)[:, None]
+    return {**group.columns, RESPONSE_MASK: trained.float()}
 
 
 def _at_labels(group: ScoredGroup, sample: int, values: torch.Tensor) -> np.ndarray:

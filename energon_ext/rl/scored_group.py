@@ -12,12 +12,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SampleError
+from energon_ext.losses import RESPONSE_MASK
 
 #: Largest log-probability: half precision may round that of a certain token above 0.
 _MAX_LOG_PROB = 1e-2
 
 #: Fields that may be None.
-_OPTIONAL = ("response_lens", "truncated", "response_mask", "advantages", "sample_weights")
+_OPTIONAL = (
+    *("response_lens", "truncated", "response_mask"),
+    *("advantages", "sample_weights", "columns"),
+)
 _DTYPES = {
     "tokens": torch.int64,
     "response_lens": torch.int64,
@@ -51,6 +55,9 @@ class ScoredGroup:
             rewards; None to compute them.
         sample_weights: float32 [N], factor of each answer's advantage, such as 0 for an answer
             whose reward counts in the group's mean but that is not trained on. None for ones.
+        columns: float32 [N, G] by name, further values of the response tokens that travel to the
+            batch's ``columns``, such as ``ref_log_probs``; the same names in all groups. The batch
+            then also has the column ``response_mask``, 1 on the tokens to train on.
 
     Example:
         >>> group = ScoredGroup(
@@ -71,6 +78,7 @@ class ScoredGroup:
     response_mask: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
     sample_weights: torch.Tensor | None = None
+    columns: Mapping[str, torch.Tensor] | None = None
 
     @property
     def reward(self) -> torch.Tensor:
@@ -214,6 +222,8 @@ def _faults_of_kinds(group: ScoredGroup, reward_names: Sequence[str]) -> Iterato
             f"rewards have the names {found}, needed are {needed}; give the RLDataset "
             f"reward_weights with a factor for each name, or return rewards without names"
         )
+    if reserved := {RESPONSE_MASK, "log_probs"} & {*(group.columns or ())}:
+        yield f"columns has the name {min(reserved)!r}, which the batch uses itself; take another"
     for name, value in _tensors(group):
         is_absent = value is None and name in _OPTIONAL
         if not isinstance(value, torch.Tensor) and not is_absent:
@@ -256,7 +266,8 @@ def _faults_of_values(group: ScoredGroup) -> Iterator[str]:
     for name, value in _tensors(group):
         if value is None or name == "tokens":
             continue
-        allowed = shapes.get(name, [[samples]])
+        is_column = name.startswith("columns[")
+        allowed = [by_token] if is_column else shapes.get(name, [[samples]])
         if list(value.shape) not in allowed:
             yield f"{name} must be {' or '.join(map(str, allowed))}, got {_shape(value)}"
         if not bool(torch.isfinite(value).all()):

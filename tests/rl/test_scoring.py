@@ -203,6 +203,32 @@ def test_groups_of_equal_rewards_may_be_kept(one_prompt):
     assert dataset.metrics["zero_var_groups"] == 0
 
 
+def test_columns_travel_to_the_batch_with_a_mask_of_what_is_trained(one_prompt):
+    group = {
+        "rewards": [1.0, 1.0],
+        "columns": {"ref_log_probs": torch.tensor([[-0.5, -1.5], [-2.5, -3.5]])},
+        "response_mask": torch.tensor([[True, True], [False, True]]),
+    }
+    masked = {**group, "sample_weights": torch.tensor([1.0, 0.0])}
+    options = {"advantages": "dr_grpo", "drop_equal": False}
+    batch = next(dataset_of(one_prompt, group, **options)).validate()
+    expected = [[0, 0, -0.5, -1.5, 0], [0, 0, -2.5, -3.5, 0], [0] * 5]
+    assert batch.columns["ref_log_probs"].view(3, 5).tolist() == expected
+    assert not batch.token_weights.any()
+    expected = [[0, 0, 1, 1, 0], [0, 0, 0, 1, 0], [0] * 5]
+    assert batch.columns["response_mask"].view(3, 5).tolist() == expected
+    batch = next(dataset_of(one_prompt, masked, **options))
+    expected[1] = [0] * 5
+    assert batch.columns["response_mask"].view(3, 5).tolist() == expected
+
+
+def test_a_column_must_be_in_all_groups_of_a_batch(one_prompt):
+    groups = [{"rewards": [1.0, 0.0], "columns": {"values": torch.ones(2, 2)}}]
+    groups += [{"rewards": [1.0, 0.0]}]
+    with pytest.raises(SampleError, match="Only some groups of a batch have the column values"):
+        next(dataset_of(one_prompt, *groups, groups_per_batch=2, rows=1, seq_len=20))
+
+
 # Mistakes ---------------------------------------------------------------------------------------
 
 
@@ -215,6 +241,9 @@ def test_groups_of_equal_rewards_may_be_kept(one_prompt):
         ({"advantages": torch.zeros(3)}, r"advantages must be \[2\] or \[2, 2\], got float32 \[3"),
         ({"advantages": torch.tensor([math.nan, 0])}, "advantages must be finite"),
         ({"advantages": [0.0, 1.0]}, "advantages must be a tensor, got a list"),
+        ({"columns": {"v": torch.ones(2)}}, r"columns\['v'\] must be \[2, 2\], got float32 \[2\]"),
+        ({"columns": {"v": torch.full((2, 2), math.nan)}}, r"columns\['v'\] must be finite"),
+        ({"columns": {"response_mask": torch.ones(2, 2)}}, "columns has the name 'response_mask'"),
         ({"sample_weights": torch.ones(2, 2)}, r"sample_weights must be \[2\], got float32 \[2, 2"),
         ({"sample_weights": torch.tensor([math.inf, 0])}, "sample_weights must be finite"),
         ({"prompt_len": torch.tensor([3])}, r"prompt_len must be an integer or integers \[2\], go"),
@@ -288,6 +317,7 @@ class Detailed(Dice):
                 "sample_weights": values[:, 0].abs(),
                 "advantages": values if seed % 2 else None,
                 "prompt_len": torch.tensor(group.prompt_lengths()),
+                "columns": {"values": values},
             }
             for name, value in yield_fields.items():
                 object.__setattr__(group, name, value)
