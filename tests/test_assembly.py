@@ -242,6 +242,7 @@ def test_columns_are_aligned_with_the_labels():
     rows = [row(3, 2, values=values), empty]
     batch = BatchAssembler(6)(rows, sources=["web"]).validate()
     assert batch.columns["values"].tolist() == [1.5, 2.5, 0, 3.5, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert pickle.loads(pickle.dumps(batch)).columns["values"].equal(batch.columns["values"])
     aligned = BatchAssembler(8, alignment=4)(rows[:1], sources=["web"]).validate()
     assert aligned.columns["values"].tolist() == [1.5, 2.5, 0, 0, 3.5, 0, 0, 0]
     with pytest.raises(SampleError, match="Only some rows of a batch have values"):
