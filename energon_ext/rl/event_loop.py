@@ -21,9 +21,7 @@ def run_coroutine(begin: Callable[[], Awaitable[T]]) -> T:
         running.append((asyncio.get_running_loop(), asyncio.current_task()))
         return await begin()
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _is_inside_a_loop():
         return asyncio.run(main())
     with ThreadPoolExecutor(1) as thread:
         future = thread.submit(asyncio.run, main())
@@ -34,3 +32,11 @@ def run_coroutine(begin: Callable[[], Awaitable[T]]) -> T:
                 for loop, task in running:
                     loop.call_soon_threadsafe(task.cancel)
             raise
+
+
+def _is_inside_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
