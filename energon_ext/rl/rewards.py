@@ -57,6 +57,8 @@ async def score(
                 found = await reward(prompt, responses)
             else:
                 found = await _in_thread(reward, prompt, responses)
+            if inspect.isawaitable(found):  # from an object whose __call__ is a coroutine function
+                found = await found
         if isinstance(found, Mapping):
             rewards: Rewards = {name: list(map(float, each)) for name, each in found.items()}
         else:

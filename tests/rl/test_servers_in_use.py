@@ -213,6 +213,17 @@ def test_rewards_are_computed_together(server, meet):  # noqa: F811
     assert [group.rewards.tolist() for group in groups] == [[1, 2, 3]] * 3
 
 
+def test_a_reward_may_be_an_object_with_an_async_call(server):  # noqa: F811
+    class Judge:
+        async def __call__(self, prompt, responses):
+            return count_tokens(prompt, responses)
+
+    sampler = sampler_for(server)
+    sampler.reward = Judge()
+    (group,) = sampler.sample_and_score_batch(prompts(10), 0)
+    assert group.rewards.tolist() == [1, 2, 3]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_reward_without_end_is_named(server, is_async):  # noqa: F811
     never = threading.Event()
