@@ -98,7 +98,10 @@ def _check(encoder: Any, entry: Entry, table: LengthTable, count: int) -> None:
             f"measured. Change the encoding_fingerprint of the encoder, and measure again."
         )
     echo(f"  {len(numbers)} samples measured again: no changes")
-    difference = in_a_run - measured
+    is_failed = (in_a_run == 0) & (measured > 0)
+    if is_failed.any():
+        echo(f"  {is_failed.sum()} of them cannot be encoded, so a run skips them")
+    difference = np.where(is_failed, 0, in_a_run - measured)
     longer, shorter = difference[difference > 0], difference[difference < 0]
     if len(longer):
         echo(

@@ -132,14 +132,14 @@ def length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens and cost of a cooked sample, each as an array of length 1."""
     if not hasattr(encoder, "sample_length"):
         return _encoded_length_and_cost(encoder, sample)
-    return _checked(encoder, "sample_length", encoder.sample_length(sample))
+    return _to_arrays(encoder, "sample_length", encoder.sample_length(sample))
 
 
 def _encoded_length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
-    return _checked(encoder, "length_of", encoder.length_of(encoded(encoder, sample)))
+    return _to_arrays(encoder, "length_of", encoder.length_of(encoded(encoder, sample)))
 
 
-def _checked(encoder: Any, method: str, result: Any) -> tuple[np.ndarray, np.ndarray]:
+def _to_arrays(encoder: Any, method: str, result: Any) -> tuple[np.ndarray, np.ndarray]:
     tokens, cost = result if isinstance(result, tuple) else (result, 0.0)
     is_integer = isinstance(tokens, (int, np.integer)) and not isinstance(tokens, bool)
     if not is_integer or not 1 <= tokens < 2**31:

@@ -27,7 +27,12 @@ def mix(tmp_path, monkeypatch):
         "class Bounded(Random):\n"
         "    def sample_length(self, sample):\n"
         "        return length_of_number(int(sample.caption.split()[1])) + 3\n"
-        "random, bounded = Random, Bounded\n"
+        "class Broken(Bounded):\n"
+        "    longest_extra = 0\n"
+        "    def sample_length(self, sample): return super().sample_length(sample) - 3\n"
+        "    def length_of(self, encoded):\n"
+        "        return super().length_of(encoded) if encoded.number % 5 else 1 / 0\n"
+        "random, bounded, broken = Random, Bounded, Broken\n"
         "def encoder(): return PackedCaptions()\n"
         "def plain(): return PlannedCaptions()\n"
         "def longer(): return Longer()\n"
@@ -97,6 +102,12 @@ def test_check_finds_the_space_that_a_bound_of_random_lengths_costs(mix):
         "([0-9]+) are shorter than measured, by ([0-9.]+) tokens", shorter
     ).groups()
     assert 25 < int(count) < 50 and 1.5 < float(mean) < 2.5
+
+
+def test_check_finds_samples_whose_length_is_known_but_that_cannot_be_encoded(mix):
+    *_, unchanged, failed = measure(mix, "broken", "--check", 50).stdout.splitlines()
+    assert unchanged == "  50 samples measured again: no changes"
+    assert failed == "  10 of them cannot be encoded, so a run skips them"
 
 
 def test_an_encoder_that_does_not_pack_is_refused(mix):
