@@ -61,8 +61,9 @@ class StreamedCaptions(PlannedCaptions):
     plan_samples = False
 
 
-@pytest.mark.parametrize("encoder", [PlannedCaptions, PackedCaptions, StreamedCaptions])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("encoder", "workers"), [(PlannedCaptions, 0), (PackedCaptions, 0), (StreamedCaptions, 1)]
+)
 def test_batches_of_any_class_are_drawn_evaluated_and_resumed(launch, encoder, workers):
     """Lists of samples, and of packed samples."""
     launch.num_workers = workers
