@@ -43,15 +43,6 @@ class Messages:
     original_calls: dict[int, list[Any]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
 
-    def with_text_arguments(self) -> list[dict[str, Any]]:
-        """Return the messages with the arguments of tool calls as JSON text."""
-        return [
-            {**message, "tool_calls": self.original_calls[index]}
-            if index in self.original_calls
-            else message
-            for index, message in enumerate(self.rendered)
-        ]
-
 
 def remove_nulls(value: Any) -> Any:
     """Remove the keys whose value is null, at any depth.
