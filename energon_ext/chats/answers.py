@@ -15,6 +15,7 @@ Where a prompt opens a block of reasoning that the template does not repeat in f
 :mod:`~energon_ext.chats.reasoning` joins the prompt and the answer.
 """
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end, continue_block
-from energon_ext.chats.templates import ChatTemplate
+from energon_ext.chats.templates import MARK, ChatTemplate
 from energon_ext.chats.tokenization import AnsweredText, Span
 from energon_ext.errors import SampleError
 
@@ -46,15 +47,21 @@ class RenderedConversation:
     weights: Sequence[float]
     context: Mapping[str, Any]
 
-    def prompt(self, index: int, **variables: Any) -> str:
-        """Return what an inference server sees before the answer in message ``index``."""
-        context = {**self.context, **variables}
-        return self.template.render(self.messages[:index], add_generation_prompt=True, **context)
+    def marked_before(self, index: int) -> "RenderedConversation":
+        """Return the conversation with a marker as the content of the message before ``index``."""
+        messages = list(self.messages)
+        messages[index - 1] = {**messages[index - 1], "content": MARK}
+        return dataclasses.replace(self, messages=messages)
 
-    def until(self, index: int, **variables: Any) -> tuple[str, list[tuple[int, int]]]:
+    def prompt(self, index: int) -> str:
+        """Return what an inference server sees before the answer in message ``index``."""
+        return self.template.render(
+            self.messages[:index], add_generation_prompt=True, **self.context
+        )
+
+    def until(self, index: int) -> tuple[str, list[tuple[int, int]]]:
         """Return the text up to message ``index``, and the places of its generation tags."""
-        context = {**self.context, **variables}
-        return self.template.render_answers(self.messages[: index + 1], **context)
+        return self.template.render_answers(self.messages[: index + 1], **self.context)
 
     @functools.cached_property
     def assistants(self) -> list[int]:
@@ -132,7 +139,7 @@ def text_of_answer(
     prompt, weight = conversation.prompt(index), conversation.weights[index]
     text, tags = conversation.until(index)
     if not text.startswith(prompt):
-        text, prompt = _continue_reasoning(conversation, index, prompt, text, notes)
+        text, prompt = _join(conversation, index, prompt, text, notes)
         tags = []
     _count_dropped(conversation, index, text, notes)
     tagged = _tags_within(tags, len(prompt), len(text), notes)
@@ -151,32 +158,64 @@ def _tags_within(
     return []
 
 
-def _continue_reasoning(
+def _join(
     conversation: RenderedConversation, index: int, prompt: str, text: str, notes: Counter[str]
 ) -> tuple[str, str]:
-    """Return the text of an answer whose prompt opens a block of reasoning, and the prompt."""
-    block, message = block_at_end(prompt), conversation.messages[index]
-    if block is None or not text.startswith(prompt[: block.start]):
+    """Return a text made of a prompt and an answer that the template shows elsewhere; the prompt.
+
+    Either the prompt opens a block of reasoning, or the template shows earlier messages in another
+    form once the answer follows (gpt-oss: the reasoning of earlier calls in the same turn).
+    """
+    joined = _continued(conversation, index, prompt, text)
+    if joined is not None:
+        return joined, prompt
+    block = block_at_end(prompt)
+    if block is None:
         raise SampleError(
             f"message {index}: the chat template does not continue its own generation prompt with "
             f"the answer; use another template, or one with generation tags"
         )
-    continued = continue_block(prompt, block, text[block.start :], message)
-    if continued is not None:
-        return continued, prompt
+    if block.is_closed:
+        raise SampleError(
+            f"message {index} has reasoning, but the generation prompt closes the block of it; "
+            f"remove the reasoning, or give enable_thinking true"
+        )
     if "enable_thinking" not in conversation.context:
-        disabled = conversation.prompt(index, enable_thinking=False)
-        text, _ = conversation.until(index, enable_thinking=False)
-        block = block_at_end(disabled)
-        if not text.startswith(disabled) and block and block.is_closed:
-            text = continue_block(disabled, block, text[block.start :], message) or text
-        if disabled != prompt and text.startswith(disabled):
+        off = dataclasses.replace(
+            conversation, context={**conversation.context, "enable_thinking": False}
+        )
+        disabled = off.prompt(index)
+        joined = _continued(off, index, disabled, off.until(index)[0])
+        if disabled != prompt and joined is not None:
             notes["answers without reasoning, prompted with enable_thinking false"] += 1
-            return text, disabled
+            return joined, disabled
     raise SampleError(
         f"message {index} has no reasoning, but the generation prompt opens a block of it; give "
         f"`reasoning_content`, or a template with the variable enable_thinking"
     )
+
+
+def _continued(
+    conversation: RenderedConversation, index: int, prompt: str, text: str
+) -> str | None:
+    """Return a prompt with what the template writes after it for an answer; None if unclear."""
+    if text.startswith(prompt):
+        return text
+    block = block_at_end(prompt)
+    head = len(prompt) if block is None else block.start
+    if not text.startswith(prompt[:head]):
+        # What precedes differs. Compare only what follows the message before the answer.
+        marked = conversation.marked_before(index)
+        before, after = marked.prompt(index), marked.until(index)[0]
+        before, after = before.rpartition(MARK)[2], after.rpartition(MARK)[2]
+        head = len(before) - (len(prompt) - head)
+        if head < 0 or not after.startswith(before[:head]):
+            return None
+        text = after
+    shown = text[head:]
+    if block is None:
+        return prompt + shown
+    return continue_block(prompt, block, shown, conversation.messages[index])
 
 
 def _count_dropped(

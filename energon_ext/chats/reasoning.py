@@ -65,7 +65,7 @@ def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, 
         message: the answer; its reasoning is in a field, or in its content.
 
     Returns:
-        None if the block is open, but the answer has no reasoning.
+        None if the block is open, but the answer has no reasoning, or the other way around.
 
     Example:
         >>> prompt = "assistant\\n<think>\\n"
@@ -73,9 +73,12 @@ def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, 
         >>> continue_block(prompt, block_at_end(prompt), "No.<end>", message)
         'assistant\\n<think>\\nIt is 7 times 13.\\n</think>\\n\\nNo.<end>'
     """
-    if shown.startswith(block.opening):
-        # The template repeats the block, with other white space.
-        return None if block.is_closed else prompt + shown[len(block.opening) :].lstrip("\n")
+    if shown.startswith(block.opening):  # the template repeats the block, with other white space
+        inner = shown[len(block.opening) :].lstrip("\n")
+        is_empty = inner.startswith(block.closing)
+        if block.is_closed and is_empty:
+            return prompt + inner.removeprefix(block.closing).lstrip("\n")
+        return None if block.is_closed or is_empty else prompt + inner
     if block.is_closed:
         return prompt + shown.lstrip("\n")
     answer = shown.removeprefix(block.closing).lstrip("\n")

@@ -21,6 +21,9 @@ from energon_ext.tokenizers.tokenizers import HFTokenizer
 #: A message in OpenAI's format: ``role``, ``content``, and further fields such as ``tool_calls``.
 Message = Mapping[str, Any]
 
+#: A text to look for in what a template writes: letters that none adds, escapes or changes.
+MARK = "zqxjkv"
+
 #: A template's reference to the clock, with its format if that is a literal.
 _CLOCK = re.compile(r"""\bstrftime_now\b(?!\s+is\s)(?:\s*\(\s*(['"])(.*?)\1\s*\))?""")
 #: A template name followed by a date.

@@ -18,11 +18,8 @@ from typing import Any
 
 from energon_ext.chats.messages import LABELS, Messages
 from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end
-from energon_ext.chats.templates import ChatTemplate
+from energon_ext.chats.templates import MARK, ChatTemplate
 from energon_ext.errors import SampleError
-
-#: Begins every marker: letters that no template adds, escapes or changes.
-_MARK = "zqxjkv"
 
 #: Forms of the arguments of tool calls.
 _OBJECTS, _TEXTS = "objects", "texts"
@@ -62,12 +59,12 @@ class WrittenFields:
         """Return the text after the content of an answer; None if the template does not tell."""
         key = "end", _variables(context)
         if key not in self._known:
-            marked = {"role": "assistant", "content": _MARK}
+            marked = {"role": "assistant", "content": MARK}
             try:
                 text = self._template.render([*head, marked], **context)
             except SampleError:
                 return None
-            self._known[key] = text.rpartition(_MARK)[2] if _MARK in text else None
+            self._known[key] = text.rpartition(MARK)[2] if MARK in text else None
         return self._known[key]
 
     def _with_contents(
@@ -224,7 +221,7 @@ def _not_written(index: int, name: str, role: str) -> SampleError:
 def _marked(value: Any, marks: list[str]) -> Any:
     """Return a value with a marker of its own in place of each text."""
     if isinstance(value, str):
-        marks.append(f"{_MARK}{len(marks)}t")
+        marks.append(f"{MARK}{len(marks)}t")
         return marks[-1]
     if isinstance(value, Mapping):
         return {key: each if key in LABELS else _marked(each, marks) for key, each in value.items()}
@@ -237,7 +234,7 @@ def _marked_calls(calls: Sequence[Any], form: str) -> tuple[list[Any], list[str]
     """Return tool calls made of markers, the markers, and texts that show a wrong form."""
     marked, marks, wrong = [], [], []
     for number, call in enumerate(calls):
-        name, key, value = (f"{_MARK}{number}{letter}" for letter in "nkv")
+        name, key, value = (f"{MARK}{number}{letter}" for letter in "nkv")
         arguments: Any = {key: value}
         # Python's own form of a dict is no JSON, and text within JSON text has escaped quotes.
         wrong += [f"'{key}': '{value}'", f'\\"{key}\\"']
@@ -256,7 +253,7 @@ def _marked_tools(count: int, is_bare: bool) -> tuple[list[Any], list[str]]:
     """Return tools made of markers, and the markers."""
     marked, marks = [], []
     for number in range(count):
-        name, description, key = (f"{_MARK}{number}{letter}" for letter in "ndk")
+        name, description, key = (f"{MARK}{number}{letter}" for letter in "ndk")
         schema = {"type": "object", "properties": {key: {"type": "string"}}}
         function = {"name": name, "description": description, "parameters": schema}
         marked.append(function if is_bare else {"type": "function", "function": function})

@@ -65,8 +65,7 @@ _TABLE = [
         "the instruction would be missing",
     ),
     (
-        {"OLMo", "an end after the last answer only", "tags around rewritten answers"}
-        | {"Qwen 3", "Qwen 3.5"},
+        {"OLMo", "an end after the last answer only", "tags around rewritten answers"},
         {"two answers in a row"},
         "does not continue its own generation prompt",
         "the first of the two is shown differently once the second follows",

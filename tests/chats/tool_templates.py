@@ -231,7 +231,9 @@ REASONS = {
     ),
     "gpt-oss": template(
         "<|start|>user<|message|>{{ m.content }}<|end|>",
-        "{% if m.thinking and loop.index0 > found.asked %}<|start|>assistant<|channel|>analysis"
+        "{% set final = namespace(follows=false) %}{% for n in messages[loop.index :] %}"
+        "{% if n.role == 'assistant' and not n.tool_calls %}{% set final.follows = true %}{% endif %}"
+        "{% endfor %}{% if m.thinking and not final.follows %}<|start|>assistant<|channel|>analysis"
         "<|message|>{{ m.thinking }}<|end|>{% endif %}{% if m.tool_calls %}"
         + calls(
             "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary<|message|>"
@@ -241,7 +243,7 @@ REASONS = {
         "{% if loop.last and not add_generation_prompt %}<|return|>{% else %}<|end|>{% endif %}"
         "{% endif %}",
         "<|start|>assistant",
-        begin=LAST_QUESTION + "<|start|>system<|message|>Today is fixed.<|end|>"
+        begin="<|start|>system<|message|>Today is fixed.<|end|>"
         "{% if tools or messages[0].role in ('system', 'developer') %}<|start|>developer<|message|>"
         "{% if messages[0].role in ('system', 'developer') %}{{ messages[0].content }}{% endif %}"
         "{% if tools %}"
