@@ -18,7 +18,7 @@ from energon_ext.chats.answers import (
 )
 from energon_ext.chats.messages import check_answers, check_messages, check_question
 from energon_ext.chats.records import Conversation
-from energon_ext.chats.templates import ChatTemplate
+from energon_ext.chats.templates import RESERVED, ChatTemplate
 from energon_ext.chats.tokenization import (
     AddedTokens,
     AnsweredText,
@@ -130,6 +130,7 @@ class ConversationEncoder:
 
     def encode_text(self, text: str, has_bos: bool = False) -> np.ndarray:
         """Return the tokens of a prompt as text, int64 [n]."""
+        _check_unicode(text)
         (tokens,) = self.tokenizer.encode_bare([text])
         if has_bos or not self.tokenizer.add_bos:
             return tokens
@@ -137,7 +138,10 @@ class ConversationEncoder:
 
     def _render_or_refuse(self, conversation: Conversation) -> _Rendered | SampleError:
         try:
-            return self._render(conversation)
+            rendered = self._render(conversation)
+            for text in rendered.texts:
+                _check_unicode(text.text)
+            return rendered
         except SampleError as error:
             return error
 
@@ -254,7 +258,21 @@ _ENDED = "answers ended with the end-of-text token, since nothing else ends them
 _CUTS = "borders of answers that a token would cross, cut there"
 
 
+def _check_unicode(text: str) -> None:
+    """Raise SampleError for a text that no tokenizer accepts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SampleError(
+            f"the text contains a lone surrogate ({text[error.start]!r}); fix or remove it"
+        ) from None
+
+
 def _context(conversation: Conversation) -> dict[str, Any]:
     """Return the variables of the template for one conversation."""
+    if reserved := RESERVED.intersection(conversation.template_kwargs):
+        raise SampleError(
+            f"chat_template_kwargs: {min(reserved)} is not a variable of a template; remove it"
+        )
     tools = {"tools": conversation.tools} if conversation.tools else {}
     return {**conversation.template_kwargs, **tools}

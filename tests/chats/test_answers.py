@@ -27,9 +27,7 @@ def template_of(text, **options):
 
 def encode(template, record, **options):
     """Encode one record with one of the templates, or with the text of one."""
-    encoder = ConversationEncoder(
-        BYTES, template_of(TEMPLATES.get(template, template)), **options
-    )
+    encoder = ConversationEncoder(BYTES, template_of(TEMPLATES.get(template, template)), **options)
     (found,) = encoder.encode([read_conversation(record)])
     if isinstance(found, SampleError):
         raise found
@@ -84,11 +82,20 @@ TWO = {"messages": [user("a?"), answer("A"), user("b?"), answer("B")]}
 
 @pytest.mark.parametrize(
     ("choice", "trained"),
-    [(None, [["A\n", "B\n"]]), ("all", [["A\n", "B\n"]]), ("last", [["B\n"]]), ("each", [["A\n"], ["B\n"]])],
+    [
+        (None, [["A\n", "B\n"]]),
+        ("all", [["A\n", "B\n"]]),
+        ("last", [["B\n"]]),
+        ("each", [["A\n"], ["B\n"]]),
+    ],
 )
 def test_the_choice_of_answers_decides_what_is_a_sample(choice, trained):
-    found = pieces("{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
-                   "{% if add_generation_prompt %}assistant:{% endif %}", TWO, answers=choice)
+    found = pieces(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}",
+        TWO,
+        answers=choice,
+    )
     assert [[text for text, weight in sample if weight] for sample in found] == trained
 
 
@@ -207,7 +214,12 @@ def test_a_prompt_of_deepseek_with_thinking_closes_the_block_once():
 @pytest.mark.parametrize(
     ("template", "kwargs", "fields", "message"),
     [
-        ("QwQ", {}, {}, "message 1 has no reasoning, but the generation prompt opens a block of it"),
+        (
+            "QwQ",
+            {},
+            {},
+            "message 1 has no reasoning, but the generation prompt opens a block of it",
+        ),
         ("Nemotron", {"enable_thinking": True}, {}, "message 1 has no reasoning"),
         (
             "Qwen 3.5",

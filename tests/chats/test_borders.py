@@ -19,8 +19,38 @@ from tests.chats.tokenizers import CHAT_TOKENS, FAST, MODELS, PLAIN_TOKENS, SLOW
 
 KINDS = [*FAST, "bytes", *(pytest.param(k, marks=pytest.mark.nightly) for k in [*SLOW, *MODELS])]
 PIECES = [
-    *("The boats", " stayed", " in the harbour", ".\n", "\n\n", " ", "  ", "\t", "four", " four ", "tide"),
-    *(" tide", "é", "e", "\u0301", "🙂", "日本", "ﬁ", "Ⅷ", "1", "23", "'s", "", "x", "<", "|", "</s>", "<s>"),
+    *(
+        "The boats",
+        " stayed",
+        " in the harbour",
+        ".\n",
+        "\n\n",
+        " ",
+        "  ",
+        "\t",
+        "four",
+        " four ",
+        "tide",
+    ),
+    *(
+        " tide",
+        "é",
+        "e",
+        "\u0301",
+        "🙂",
+        "日本",
+        "ﬁ",
+        "Ⅷ",
+        "1",
+        "23",
+        "'s",
+        "",
+        "x",
+        "<",
+        "|",
+        "</s>",
+        "<s>",
+    ),
     *("<|im_end|>", "<|im_", "end|>", "THE", "▁", "▁the", "[INST", "]"),
 ]
 
