@@ -9,6 +9,7 @@ it, and an answer is what its message adds to the text of the messages before it
 import copy
 import functools
 import json
+import re
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -42,6 +43,10 @@ class Reference:
                 break
             except Exception as error:  # a template may raise anything
                 self.text, self.error = None, error
+
+    @property
+    def has_tags(self):
+        return re.search(r"\{%-?\s*generation", self.template) is not None
 
     @property
     def answers(self):

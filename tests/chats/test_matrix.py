@@ -70,8 +70,11 @@ def check(tokenizer, expected, found, what):
             FOUND["answers behind a cut border"] += bool(cuts)
         elif len(prompt) < len(tokens) and not cuts and expected.messages[index].get("content"):
             assert weights[len(prompt)] == expected.weights[index], what
+    if expected.has_tags:
+        check_tags(tokenizer, expected, found, cuts, what)
+        return
     spans = expected.spans()
-    if spans is None or "{% generation %}" in expected.template:
+    if spans is None:
         return
     assert len(spans) == len(found.samples), what
     ended = [tokenizer.ours.eos_id] * any("end-of-text token" in note for note in found.notes)
@@ -84,3 +87,19 @@ def check(tokenizer, expected, found, what):
         if tokenizer.is_faithful:
             rendered = tokenizer.ours.show([*tokenizer.tokenize(text), *ended])
             assert tokenizer.ours.show(tokens.tolist()) == rendered, what
+
+
+def check_tags(tokenizer, expected, found, cuts, what):
+    """Compare a sample with the generation tags, if all begin where a prompt ends."""
+    text, tags = expected.tags(expected.last + 1, return_assistant_tokens_mask=True)
+    are_elsewhere = any("does not begin where" in note for note in found.notes)
+    answers = [i for i, message in enumerate(expected.messages) if message["role"] == "assistant"]
+    if are_elsewhere or cuts or len(found.samples) > 1 or expected.answers != answers:
+        return
+    if all(text.startswith(expected.prompt(index)) for index in answers):
+        places = [(start, stop, 1.0) for start, stop in tags if start < stop]
+        tokens, weights = weigh(tokenizer.tokenize, text, places)
+        ((found_tokens, found_weights),) = found.samples
+        assert found_tokens.tolist() == tokens, what
+        assert (found_weights > 0).tolist() == [weight > 0 for weight in weights], what
+        FOUND["compared with tags"] += 1
