@@ -104,7 +104,7 @@ def check_answers(messages: Messages) -> None:
     asked = next((i for i, role in enumerate(roles) if role in ("user", "tool", "function")), None)
     if asked is None or trained[0] < asked:
         raise SampleError(
-            f"message {trained[0]} is an answer without a question; give it `weight` 0, or remove it"
+            f"message {trained[0]} answers no question; give it `weight` 0, or remove it"
         )
 
 

@@ -6,9 +6,9 @@ A text is tokenized as one text, so it decodes to what was rendered. The tokens 
 must be those of the text before it, because that is what an inference server tokenizes. With T(x)
 for the tokens of x, a border b therefore holds if T(text[:b]) begins T(text).
 
-Special tokens (such as ``<|im_start|>``) are found before anything else, and the pieces between them
-are tokenized independently. So it is enough to compare T(text[s:b]) with the tokens from s on,
-where s is the start of the last special token before b: the work is linear in the text. Where a token
+Special tokens (such as ``<|im_start|>``) are found before anything else, and what is between them
+is tokenized independently. So it is enough to compare T(text[s:b]) with the tokens from s on, where
+s is the start of the last special token before b: the work is linear in the text. Where a token
 would cross the border, the piece around it alone is cut there, and what follows the border is
 tokenized as a continuation, without the space that some tokenizers put before a text. Later prompts
 then differ from the server's at that border only; cuts are counted.

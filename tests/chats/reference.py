@@ -27,6 +27,7 @@ class Reference:
 
     def __init__(self, special_tokens, template, record, forms=FORMS):
         self.template, self.special_tokens = template, special_tokens
+        self.tags = functools.lru_cache(None)(self._tags)
         self.context = dict(record.get("chat_template_kwargs", {}))
         if record.get("tools"):
             self.context["tools"] = record["tools"]
@@ -55,8 +56,7 @@ class Reference:
     def render(self, stop, **how):
         return self.tags(stop, **how)[0]
 
-    @functools.lru_cache(None)
-    def tags(self, stop, **how):
+    def _tags(self, stop, **how):
         """Return the text of the first messages, and the places of its generation tags."""
         texts, tags = render_jinja_template(
             [self.messages[:stop]],
@@ -70,11 +70,11 @@ class Reference:
         return self.render(index, add_generation_prompt=True)
 
     def spans(self):
-        """Return [(text, [(start, stop, weight)])] if each answer continues its prompt, else None."""
+        """Return [(text, [(start, stop, weight)])]; None if a prompt is not continued."""
         places = [(len(self.prompt(i)), self.render(i + 1), self.weights[i]) for i in self.answers]
-        if all(self.text.startswith(self.prompt(i)) for i in self.answers):
-            if all(self.text.startswith(until) for _, until, _ in places):
-                return [(self.text, [(begin, len(until), w) for begin, until, w in places])]
+        begins = all(self.text.startswith(self.prompt(index)) for index in self.answers)
+        if begins and all(self.text.startswith(until) for _, until, _ in places):
+            return [(self.text, [(begin, len(until), w) for begin, until, w in places])]
         if all(self.render(i + 1).startswith(self.prompt(i)) for i in self.answers):
             return [(until, [(begin, len(until), w)]) for begin, until, w in places]
         return None

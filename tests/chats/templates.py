@@ -10,6 +10,7 @@ from tests.chats.jinja import refuses, template
 
 _IM = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 _IM_PROMPT = "<|im_start|>assistant\n"
+_HEADER = "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
 _ALTERNATE = refuses("(m.role == 'user') != (loop.index0 % 2 == 0)", "roles must alternate")
 
 
@@ -39,7 +40,7 @@ FAMILIES = {
         * 2,
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
         begin="{{ bos_token }}",
-        other="<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>",
+        other=_HEADER + "{{ m.content | trim }}<|eot_id|>",
     ),
     "Mistral v0.1": template(
         _ALTERNATE + "[INST] {{ m.content }} [/INST]",
@@ -115,7 +116,7 @@ TAGS = {
         _IM,
         tagged(
             _IM_PROMPT,
-            "{% if loop.last %}{{ m.content }}{% else %}{{ m.content | tojson }}{% endif %}<|im_end|>",
+            "{{ m.content if loop.last else m.content | tojson }}<|im_end|>",
             "\n",
         ),
         _IM_PROMPT,

@@ -12,7 +12,7 @@ from energon_ext.chats.records import read_conversation
 from energon_ext.chats.templates import HFChatTemplate
 from energon_ext.errors import SampleError
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
-from tests.chats.conversations import CONVERSATIONS, TOOLS, answer, call, result, user
+from tests.chats.conversations import CONVERSATIONS, TOOLS, answer, call, user
 from tests.chats.refusals import TEMPLATES
 
 BYTES = ByteTokenizer()
@@ -51,7 +51,8 @@ def test_an_answer_is_trained_from_the_end_of_its_prompt_with_its_weight():
     assert pieces("ChatML", CONVERSATIONS["weights"]) == [
         [
             (
-                "<|im_start|>user\nFirst?<|im_end|>\n<|im_start|>assistant\nNever trained.<|im_end|>"
+                "<|im_start|>user\nFirst?<|im_end|>\n<|im_start|>assistant\n"
+                "Never trained.<|im_end|>"
                 "\n<|im_start|>user\nSecond?<|im_end|>\n<|im_start|>assistant\n",
                 0,
             ),
@@ -68,7 +69,8 @@ def test_answers_without_weight_after_the_last_trained_one_are_kept_and_not_trai
             ("<|im_start|>user\nFirst?<|im_end|>\n<|im_start|>assistant\n", 0),
             ("Trained.<|im_end|>\n", 1),
             (
-                "<|im_start|>user\nSecond?<|im_end|>\n<|im_start|>assistant\nNot trained.<|im_end|>\n",
+                "<|im_start|>user\nSecond?<|im_end|>\n<|im_start|>assistant\n"
+                "Not trained.<|im_end|>\n",
                 0,
             ),
         ]
@@ -126,7 +128,8 @@ def test_earlier_reasoning_that_disappears_once_the_answer_follows_stays_in_its_
     *_, prompt, trained = [text for text, _ in samples[-1]]
     assert len(samples) == 3 and prompt.endswith(
         "<|start|>assistant<|channel|>analysis<|message|>It is high.<|end|>"
-        '<|start|>assistant to=functions.ring_bell<|channel|>commentary<|message|>{"times": 1}<|call|>'
+        '<|start|>assistant to=functions.ring_bell<|channel|>commentary<|message|>{"times": 1}'
+        "<|call|>"
         "<|start|>functions to=assistant<|message|>done<|end|><|start|>assistant"
     )
     assert trained == (
@@ -135,7 +138,7 @@ def test_earlier_reasoning_that_disappears_once_the_answer_follows_stays_in_its_
     )
 
 
-# Prompts that open a block of reasoning ------------------------------------------------------------
+# Prompts that open a block of reasoning -----------------------------------------------------------
 
 ASKED = "<|im_start|>user\nIs 91 prime?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -235,7 +238,7 @@ def test_reasoning_that_does_not_fit_its_prompt_is_refused(template, kwargs, fie
         encode(template, record)
 
 
-# Generation tags -----------------------------------------------------------------------------------
+# Generation tags ----------------------------------------------------------------------------------
 
 
 def test_tags_at_the_end_of_a_prompt_say_where_an_answer_ends():
@@ -261,7 +264,7 @@ def test_a_tag_of_an_answer_without_weight_is_not_trained():
     ]
 
 
-# Ends ----------------------------------------------------------------------------------------------
+# Ends ---------------------------------------------------------------------------------------------
 
 
 def test_an_answer_without_an_end_is_ended_with_the_end_of_text_token():

@@ -196,7 +196,7 @@ def test_nulls_are_left_out_everywhere_but_in_json_text_and_lists():
     assert not any("null" in each for each in read_conversation(CONVERSATIONS["one call"]).notes)
 
 
-# Messages ------------------------------------------------------------------------------------------
+# Messages -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -259,14 +259,14 @@ def test_arguments_as_text_keep_their_own_text_for_templates_that_need_it():
 
 def test_a_first_message_that_answers_nothing_needs_weight_0():
     greeting = [answer("Hello!"), *TURN]
-    with pytest.raises(SampleError, match="message 0 is an answer without a question; give it `we"):
+    with pytest.raises(SampleError, match="message 0 answers no question; give it `we"):
         check_answers(check_messages(greeting))
     check_answers(check_messages([answer("Hello!", weight=0), *TURN]))
     with pytest.raises(SampleError, match="all answers have weight 0"):
         check_answers(check_messages([user("a"), answer("b", weight=0)]))
 
 
-# Prompts -------------------------------------------------------------------------------------------
+# Prompts ------------------------------------------------------------------------------------------
 
 
 def test_prompts_are_text_or_messages_and_the_rest_is_for_the_reward():

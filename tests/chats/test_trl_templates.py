@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The chat templates of the package ``trl``, which are those of real models, with our conversations."""
+"""The chat templates of the package ``trl``, which are those of real models."""
 
 import re
 import subprocess

@@ -89,7 +89,8 @@ TOOLS = {
         + "{{ m.content or '' }}"
         + calls(
             "\n<tool_call>\n<function={{ c.name }}>{% for k, v in c.arguments | items %}"
-            "\n<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>{% endfor %}"
+            "\n<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>"
+            "{% endfor %}"
             "\n</function>\n</tool_call>"
         )
         + "<|im_end|>\n",
@@ -232,9 +233,9 @@ REASONS = {
     "gpt-oss": template(
         "<|start|>user<|message|>{{ m.content }}<|end|>",
         "{% set final = namespace(follows=false) %}{% for n in messages[loop.index :] %}"
-        "{% if n.role == 'assistant' and not n.tool_calls %}{% set final.follows = true %}{% endif %}"
-        "{% endfor %}{% if m.thinking and not final.follows %}<|start|>assistant<|channel|>analysis"
-        "<|message|>{{ m.thinking }}<|end|>{% endif %}{% if m.tool_calls %}"
+        "{% if n.role == 'assistant' and not n.tool_calls %}{% set final.follows = true %}"
+        "{% endif %}{% endfor %}{% if m.thinking and not final.follows %}<|start|>"
+        "assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}{% if m.tool_calls %}"
         + calls(
             "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary<|message|>"
             "{{ c.arguments | tojson }}<|call|>"
