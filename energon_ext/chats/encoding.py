@@ -160,7 +160,8 @@ class ConversationEncoder:
         check_answers(checked)
         context = _context(conversation)
         messages = self._written.messages_for(checked, context)
-        notes = conversation.notes + checked.notes
+        notes = Counter(conversation.notes)
+        notes.update(checked.notes)
         for name in self._unused_variables(conversation.template_kwargs):
             notes[f"chat_template_kwargs that the template does not read: {name}"] += 1
         last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
@@ -250,8 +251,9 @@ class ConversationEncoder:
                 return SampleError("the answers have no tokens, so there is nothing to train on")
             samples.append((tokens, weights))
         cuts = sum(found.cuts for found in encoded)
-        notes = rendered.notes + Counter({_CUTS: cuts} if cuts else {})
-        return EncodedConversation(samples, notes)
+        if cuts:
+            rendered.notes[_CUTS] += cuts
+        return EncodedConversation(samples, rendered.notes)
 
 
 _ENDED = "answers ended with the end-of-text token, since nothing else ends them"

@@ -58,13 +58,16 @@ def remove_nulls(value: Any, levels: int = _MOST_LEVELS) -> Any:
         >>> remove_nulls({"city": "Lisbon", "names": None, "list": [None, {"a": None}]})
         {'city': 'Lisbon', 'list': [None, {}]}
     """
-    if not isinstance(value, (Mapping, list, tuple)):
+    if isinstance(value, str) or not isinstance(value, (Mapping, list, tuple)):
         return value
     if not levels:
         raise SampleError(f"has more than {_MOST_LEVELS} lists and objects within each other")
     if isinstance(value, Mapping):
-        kept = value.items()
-        return {key: remove_nulls(each, levels - 1) for key, each in kept if each is not None}
+        return {
+            key: each if isinstance(each, str) else remove_nulls(each, levels - 1)
+            for key, each in value.items()
+            if each is not None
+        }
     return [remove_nulls(each, levels - 1) for each in value]
 
 

@@ -94,7 +94,8 @@ class AddedTokens:
 
     def __init__(self, tokenizer: Tokenizer):
         self._ids = dict(tokenizer.added_tokens())
-        self._numbers = np.array(sorted(self._ids.values()), np.int64)
+        self._is_added = np.zeros(tokenizer.vocab_size, bool)
+        self._is_added[list(self._ids.values())] = True
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
@@ -108,7 +109,7 @@ class AddedTokens:
         if not self._ids:
             return start
         found = [(match.start(), self._ids[match[0]]) for match in self._pattern.finditer(text)]
-        tokens = np.flatnonzero(np.isin(ids, self._numbers))
+        tokens = np.flatnonzero(self._is_added[ids])
         if ids[tokens].tolist() != [number for _, number in found]:
             return start
         places = [(place, int(token)) for (place, _), token in zip(found, tokens)]

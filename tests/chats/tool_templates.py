@@ -235,7 +235,8 @@ REASONS = {
         "{% set final = namespace(follows=false) %}{% for n in messages[loop.index :] %}"
         "{% if n.role == 'assistant' and not n.tool_calls %}{% set final.follows = true %}"
         "{% endif %}{% endfor %}{% if m.thinking and not final.follows %}<|start|>"
-        "assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}{% if m.tool_calls %}"
+        "assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+        "{% if m.tool_calls %}"
         + calls(
             "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary<|message|>"
             "{{ c.arguments | tojson }}<|call|>"
