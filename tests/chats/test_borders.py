@@ -51,7 +51,7 @@ PIECES = [
         "</s>",
         "<s>",
     ),
-    *("<|im_end|>", "<|im_", "end|>", "THE", "▁", "▁the", "[INST", "]"),
+    *("<|im_end|>", "<|im_", "THE", "▁", "▁the", "[INST", "]"),
 ]
 
 
@@ -83,8 +83,7 @@ def test_random_borders_hold_where_whole_prefixes_hold(kind, tokenized):
             held += 1
             assert (found.tokens.tolist(), found.weights.tolist()) == model, text
         elif tokenizer.is_faithful:
-            whole = tokenizer.tokenize(text)
-            assert tokenizer.ours.show(found.tokens) == tokenizer.ours.show(whole), text
+            tokenizer.check_read(found.tokens, text)
     assert held > 40
 
 

@@ -239,7 +239,9 @@ FAST = {
     "byte BPE": lambda: byte_bpe(CHAT_TOKENS, plain=PLAIN_TOKENS),
     "Metaspace, always": lambda: metaspace("always", plain=PLAIN_TOKENS),
     "Metaspace, first": lambda: metaspace("first", CHAT_TOKENS),
-    "Prepend": lambda: prepending(CHAT_TOKENS, plain=PLAIN_TOKENS),
+    "Prepend": lambda: prepending(
+        CHAT_TOKENS, [AddedToken(token, normalized=False) for token in PLAIN_TOKENS]
+    ),
     "lower case": lambda: byte_bpe(
         CHAT_TOKENS[:4],
         normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]),
