@@ -92,7 +92,7 @@ def imbalance(mix):
     )
     topology, rows = dataset.topology, RANKS * ROUNDS
     found = []
-    for step in itertools.islice(dataset.planned_steps(), STEPS):
+    for step in itertools.islice(dataset.fork().draw_steps(), STEPS):
         images = step.costs(lambda lengths: np.zeros(len(lengths)), rows)
         both = step.costs(AttentionCost(), rows)
         orders = np.arange(rows), balanced(both - images, topology), balanced(both, topology)

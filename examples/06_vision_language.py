@@ -18,7 +18,7 @@ import itertools
 from functools import partial
 
 import torch
-from megatron.core import parallel_state
+import torch.distributed as dist
 from megatron_gpt import build_config, forward, ready_to_train, run
 from options import add_arguments, add_data_arguments, new_parser
 from train_loop import build_source, build_tokenizer, train, validation
@@ -54,29 +54,21 @@ def parse_args():
 
 
 def train_vision_language(args):
-    check_parallelism(args)
+    if args.num_experts:
+        raise ConfigError("--num-experts: the language model of this example has no experts.")
     tokenizer, config = build_tokenizer(args), build_config(args)
     costs = AttentionCost.of_model(config), VisionCost.of_model(*vision_configs(config))
     encoder = ImageTextEncoder(tokenizer, args.seq_length, costs if args.balance else None)
-    model = build_model(args, config, encoder)
     source = build_source(args, encoder)
+    model = build_model(args, config, encoder)
     evaluate = validation(args, encoder, model)
     train(args, args.run_dir, model, source, evaluate=evaluate)
     compare_with_wrong_images(args, encoder, model)
 
 
-def check_parallelism(args):
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
-        if getattr(args, name) > 1:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} must be 1: this example only uses data parallelism.")
-    if args.num_experts:
-        raise ConfigError("--num-experts: the language model of this example has no experts.")
-
-
 def build_model(args, config, encoder):
     vocab_size = encoder.tokenizer.padded_vocab_size(128)
-    positions = args.global_batch_rows * args.seq_length  # maximum of a micro-batch
+    positions = args.micro_batch_rows * args.seq_length
     llava = build_llava(config, vocab_size, positions, encoder.image_id)
     llava.forward_step = partial(forward_step, image_id=encoder.image_id)
     return ready_to_train(args, llava)
@@ -93,8 +85,8 @@ def compare_with_wrong_images(args, encoder, model):
     )
     batches = list(itertools.islice(ExactDataLoader(dataset), args.eval_iters))
     swapped = [dataclasses.replace(batch, images=batch.images.roll(1, 0)) for batch in batches]
-    right, wrong = (forward(args, model, each)["loss"] for each in (batches, swapped))
-    if parallel_state.get_data_parallel_rank() == 0:
+    right, wrong = (forward(args, model, each).get("loss") for each in (batches, swapped))
+    if dist.get_rank() == dist.get_world_size() - 1:  # on the last pipeline stage
         print(f"Unseen captions: loss {right:.3f} with their images, {wrong:.3f} with others.")
 
 

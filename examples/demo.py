@@ -30,8 +30,8 @@ from drawn_images import write_webdatasets
 from options import count, new_parser
 
 from energon_ext.cli.figure_style import COLORS, FAINT, INK, MUTED, new_figure
-from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import headline, write_report
+from energon_ext.metrics.file import Run
 
 TRAINING_SCRIPT = Path(__file__).with_name("01_pretrain_gpt.py")
 TOLERANCE = 1e-4

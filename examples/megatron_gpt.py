@@ -39,6 +39,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from energon_ext import ConfigError, EnergonExtError
 from energon_ext.megatron import (
     check_losses,
+    create_broadcast_groups,
     enable_cpu,
     forward_step,
     gpt_layer_spec,
@@ -77,6 +78,7 @@ def start_megatron(args):
         args.pipeline_model_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
     )
+    create_broadcast_groups()
     model_parallel_cuda_manual_seed(args.seed, inference_rng_tracker=on_cpu)
     torch.manual_seed(args.seed)
 

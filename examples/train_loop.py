@@ -28,7 +28,7 @@ from megatron_gpt import (
     save_model,
     train_step,
 )
-from run_log import RunLog, summarize_step
+from run_log import ProgressLog, summarize_step
 from tqdm import tqdm
 
 from energon_ext import (
@@ -42,6 +42,7 @@ from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.state import digest_of_state
 from energon_ext.state.consumption import Consumption
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.together import on_all_ranks
@@ -218,12 +219,11 @@ class Run:
         summary = summarize_step(batches, self.args.seq_length)
         for key, tokens in summary["tokens"].items():
             self.consumed.add(key, rows=summary["documents"].get(key, 0), tokens=tokens)
-        position = self.blend.position(step - 1)
         rollout = self.source.metrics_of_all_ranks() if self.is_rl else {}
         return {
             **losses,
             **summary,
-            "planned_share": {} if self.is_rl else self.blend.planned_shares(position),
+            "planned_share": {} if self.is_rl else self.blend.shares_at_step(step - 1),
             "learning_rate": learning_rate(self.args, step),
             "step_seconds": seconds,
             "data_seconds": data_seconds,
@@ -259,18 +259,13 @@ class Run:
             and parallel_state.get_tensor_model_parallel_rank() == 0  # in RL, others have a source
         )
         boards = {"tensorboard": args.tensorboard, "wandb_project": args.wandb_project}
-        log = RunLog(
+        log = ProgressLog(
             folder, step, args.train_iters, enabled=enabled, interval=args.log_interval, **boards
         )
         if enabled:
-            log.write(
-                "start",
+            log.write_start(
                 step,
-                sources=self.blend.keys,
-                documents=self.blend.documents,
-                epoch_tokens=self.blend.epoch_tokens,
-                names=self.blend.names,
-                interleaves=self.blend.interleaves,
+                self.blend,
                 seq_len=args.seq_length,
                 rows_per_step=args.global_batch_rows,
                 config={**fixed_arguments(args), "world_size": dist.get_world_size()},
@@ -295,7 +290,8 @@ class Run:
         path = checkpoints.save(
             step, write_model=write_model, run=run, cursor=cursor, states=states
         )
-        log.write("save", step, path=str(path))
+        digest = {} if cursor is None else {"state_digest": digest_of_state(cursor)}
+        log.write("save", step, path=str(path), **digest)
         return step
 
     def counts(self):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from megatron.core import tensor_parallel
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.enums import ModelType
 from megatron.core.models.multimodal.llava_model import LLaVAModel
 from megatron.core.models.vision.clip_vit_model import CLIPViTModel
@@ -34,10 +34,14 @@ from megatron.energon.edataclass import edataclass
 from energon_ext import DynamicBlendMixin, PackedBatch, load_tokenizer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
-from energon_ext.megatron import build_packed_seq_params, gpt_layer_spec, make_loss_func
+from energon_ext.megatron import (
+    build_packed_seq_params,
+    get_batch,
+    gpt_layer_spec,
+    make_loss_func,
+)
 from energon_ext.megatron.attention import TorchNorm
 from energon_ext.plan.cost import AttentionCost, VisionCost
-from energon_ext.state.together import collective_device
 
 SIDE, PATCH = 32, 8
 PATCHES = (SIDE // PATCH) ** 2
@@ -75,6 +79,8 @@ class ImageRow:
 @dataclass
 class ImageBatch(PackedBatch):
     """A PackedBatch with its images, in the order of their placeholders."""
+
+    whole_fields = ("images",)
 
     images: torch.Tensor | None = None
 
@@ -146,6 +152,10 @@ class ImageTextEncoder(DynamicBlendMixin, TaskEncoder):
     def pack_tokens(self, row: Row) -> ImageRow:
         return ImageRow(row, _stacked([]))
 
+    def make_padding(self, row: ImageRow) -> ImageRow:
+        """Complete the last batches of validation by rows without tokens and images."""
+        return ImageRow(Row([], slice_sources=[]), _stacked([]))
+
     @stateless
     def batch(self, rows: list[ImageRow]) -> ImageBatch:
         batch = self._assemble([row.row for row in rows], self.source_keys)
@@ -171,9 +181,13 @@ def _stacked(images: list[torch.Tensor]) -> torch.Tensor:
 
 
 def vision_configs(config: TransformerConfig) -> tuple[TransformerConfig, TransformerConfig]:
-    """Return configs of the vision encoder and its projection for one of the language model."""
+    """Return configs of the vision encoder and its projection for one of the language model.
+
+    Both are on the first pipeline stage.
+    """
     vision = dataclasses.replace(
         config,
+        pipeline_model_parallel_size=1,
         hidden_size=config.hidden_size // 2,
         ffn_hidden_size=config.hidden_size,
         kv_channels=None,
@@ -191,6 +205,9 @@ def build_llava(
 
     LLaVAModel only builds vision encoders with norms of Transformer Engine or Apex, so they are
     built here.
+
+    Args:
+        positions: of every micro-batch; pipeline stages exchange this many.
     """
     vision, projection = vision_configs(config)
     layers = get_vit_layer_with_local_spec()
@@ -215,14 +232,18 @@ def build_llava(
         vision_projection_layer_spec=mlp,
         image_token_index=image_id,
         add_encoder=False,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
         **image,
     )
+    model.model_type = ModelType.encoder_or_decoder  # read by schedules of Megatron-core 0.16
+    if not model.pre_process:
+        return model
     model.vision_model = CLIPViTModel(
         vision, layers, ln_pre_impl=TorchNorm, ln_post_impl=TorchNorm, **image
     )
     model.vision_projection = MultimodalProjector(projection, mlp, "mlp", vision.hidden_size)
     model.add_encoder = model._drop_vision_class_token = True
-    model.model_type = ModelType.encoder_or_decoder  # read by schedules of Megatron-core 0.16
     return model
 
 
@@ -231,14 +252,13 @@ def forward_step(data_iterator, model, *, image_id, weight_scale=1):
 
     LLaVA replaces one token per image by the image's patches, so other placeholders are removed.
     """
-    device = collective_device()
-    batch = next(data_iterator).to(device)
+    batch = get_batch(data_iterator, batch_class=ImageBatch)
     loss_func = make_loss_func(batch, weight_scale=weight_scale)
     is_image = batch.tokens == image_id
     last_of_image = is_image & (is_image.cumsum(0) % PATCHES == 0)
     kept = ~is_image | last_of_image
     output, _ = model(
-        batch.images.to(device),
+        batch.images,
         batch.tokens[kept][None],
         batch.position_ids[kept][None],
         None,  # no attention mask: the segments replace it

@@ -15,9 +15,11 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
+from energon_ext.chats.templates import HFChatTemplate
+from energon_ext.encoders.saved import load_encoder
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.errors import SampleError
-from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from tests.support import (
     batch_hash,
     config,
@@ -132,6 +134,29 @@ def test_a_token_file_written_with_another_chat_template_is_refused(tmp_path):
         load(mix)
 
 
+def test_a_saved_run_is_planned_again_without_its_chat_template(hf_folder, tmp_path):
+    tokenizer = HFTokenizer(hf_folder)
+    encoder = SFTTaskEncoder(tokenizer, 256)
+    records = [{"messages": TURNS[1:5]}] * 9
+    write_conversations(tmp_path / "chat", records, encoder, meta=encoder.token_file_meta())
+    mix = write_mix(tmp_path / "mix.yaml", [("chat", 1)])
+
+    def dataset(task_encoder):
+        return get_train_dataset(
+            mix, worker_config=config(), batch_size=1, task_encoder=task_encoder
+        )
+
+    loader = loader_for(dataset(encoder))
+    take(loader, 2)
+    saved = json.loads(json.dumps(loader.state_dict()["encoder"]))
+    rebuilt = load_encoder(saved)  # where the tokenizer's folder does not exist
+    assert rebuilt.chat_template.fingerprint() == encoder.chat_template.fingerprint()
+    assert len(take(loader_for(dataset(rebuilt)), 1)) == 1
+    with pytest.raises(ConfigError, match="contains no chat template"):
+        rebuilt.chat_template.render(TURNS)
+    assert isinstance(load_encoder(saved, tokenizer).chat_template, HFChatTemplate)
+
+
 @pytest.mark.parametrize("over_long", ["cut", "error"])
 def test_a_sample_is_encoded_whole_whatever_the_row_length(over_long):
     encoder = SFTTaskEncoder(ByteTokenizer(), 8, over_long=over_long)
@@ -161,7 +186,7 @@ def test_over_long_samples_are_left_out_and_counted(over_long, tmp_path, caplog)
     answers = answers_in(loader_for(load(tmp_path / "chats.jsonl", seq_len=8, over_long=over_long)))
     assert answers == ["d", "defg"]
     assert "1 of 3 documents have more than the 9 tokens of a row and are left out" in caplog.text
-    assert "the first is document 1" in caplog.text
+    assert "the first is chats.jsonl:1" in caplog.text
     assert len(answers_in(loader_for(load(tmp_path / "chats.jsonl", over_long=over_long)))) == 3
 
 
@@ -214,13 +239,16 @@ RECORDS = [{"prompt": f"say {n}: ", "response": f"<{n}>" * (n % 5 + 1)} for n in
 ]
 
 
-def write_conversations(prefix, records, encoder, scale=1.0):
+def write_conversations(prefix, records, encoder, scale=1.0, meta=None):
     """Write the files that `energon-ext prepare --chat` would write for the records."""
     samples = [cook_dialogue({**IDENTITY, "json": record}) for record in records]
     documents = [encoder.encode_document(sample) for sample in samples]
     write_tokens(prefix, [document.tokens.tolist() for document in documents])
     weights = [document.label_weights * scale for document in documents]
     write_weights(prefix, weights, "uint8" if scale == 1 else "float32")
+    if meta is not None:
+        path = prefix.with_name(f"{prefix.name}.meta.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), **meta}))
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One batch contract for pretraining, fine-tuning and reinforcement learning."""
 
-import dataclasses
-from dataclasses import dataclass
-from typing import Any, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Iterator, TypeVar
 
 import torch
 
+from energon_ext.batch.transport import (
+    buffer_of,
+    build,
+    move,
+    replace_tensors,
+    tensors_of,
+    values_of,
+)
 from energon_ext.errors import SampleError
 
-#: Tensors of a batch. Types of 8 bytes come first, so every field of a buffer is aligned.
+B = TypeVar("B", bound="PackedBatch")
+
+#: Types of the tensors of a batch; a subclass may have others.
 DTYPES = {
     "tokens": torch.int64,
     "labels": torch.int64,
@@ -27,9 +36,6 @@ DTYPES = {
     "document_ends": torch.int32,
 }
 
-#: The other fields; the last two only exist in a ContextParallelSlice.
-HOST_FIELDS = ("sources", "max_seqlen", "longest_aligned", "whole_length")
-
 
 @dataclass
 class PackedBatch:
@@ -37,7 +43,13 @@ class PackedBatch:
 
     ``token_weights`` encode the task, so training steps are the same for all tasks.
 
+    A subclass may add fields, for example images: tensors of any type and shape, plain values, and
+    lists, tuples and dictionaries of them. They move with the batch. Context parallelism cuts the
+    added tensors like tokens, at their N positions; name those that every rank needs whole in
+    ``whole_fields``.
+
     Attributes:
+        whole_fields: of a subclass, names of fields that context parallelism must not cut.
         tokens: int64 [N], model input.
         labels: int64 [N], the target at position i; Megatron-core's GPTModel does not shift.
         token_weights: float32 [N], weight of the loss at position i. 0 on padding, where the label
@@ -53,6 +65,7 @@ class PackedBatch:
             parallelism: ends of the segments, each with the padding that aligns the next one.
         log_probs: float32 [N] or None, log-probabilities from a sampler, for metrics only.
         rewards: float32 [n] or None, reward of each segment, for metrics only.
+        columns: further values of the labels by name, float32 [N] each, for losses of your own.
 
     Example:
         >>> import numpy as np
@@ -68,6 +81,8 @@ class PackedBatch:
         [[[1, 1, 1, 0], [1, 1, 1, 0]]]
     """
 
+    whole_fields: ClassVar[tuple[str, ...]] = ()
+
     tokens: torch.Tensor
     labels: torch.Tensor
     token_weights: torch.Tensor
@@ -80,31 +95,14 @@ class PackedBatch:
     cu_seqlens_padded: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
     rewards: torch.Tensor | None = None
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that are not None, in the order of a buffer."""
-        fields = {name: getattr(self, name, None) for name in DTYPES}
-        return {name: value for name, value in fields.items() if value is not None}
-
-    def header(self) -> dict[str, Any]:
-        """Return the layout and host fields, which a buffer does not contain, as JSON values."""
-        host_fields = {name: getattr(self, name) for name in HOST_FIELDS if hasattr(self, name)}
-        return {"layout": self._layout(), **host_fields}
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def as_buffer(self) -> torch.Tensor:
         """Return the bytes of all tensors as one uint8 tensor.
 
         It is page-locked if there is a GPU, so that copying it does not block.
         """
-        parts = [tensor.contiguous().view(torch.uint8) for tensor in self.tensors().values()]
-        buffer = host_buffer(sum(map(len, parts)))
-        return torch.cat(parts, out=buffer)
-
-    @classmethod
-    def from_buffer(cls, buffer: torch.Tensor, header: Mapping[str, Any]) -> "PackedBatch":
-        """Return the batch of :meth:`as_buffer` and :meth:`header`; its tensors are views."""
-        fields = {**header, "sources": tuple(header["sources"])}
-        return cls(**fields_of(buffer, fields.pop("layout")), **fields)
+        return buffer_of(tensors_of(values_of(self)))
 
     @property
     def num_tokens(self) -> int:
@@ -197,12 +195,15 @@ class PackedBatch:
             "source_documents": len(self.sources),
             "rewards": segments,
         }
-        for name, tensor in self.tensors().items():
+        columns = {f"columns[{name!r}]": tensor for name, tensor in self.columns.items()}
+        for name, dtype in {**DTYPES, **dict.fromkeys(columns, torch.float32)}.items():
+            if (tensor := columns.get(name, getattr(self, name, None))) is None:
+                continue
             any_length = name in ("cu_seqlens_padded", "aligned_ends", "document_ends")
             shape = [len(tensor) if any_length else lengths.get(name, self.num_tokens)]
-            if tensor.dtype != DTYPES[name] or list(tensor.shape) != shape:
+            if tensor.dtype != dtype or list(tensor.shape) != shape:
                 raise SampleError(
-                    f"PackedBatch.{name} must be {DTYPES[name]} {shape}, "
+                    f"PackedBatch.{name} must be {dtype} {shape}, "
                     f"got {tensor.dtype} {list(tensor.shape)}."
                 )
         for holds, rule in self._rules():
@@ -226,35 +227,18 @@ class PackedBatch:
             fits = fits and torch.isin(ends[:-1][sources >= 0], padded).all()
             yield fits, "cu_seqlens_padded rises from 0 to N, with the start of every document"
 
-    def pin_memory(self, device: torch.device | str | None = None) -> "PackedBatch":
+    def pin_memory(self: B, device: torch.device | str | None = None) -> B:
         """Return a copy in page-locked memory; the data loader calls this if there is a GPU."""
-        return self._in(self.as_buffer())
+        return move(self, lambda buffer: buffer)
 
-    def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":
+    def to(self: B, device: torch.device | str, non_blocking: bool = True) -> B:
         """Return the batch on a device; from the host it is one copy, by default asynchronous."""
-        if self.tokens.device.type != "cpu" or torch.device(device).type == "cpu":
-            fields: dict[str, Any] = {
-                name: tensor.to(device, non_blocking=non_blocking)
-                for name, tensor in self.tensors().items()
-            }
-            return dataclasses.replace(self, **fields)
-        return self._in(self.as_buffer().to(device, non_blocking=non_blocking))
 
-    def _in(self, buffer: torch.Tensor) -> "PackedBatch":
-        return dataclasses.replace(self, **fields_of(buffer, self._layout()))
+        def to_device(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
 
-    def _layout(self) -> list[tuple[str, int]]:
-        """Return the name and number of elements of each field of a buffer."""
-        return [(name, tensor.numel()) for name, tensor in self.tensors().items()]
-
-
-def host_buffer(num_bytes: int) -> torch.Tensor:
-    """Return host memory, page-locked if there is a GPU: uint8 [num_bytes]."""
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-
-
-def fields_of(buffer: torch.Tensor, layout: Sequence[tuple[str, int]]) -> dict[str, Any]:
-    """Return fields as views of a uint8 tensor, given the name and number of elements of each."""
-    sizes = [count * DTYPES[name].itemsize for name, count in layout]
-    parts = zip(layout, buffer.split(sizes))
-    return {name: part.view(DTYPES[name]) for (name, _), part in parts}
+        values = values_of(self)
+        is_on_host = all(tensor.device.type == "cpu" for tensor in tensors_of(values))
+        if is_on_host and torch.device(device).type != "cpu":
+            return move(self, to_device)
+        return build(type(self), replace_tensors(values, to_device))

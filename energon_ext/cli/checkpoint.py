@@ -11,10 +11,11 @@ import click
 from energon_ext.cli import echo, option, table
 from energon_ext.cli.forecast import draw_forecast, make_forecast, show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
-from energon_ext.errors import EnergonExtError
+from energon_ext.errors import EncoderNeededError, EnergonExtError
 from energon_ext.packing import packing_of, repacking
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.rows import PlannedRows
+from energon_ext.plan.state import digest_of_state
 from energon_ext.state.files import write_file
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.tokenizers.tokenizers import load_tokenizer
@@ -48,6 +49,9 @@ def show(saved: Path) -> None:
     if cursor.inside:
         progress = f", {state['done']:,} rows of the next step, on {cursor.inside['ranks']} rank(s)"
     echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{progress}")
+    data = state["data_digests"][-1][1] if state["data_digests"] else ""
+    digests = {"data digest": data, "state digest": digest_of_state(state)}
+    echo(", ".join(f"{name} {digest or 'not recorded'}" for name, digest in digests.items()))
     echo(f"breakpoints count {state['axis']}")
     echo(", ".join(f"{k}={v!r}" for k, v in sorted(state["fingerprint"].items())))
     rows = [("source", "documents read", "tokens read")]
@@ -69,6 +73,7 @@ def show(saved: Path) -> None:
 @click.option("--tokenizer", help="Tokenizer of the next run.")
 @option.special_tokens
 @_packing
+@option.encoder
 @option.trusted_module
 @click.pass_context
 def diff(
@@ -95,14 +100,16 @@ def diff(
     cursor = saved_cursors(saved)[-1]
     rows = cursor.state["plan"]["row"] + cursor.state["done"]
     echo(f"{cursor.folder}: saved after {rows:,} rows")
-    encoder: dict[str, Any] = {"seq_len": seq_length, "packing": packing}
+    changed: dict[str, Any] = {"seq_len": seq_length, "packing": packing}
     try:
         if tokenizer is not None:
-            encoder["tokenizer"] = load_tokenizer(
+            changed["tokenizer"] = load_tokenizer(
                 tokenizer, eos_token=eos_token, bos_token=bos_token
             )
-        dataset = cursor.dataset(metadataset, encoder=encoder, **options)
+        dataset = cursor.dataset(metadataset, changed=changed, **options)
         changes = dataset.continue_from(cursor.state)
+    except EncoderNeededError:  # this is no answer
+        raise
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(1)
@@ -133,6 +140,7 @@ def diff(
 @_packing
 @click.option("--global-batch-size", type=option.Count(1), help="Rows per step in the next run.")
 @option.forecast
+@option.encoder
 @option.trusted_module
 def forecast(
     saved: Path,
@@ -159,12 +167,12 @@ def forecast(
     cursor = saved_cursors(saved)[-1]
     dataset = cursor.dataset(
         metadataset,
-        encoder={"seq_len": seq_length, "packing": packing},
+        changed={"seq_len": seq_length, "packing": packing},
         rows_per_step=global_batch_size,
         **options,
     )
     dataset.continue_from(cursor.state)
-    prediction = make_forecast(dataset, steps, None, exact, cursor.state)
+    prediction = make_forecast(dataset, steps, None, exact)
     show_forecast(prediction, dataset, steps, as_json)
     draw_forecast(prediction, metadataset.name, png, html)
 
@@ -173,6 +181,7 @@ def forecast(
 @click.argument("saved", metavar="CHECKPOINT", type=option.PATH)
 @option.metadataset
 @option.split
+@option.encoder
 @option.trusted_module
 def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
     """Discard live weights of METADATASET that CHECKPOINT has not used.

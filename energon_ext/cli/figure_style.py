@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from energon_ext.cli import counted
-from energon_ext.cli.metrics import Run
+from energon_ext.metrics.file import Run
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#6F6F6F")
 INK, MUTED, FAINT = "#222222", "#6B6B6B", "#DDDDDD"

@@ -12,8 +12,9 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from energon_ext.cli import counted
 from energon_ext.cli import figure_style as style
 from energon_ext.cli.figure_style import COLORS, FAINT, INK, ROUND_TICKS, Picture, Sums
-from energon_ext.cli.metrics import Run, short_labels
 from energon_ext.cli.spikes import Spike
+from energon_ext.metrics.file import Run
+from energon_ext.metrics.labels import short_labels
 from energon_ext.plan.forecast import Forecast
 
 #: Tolerance of a dot, and how many dots to expect within it, for a blend and an interleave.

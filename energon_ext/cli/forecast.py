@@ -40,13 +40,8 @@ def make_forecast(
     steps: int,
     tokens_per_document: float | None,
     exact: bool,
-    state: Mapping[str, Any] | None = None,
 ) -> Forecast:
-    """Forecast some steps: exactly if requested or if there are few, otherwise by an estimate.
-
-    Args:
-        state: the cursor to which a planned dataset was restored; the steps follow it.
-    """
+    """Forecast the next steps: exactly if requested or if there are few, otherwise estimated."""
     if exact and not blend.is_planned:
         raise ConfigError("--exact: cannot be used; the lengths of streamed sources are unknown.")
     if tokens_per_document is not None and blend.is_planned:
@@ -56,7 +51,7 @@ def make_forecast(
     rows = steps * blend.topology.rows_per_step
     if isinstance(blend, PlannedDataset) and (exact or rows <= MAX_EXACT_ROWS):
         quiet = steps <= 1000 or not sys.stderr.isatty()
-        return planned(blend, steps, lambda it: tqdm(it, "planning", steps, disable=quiet), state)
+        return planned(blend, steps, lambda it: tqdm(it, "planning", steps, disable=quiet))
     return estimated(blend, steps, tokens_per_document)
 
 
@@ -80,7 +75,7 @@ def imbalance_of(blend: Blend) -> dict[str, tuple[float, float]]:
     """Return the imbalance among ranks and among micro-batches, in natural order and balanced."""
     if not isinstance(blend, PlannedDataset):
         raise ConfigError("--balance: rows of streamed sources are unknown until they are read.")
-    steps, cost = itertools.islice(blend.planned_steps(), BALANCED_STEPS), AttentionCost()
+    steps, cost = itertools.islice(blend.fork().draw_steps(), BALANCED_STEPS), AttentionCost()
     rows = blend.topology.rows_per_step
     return imbalance((step.costs(cost, rows) for step in steps), blend.topology)
 

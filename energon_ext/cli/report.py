@@ -15,9 +15,10 @@ import numpy as np
 
 from energon_ext.arguments import optional_module
 from energon_ext.cli import counted, echo
-from energon_ext.cli.metrics import Run, mean_of_finite, short_labels
 from energon_ext.cli.spikes import Spike, spikes_of
 from energon_ext.errors import printable
+from energon_ext.metrics.file import Run, mean_of_finite
+from energon_ext.metrics.labels import short_labels
 from energon_ext.state.files import write_file
 
 if TYPE_CHECKING:
@@ -53,17 +54,32 @@ def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Pa
 
 
 def compare(run: Run, other: Run) -> tuple[str, bool]:
-    """Compare the steps common to two runs; return the verdict, and True if rows are equal."""
+    """Compare the steps common to two runs; return the verdict, and True if rows are equal.
+
+    Rows are compared by the hashes of the steps, or, if a run has none, by what decides its rows.
+    """
     steps = min(len(run.step), len(other.step))
-    differs = [a != b for a, b in zip(run.batch_hash[:steps], other.batch_hash[:steps])]
-    if not all((*run.batch_hash[:steps], *other.batch_hash[:steps])):
-        return "one has no batch_hash, so rows cannot be compared", False
+    hashes = run.batch_hash[:steps], other.batch_hash[:steps]
+    digests = run.data_digests[:steps], other.data_digests[:steps]
+    if all((*hashes[0], *hashes[1])):
+        (ours, theirs), verb = hashes, "read"
+    elif all((*digests[0], *digests[1])):
+        (ours, theirs), verb = digests, "plan"
+    else:
+        return "one has neither batch_hash nor data_digest, so rows cannot be compared", False
+    differs = [a != b for a, b in zip(ours, theirs)]
     if any(differs):
-        first = differs.index(True) + 1
-        return f"{sum(differs)} of {steps} steps read different rows, first at step {first}", False
+        first = differs.index(True)
+        verdict = (
+            f"{sum(differs)} of {steps} steps {verb} different rows, first at step {first + 1}"
+        )
+        named = digests[0][first], digests[1][first]
+        if all(named) and named[0] != named[1]:
+            verdict += f"; their data digests there are {named[0]} and {named[1]}"
+        return verdict, False
     gap = np.abs(run.loss[:steps] - other.loss[:steps])
     largest = float(np.nanmax(gap)) if np.isfinite(gap).any() else np.nan
-    return f"all {steps} steps read the same rows; losses differ by at most {largest:.1e}", True
+    return f"all {steps} steps {verb} the same rows; losses differ by at most {largest:.1e}", True
 
 
 def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]:

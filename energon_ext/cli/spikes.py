@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from energon_ext.cli.metrics import Run
+from energon_ext.metrics.file import Run
 
 #: The usual loss is the median of this many losses before a step; variation is the median of
 #: this many changes from step to step.

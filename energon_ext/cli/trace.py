@@ -3,34 +3,31 @@
 """``energon-ext trace``: show the documents of a step, or the steps that read a document."""
 
 import dataclasses
-import itertools
-import json
 import re
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
 import click
-from tqdm import tqdm
 
 from energon_ext.arguments import choices
 from energon_ext.cli import echo, echo_json, option
 from energon_ext.cli.mix import warn_of_undecided_weights
-from energon_ext.cli.saved import SavedCursor, saved_cursors
+from energon_ext.cli.replay import PlannedStep, Replay, Span
+from energon_ext.cli.saved import SavedCursor, open_unsaved, saved_cursors
 from energon_ext.documents.origins import origins_of
-from energon_ext.errors import ConfigError, printable
-from energon_ext.packing import repacking
+from energon_ext.errors import ConfigError, EnergonExtError, printable
+from energon_ext.packing import PACKERS
 from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.plan.step import Step
 from energon_ext.plan.trace import TracedRow, rows_of
 from energon_ext.samples.rows import SampleRows
 from energon_ext.splice.source import SpliceSource
-from energon_ext.state.match import KEPT, compare_sources, match_sources
+from energon_ext.state.match import KEPT, compare_sources
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 
 @click.command()
 @click.argument("run", type=option.PATH)
-@option.metadataset
+@click.argument("metadatasets", metavar="METADATASET...", type=option.PATH, nargs=-1, required=True)
 @click.option("--step", type=option.Count(0), help="Step to show, counted from 0.")
 @click.option(
     "--document", metavar="SOURCE:NUMBER", help="Show steps that read this document, up to --step."
@@ -46,60 +43,102 @@ from energon_ext.tokenizers.tokenizers import load_tokenizer
     "--global-batch-size", "rows_per_step", type=click.IntRange(1), help="Rows per step of the run."
 )
 @click.option("--tokenizer", help="Tokenizer, to show the beginning of each document as text.")
+@click.option("--seq-length", type=click.IntRange(2), help="Positions per row, without a state.")
+@click.option("--packing", type=click.Choice(list(PACKERS)), help="Packing, without a state.")
+@click.option("--seed", type=int, help="Seed of the run, without a state.")
+@click.option(
+    "--exclude-lines", is_flag=True, help="Print lines for the file of `exclude`, nothing else."
+)
 @option.split
+@option.encoder
 @option.trusted_module
 @option.as_json
 def trace(
     run: Path,
-    metadataset: Path,
+    metadatasets: tuple[Path, ...],
     step: int | None,
     document: str | None,
     tokenizer: str | None,
     rank: int | None,
+    exclude_lines: bool,
     as_json: bool,
+    seq_length: int | None,
+    packing: str | None,
+    seed: int | None,
     **options: Any,
 ) -> None:
     """Show which documents a step of RUN read, and from which files.
 
     RUN is the folder of a run, of its checkpoints, or of Megatron-LM's --dataloader-save. Each row
     is shown with its rank and micro-batch. The command plans again from the newest state before the
-    step, or from the beginning, with METADATASET as it is now; it reads no tokens. Steps of a plan
+    step, or from the beginning; it reads no tokens. If the mix has changed during the run, give the
+    METADATASET of each time: the states say which steps were planned with which. Steps of a plan
     count from 0: step 5 is the sixth optimizer step.
 
     \b
     energon-ext trace runs/a mix.yaml --step 1203 --world-size 64 --rank 7
-    energon-ext trace runs/a mix.yaml --document web:17
+    energon-ext trace runs/a mix.yaml before.yaml --document web:17
+    energon-ext trace runs/a mix.yaml --step 1203 --exclude-lines >> excluded.txt
     """
-    cursors = saved_cursors(run)
+    own = {"seq_len": seq_length, "packing": packing, "seed": seed}
+    given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    cursors = saved_cursors(run, may_be_none=True)
+    if cursors and given:
+        raise ConfigError(f"{', '.join(given)}: {run} has states, which contain it; leave it out.")
+    has_encoder = seq_length is not None or options["encoder"] is not None
+    if not cursors and not (has_encoder and options["rows_per_step"] is not None):
+        raise ConfigError(
+            f"{run}: no data.json of a planned run, and no train_dataloader_dprank000.pt of "
+            f"Megatron-LM; give the folder of a run, or --seq-length and --global-batch-size of a "
+            f"run that has saved nothing yet."
+        )
 
-    def open_blend(cursor: SavedCursor) -> PlannedDataset:
+    def open_blend(metadataset: Path, cursor: SavedCursor | None) -> PlannedDataset:
+        if cursor is None:
+            return open_unsaved(metadataset, tokenizer, **given, **options)
         return cursor.dataset(metadataset, **options)
 
+    replay = Replay(cursors, metadatasets, open_blend)
     if document is not None:
-        last = cursors[-1].step - 1 if step is None else step
-        _show_document(cursors, open_blend, document, last, as_json)
+        last = step if step is not None or not cursors else cursors[-1].step - 1
+        if last is None or exclude_lines:
+            raise ConfigError("Give the --step to search to, and no --exclude-lines.")
+        _show_document(replay, document, last, as_json)
         return
     if step is None:
         raise ConfigError("Give the --step to show, or the --document to search for.")
-    before = [cursor for cursor in cursors if cursor.step <= step]
-    cursor = before[-1] if before else cursors[0]
-    blend = open_blend(_with_packing_after(cursors, cursor) if before else cursor)
-    _print_changes(cursor, blend)
+    planned = _planned_step(replay, step)
+    blend = planned.blend
+    if doubt := replay.doubt(step, blend):
+        click.echo(doubt, err=True)
+    if (saved := replay.saved_before(step)) is not None:
+        _print_changes(saved, blend)
     if rank is not None and rank >= blend.topology.ranks:
         raise ConfigError(f"--rank {rank}: must be below {blend.topology.ranks}; see --world-size.")
     if blend.clock.is_skipped(step):
         click.echo(f"Step {step} is skipped by the metadataset.", err=True)
     warn_of_undecided_weights(blend, step)
+    rows = [row for row in _rows_of(planned) if rank in (None, row.rank)]
     decode = load_tokenizer(tokenizer).decode if tokenizer else None
-    start, state = (cursor.step, cursor.state) if before else (0, None)
-    rows = list(_rows(blend, start, blend.planned_steps(state), step, step))
-    if not rows:
-        raise ConfigError(f"--step {step}: all sources are exhausted before it.")
-    for _, row in rows:
-        if rank in (None, row.rank):
-            files = _files(row, blend, decode)
-            text = "\n    ".join([_where(row), *(file["text"] for file in files)])
-            _print({"step": step, **row.to_json(), "files": files}, as_json, text)
+    if exclude_lines:
+        _print_exclude_lines(step, rows, blend)
+        return
+    for row in rows:
+        files = _files(row, blend, decode)
+        text = "\n    ".join([_where(row), *(file["text"] for file in files)])
+        _print({"step": step, **row.to_json(), "files": files}, as_json, text)
+
+
+def _planned_step(replay: Replay, step: int) -> PlannedStep:
+    """Plan one step; raise ConfigError if it cannot be planned as the run did."""
+
+    def refuse(span: Span, error: EnergonExtError) -> None:
+        raise ConfigError(f"{span}: {error}") from error
+
+    for planned in replay.steps(step, step, refuse):
+        if planned.number == step:
+            return planned
+    raise ConfigError(f"--step {step}: all sources are exhausted before it.")
 
 
 def _print_changes(cursor: SavedCursor, blend: PlannedDataset) -> None:
@@ -110,90 +149,44 @@ def _print_changes(cursor: SavedCursor, blend: PlannedDataset) -> None:
         click.echo(line, err=True)
 
 
-def _with_packing_after(cursors: Sequence[SavedCursor], cursor: SavedCursor) -> SavedCursor:
-    """Return the cursor with the packing after ``cursor``: the next one if packing changed."""
-    later = next((other for other in cursors if other.step > cursor.step), cursor)
-    is_changed = repacking(cursor.state["fingerprint"], later.state["fingerprint"])
-    return later if is_changed else cursor
-
-
-def _show_document(
-    cursors: Sequence[SavedCursor],
-    open_blend: Callable[[SavedCursor], PlannedDataset],
-    text: str,
-    last: int,
-    as_json: bool,
-) -> None:
-    """Print the steps up to ``last`` that read a document; planning restarts at every state.
-
-    Steps between two states count only if planning from the first leads to the second.
-    """
-    later = [cursor for cursor in cursors if 0 < cursor.step <= last]
-    starts = [0, *(cursor.step for cursor in later)]
-    ends = [*(start - 1 for start in starts[1:]), last]
+def _show_document(replay: Replay, text: str, last: int, as_json: bool) -> None:
+    """Print the steps up to ``last`` that read a document."""
     unread: list[tuple[int, int]] = []
-    is_read = False
-    for before, start, end, after in zip([None, *later], starts, ends, [*later, None]):
-        packed = _with_packing_after(cursors, before) if before else cursors[0]
-        blend = open_blend(after or packed)
-        source, number = _document(text, blend)
-        steps = blend.planned_steps(None if before is None else before.state)
-        reads = [
-            (step, row)
-            for step, row in _rows(blend, start, steps, start, end)
-            if row.source == source and any(other == number for other, *_ in row.contents)
-        ]
-        if after is not None and not _has_reached(blend, after):
-            reason = "the rows that were read differ from the current plan"
-            advice = "give the metadataset used at that time"
-            click.echo(f"Steps {start} to {end}: {reason}; {advice}.", err=True)
-            continue
-        for step, row in reads:
-            skipped = ", skipped" if blend.clock.is_skipped(step) else ""
-            where = f"step {step}{skipped}, {_where(row)}"
-            _print({"step": step, **row.to_json()}, as_json, where)
-        is_read = is_read or bool(reads)
-        begin = unread.pop()[0] if unread and unread[-1][1] == start - 1 else start
-        unread.append((begin, end))
+    is_read, searched = False, None
+    for planned in replay.steps(0, last, _report_unknown):
+        blend, number = planned.blend, planned.number
+        if searched is None or searched[0] is not blend:
+            searched = blend, _document(text, blend)
+        source, document = searched[1]
+        if unread and unread[-1][1] == number - 1:
+            unread[-1] = unread[-1][0], number
+        else:
+            unread.append((number, number))
+        for row in _rows_of(planned):
+            if row.source == source and any(other == document for other, *_ in row.contents):
+                is_read = True
+                skipped = ", skipped" if blend.clock.is_skipped(number) else ""
+                where = f"step {number}{skipped}, {_where(row)}"
+                _print({"step": number, **row.to_json()}, as_json, where)
     if unread and not is_read:
         ranges = ", ".join(f"{start} to {end}" for start, end in unread)
         click.echo(f"{printable(text)}: not read in steps {ranges}.", err=True)
 
 
-def _has_reached(blend: PlannedDataset, cursor: SavedCursor) -> bool:
-    """Return True if the sources of a plan are at the positions of a cursor."""
-    blend.plan.begin_here()
-    plan = blend.plan.to_json(blend.plan.advance(), list(blend.source_names.values()))
-    saved = cursor.state["plan"]["sources"]
-    matched = match_sources(saved, blend.source_names)
-    return all(
-        key in matched and source["rows"] == saved[matched[key]]["rows"]
-        for key, source in json.loads(json.dumps(plan["sources"])).items()
-    )
+def _report_unknown(span: Span, error: EnergonExtError) -> None:
+    click.echo(printable(f"{span}: {error}"), err=True)
 
 
-def _rows(
-    blend: PlannedDataset, start: int, steps: Iterator[Step], first: int, last: int
-) -> Iterator[tuple[int, TracedRow]]:
-    """Yield the rows of steps ``first`` to ``last``; ``steps`` starts with step ``start``."""
-    count = last + 1 - start
-    planned = tqdm(
-        itertools.islice(steps, count), "planning", count, unit="step", leave=False, disable=None
-    )
-    for number, step in enumerate(planned, start):
-        if number >= first:
-            for row in rows_of(step, blend.topology, blend.keys):
-                yield number, _numbered(row, blend)
-
-
-def _numbered(row: TracedRow, blend: PlannedDataset) -> TracedRow:
-    """Replace a splice's own document indices with the document numbers of its source."""
-    rows = None if row.source is None else blend.sources[row.source].rows
-    if not isinstance(rows, SpliceSource):
-        return row
-    numbers = [metadata["document"] for metadata in rows.metadata]
-    contents = [(numbers[chosen], start, stop) for chosen, start, stop in row.contents]
-    return dataclasses.replace(row, contents=contents)
+def _rows_of(planned: PlannedStep) -> Iterator[TracedRow]:
+    """Yield the rows of a step, with the document numbers of splices in their sources."""
+    blend = planned.blend
+    for row in rows_of(planned.step, blend.topology, blend.keys):
+        rows = None if row.source is None else blend.sources[row.source].rows
+        if isinstance(rows, SpliceSource):
+            numbers = [metadata["document"] for metadata in rows.metadata]
+            contents = [(numbers[chosen], start, stop) for chosen, start, stop in row.contents]
+            row = dataclasses.replace(row, contents=contents)
+        yield row
 
 
 def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
@@ -208,6 +201,20 @@ def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
     if int(number) >= count:
         raise ConfigError(f"--document {text}: {source} has {count:,} documents, counted from 0.")
     return source, int(number)
+
+
+def _print_exclude_lines(step: int, rows: Sequence[TracedRow], blend: PlannedDataset) -> None:
+    """Print each document of some rows once, as a line for `exclude` after its place."""
+    printed = set()
+    for row in rows:
+        for file in _files(row, blend, None):
+            line = f"{row.source}:{file['document']}"
+            if isinstance(blend.sources[row.source or ""].rows, SpliceSource):
+                click.echo(f"{printable(line)}: is spliced, so it cannot be excluded.", err=True)
+            elif line not in printed:
+                printed.add(line)
+                echo(f"# step {step}, row {row.row}: {file['text']}")
+                echo(line)
 
 
 def _where(row: TracedRow) -> str:
@@ -227,7 +234,7 @@ def _files(
     rows = blend.sources[row.source].rows
     files: list[dict[str, Any]] = []
     for document, start, stop in row.contents:
-        text = f"document {document} [{start}, {stop})"
+        text = f"{row.source}:{document} [{start}, {stop})"
         if isinstance(rows, SpliceSource):
             files.append({"document": document, "text": text})
             continue
@@ -235,7 +242,7 @@ def _files(
         if isinstance(rows, SampleRows):
             number = document
             file, origin = rows.place_of(number)
-            text = f"sample {number}, {origin} of {file}"
+            text = f"{row.source}:{number}, {origin} of {file}"
         else:
             file, number = rows.documents.file_of(document)
             origins = origins_of(file) or ()

@@ -85,9 +85,15 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
     loaded = [dataset for part in parts for dataset in part.datasets]
     first, *others = runs_of(leaves) or [RunFields()]
     run = first.merged(others, inside=False)
-    excluded = run.exclude.documents
+    excluded_of = run.exclude.documents_of
     entries = tuple(
-        Entry(**vars(leaf), key=key, names=names, loaded=dataset, excluded=excluded.get(key))
+        Entry(
+            **vars(leaf),
+            key=key,
+            names=names,
+            loaded=dataset,
+            excluded=excluded_of(key, leaf.name),
+        )
         for leaf, (key, names), dataset in zip(leaves, keys_and_names(leaves), loaded)
     )
     _check_entries(entries)

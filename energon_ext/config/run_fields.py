@@ -30,10 +30,21 @@ class SkippedSteps(NamedTuple):
 
 
 class Exclusions(NamedTuple):
-    """Numbers of excluded documents by source, int64 [n], and the excluding metadataset."""
+    """Excluded documents.
+
+    Attributes:
+        documents: their numbers, sorted, int64 [n], by key or name of a source.
+        where: the metadataset that excludes them.
+    """
 
     documents: Mapping[str, np.ndarray] = {}
     where: str = ""
+
+    def documents_of(self, key: str, name: str | None) -> np.ndarray | None:
+        """Return the numbers of the documents of a source, sorted, int64 [n]; None for none."""
+        names = {key, name or key}
+        listed = [self.documents[each] for each in names if each in self.documents]
+        return np.unique(np.concatenate(listed)) if listed else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,8 +31,8 @@ def source_key(
     """Return the identity of a source.
 
     Args:
-        path: path of the dataset, relative to the folder of the metadataset; absolute without a
-            metadataset. The paths of joined datasets are joined with ``+``.
+        path: path of the dataset, relative to the folder of the metadataset; without one of ours,
+            to the innermost folder with all data. Paths of joined datasets are joined with ``+``.
         split: split part, empty if the format has none.
         subset: range of the dataset, empty for all of it.
         subflavors: subflavors of the reference, if any.
@@ -74,10 +74,11 @@ def keys_and_names(leaves: Sequence[Leaf]) -> list[tuple[str, SourceNames]]:
     dataset that is listed twice is still read in two different orders.
     """
     portable, absolute, ends = [], [], []
+    shared = _shared_folder([leaf for leaf in leaves if leaf.root is None])
     for leaf in leaves:
         paths = [str(path) for path in leaf.dataset.paths]
         read = (_split_name(leaf.dataset), _subset_text(leaf.dataset), leaf.subflavors)
-        relative = "+".join(portable_path(path, leaf.root) for path in paths)
+        relative = "+".join(portable_path(path, leaf.root or shared) for path in paths)
         portable.append(source_key(relative, *read))
         absolute.append(source_key("+".join(paths), *read))
         ends.append(("+".join(map(_last_name, paths)), len(relative)))
@@ -92,6 +93,18 @@ def portable_path(path: str, root: EPath | None) -> str:
     if root is None or _store_of(path) != _store_of(str(root)):
         return path
     return posixpath.relpath(path, str(root))
+
+
+def _shared_folder(leaves: Sequence[Leaf]) -> EPath | None:
+    """Return the innermost folder with all data of some sources; None if there is none.
+
+    It replaces the folder of a metadataset for sources that are listed in a stock metadataset, or
+    are a plain folder, so that their keys survive a move as well.
+    """
+    paths = [path for leaf in leaves for path in leaf.dataset.paths]
+    if not paths or not all(path.is_local() for path in paths):
+        return None
+    return EPath(posixpath.commonpath([posixpath.dirname(str(path)) for path in paths]))
 
 
 def _store_of(path: str) -> str:

@@ -77,15 +77,16 @@ class CutDocuments:
             prefix, number = files.file_of(first)
             logger.warning(
                 "%s: %d of %d documents have more than the %d tokens of a row and are left out; "
-                "the first is document %d (number %d in %s).",
-                *(source, sum(map(len, too_long)), len(files), max_tokens, first, number, prefix),
+                "the first is %s:%d (number %d in %s).",
+                *(source, sum(map(len, too_long)), len(files), max_tokens, source, first),
+                *(number, prefix),
             )
         if sum(map(len, untrainable)):
             first = int(np.concatenate(untrainable)[0])
             logger.warning(
                 "%s: %d of %d documents have no trained label in their first %d tokens and are "
-                "excluded; the first is document %d.",
-                *(source, sum(map(len, untrainable)), len(files), max_tokens, first),
+                "excluded; the first is %s:%d.",
+                *(source, sum(map(len, untrainable)), len(files), max_tokens, source, first),
             )
 
     def _check_in_a_row(
@@ -121,6 +122,11 @@ class CutDocuments:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def tokens_in(self, first: int, stop: int) -> int:
+        if stop - first == len(self):
+            return self.num_tokens
+        return int(self.locate(np.arange(first, stop))[1].sum())
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Like :meth:`energon_ext.documents.base.Documents.locate`."""

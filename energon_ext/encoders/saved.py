@@ -8,19 +8,19 @@ tokenizer, which need not be installed where a state is inspected.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from megatron.energon import TaskEncoder
 
-from energon_ext.chats.templates import named_template
+from energon_ext.chats.templates import ChatTemplate, Message, default_template, named_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.text_sources import encoding_of
-from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
+from energon_ext.errors import ConfigError, EncoderNeededError, EnergonExtError, StateFormatError
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.samples.packers import WholePacker
 from energon_ext.splice.config import splice_from_config
@@ -50,20 +50,39 @@ class SavedTokenizer(Tokenizer):
         return self._fingerprint
 
 
+class SavedTemplate(ChatTemplate):
+    """The fingerprint of a chat template, without the template."""
+
+    def __init__(self, fingerprint: Mapping[str, Any]):
+        self._fingerprint = dict(fingerprint)
+
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = False, **context: Any
+    ) -> str:
+        raise ConfigError("The state of a run contains no chat template; tokenize the text first.")
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._fingerprint
+
+
 class SavedSamples(DynamicBlendMixin, TaskEncoder):
     """An encoder that plans the samples of a saved run as its encoder did, but encodes none."""
+
+    is_rebuilt = True
 
     def __init__(self, saved: Mapping[str, Any], seq_len: int | None = None):
         self._fingerprint = dict(saved["fingerprint"])
         self.sample_block = self._fingerprint.get("sample_block", 1)
         self.saved_lengths, packer = saved["lengths"], saved["packer"]
+        if saved.get("has_padding"):  # absent from older states
+            self.make_padding = _unchanged
         if packer is None:
             return
         options = dict(packer)
         if options.pop("name") != WholePacker.name:
-            raise ConfigError(
+            raise EncoderNeededError(
                 f"The rows of this run were packed by its encoder's own {packer['name']}, which "
-                f"a state does not contain."
+                f"a state does not contain; give --encoder."
             )
         self.seq_len = self._fingerprint["seq_len"] = seq_len or options.pop("seq_len")
         self.saved_packer = WholePacker(**{**options, "seq_len": self.seq_len})
@@ -82,6 +101,11 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
         return dataset.dataset.build(offset)  # without cooking
 
 
+def _unchanged(row: Any) -> Any:
+    """Replace ``make_padding`` of an encoder that is not here; its rows are never read."""
+    return row
+
+
 def load_encoder(
     saved: Mapping[str, Any], tokenizer: Tokenizer | None = None, **changed: Any
 ) -> DynamicBlendMixin:
@@ -94,6 +118,14 @@ def load_encoder(
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateFormatError(f"The data state is damaged: {error!r:.200}.") from error
+
+
+def _template(saved: Any, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """Return the tokenizer's template if it is the saved one, else what is saved of that."""
+    if not isinstance(saved, Mapping):  # states once had the name of a template
+        return named_template(saved, tokenizer)
+    template = default_template(tokenizer)
+    return template if template.fingerprint() == saved else SavedTemplate(saved)
 
 
 def _samples_encoder(saved: Mapping[str, Any], changed: Mapping[str, Any]) -> SavedSamples:
@@ -118,7 +150,7 @@ def _text_encoder(
             options.pop(name, None)
     used_tokenizer = tokenizer or SavedTokenizer(saved["tokenizer"])
     if "chat_template" in options:
-        options["chat_template"] = named_template(options["chat_template"], used_tokenizer)
+        options["chat_template"] = _template(options["chat_template"], used_tokenizer)
     if options.get("splice") is not None:
         options["splice"] = splice_from_config(options["splice"], "splice of the state")
     if options.get("cost") is not None:
@@ -129,4 +161,5 @@ def _text_encoder(
     encoding = saved.get("encoding")
     if encoding is not None and encoder.tokenizer.fingerprint() == encoding["tokenizer"]:
         encoder.saved_encoding = None if encoding_of(encoder) == encoding else encoding
+    encoder.is_rebuilt = tokenizer is None or encoder.saved_encoding is not None
     return encoder

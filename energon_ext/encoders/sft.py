@@ -193,7 +193,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         options = {k: v for k, v in super().saved_options().items() if k not in fixed}
         return {
             **options,
-            "chat_template": self.chat_template.name,
+            "chat_template": self.chat_template.fingerprint(),
             "answers": self._conversations.answers,
             "answer_end": self._conversations.answer_end,
             "over_long": self.over_long,

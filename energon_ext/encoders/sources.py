@@ -121,7 +121,7 @@ def build_sources(
             Source(
                 key=entry.key,
                 rows=rows,
-                documents=num_samples(entry.dataset),
+                documents=_documents_of(rows, entry),
                 max_epochs=entry.max_epochs,
                 names=entry.names,
                 shown_as=entry.name,
@@ -130,6 +130,12 @@ def build_sources(
         )
     task_encoder.source_keys = tuple(sorted({key for s in sources for key in s.part_shares}))
     return sources
+
+
+def _documents_of(rows: Any, entry: Entry) -> int:
+    """Return the documents in one epoch of a source."""
+    is_packed = isinstance(rows, PlannedRows)
+    return rows.epoch_documents if is_packed else num_samples(entry.dataset)
 
 
 def open_live_weights(mix: Mix, sources: Sequence[Source]) -> None:
@@ -152,18 +158,18 @@ def open_live_weights(mix: Mix, sources: Sequence[Source]) -> None:
 def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
     """Raise ConfigError if ``skip`` or ``exclude`` does not support a source, or it is missing."""
     skip, exclude = mix.run.skip, mix.run.exclude
-    keys = [source.key for source in sources]
-    for key in exclude.documents:
-        if key not in keys:
-            raise ConfigError(
-                f"{exclude.where}: exclude: no source {key!r}; the sources are {choices(key, keys)}"
-            )
+    known = [name for source in sources for name in (source.key, source.shown_as) if name]
+    for name in exclude.documents:
+        if name not in known:
+            found = f"no source {name!r}; the sources are {choices(name, known)}"
+            raise ConfigError(f"{exclude.where}: exclude: {found}")
     for source in sources:
         if skip.ranges and not isinstance(source.rows, RowSource):
             raise ConfigError(
                 f"{skip.where}: skip: {source.key} is streamed; only planned sources skip steps."
             )
-        if source.key in exclude.documents and not isinstance(source.rows, PlannedRows):
+        is_excluded = exclude.documents_of(source.key, source.shown_as) is not None
+        if is_excluded and not isinstance(source.rows, PlannedRows):
             raise ConfigError(
                 f"{exclude.where}: exclude: {source.key} is streamed or spliced, so its documents "
                 f"cannot be excluded."

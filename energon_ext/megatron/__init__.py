@@ -3,6 +3,7 @@
 """Feed packed batches to a Megatron-core model: loader, step and attention, also on a CPU."""
 
 from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
+from energon_ext.megatron.broadcast import create_broadcast_groups
 from energon_ext.megatron.context_parallel import slice_for_context_parallel
 from energon_ext.megatron.cpu import enable_cpu
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
@@ -12,6 +13,7 @@ from energon_ext.megatron.megatron_lm_arguments import add_energon_args
 from energon_ext.megatron.moe import scale_router_losses
 from energon_ext.megatron.mtp import mtp_block_spec
 from energon_ext.megatron.packed_params import build_packed_seq_params
+from energon_ext.megatron.replica import create_replica_group
 from energon_ext.megatron.rope import rope_by_position_ids
 from energon_ext.megatron.step import forward_step, get_batch
 from energon_ext.megatron.validation import ValidationLoader
@@ -23,6 +25,8 @@ __all__ = [
     "add_energon_args",
     "build_packed_seq_params",
     "check_losses",
+    "create_broadcast_groups",
+    "create_replica_group",
     "data_parallel_worker_config",
     "enable_cpu",
     "forward_step",

@@ -9,36 +9,60 @@ long as the longest message so far; the start of a longer one announces its leng
 is sent again.
 """
 
-import functools
+import datetime
 import json
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
-from energon_ext.batch.packed_batch import PackedBatch, host_buffer
-from energon_ext.errors import SampleError
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.batch.transport import ALIGNMENT, host_buffer, take_apart
+from energon_ext.errors import ConfigError, SampleError
 
 #: Two int64 at the start of a message: its length and the length of its header.
 _PREFIX_BYTES = 16
-#: The bytes of a batch begin at a multiple of its widest field.
-_ALIGNMENT = 8
 
 
-def broadcast(
-    draw: Callable[[], PackedBatch], group: dist.ProcessGroup
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Draw a batch on the first rank of a group; return its bytes and header on every rank."""
-    channel = _channel(group)
+def create_broadcast_groups(timeout: datetime.timedelta | None = None) -> None:
+    """Create the gloo groups in which tensor-parallel ranks receive their batches.
+
+    All ranks of the run call this together, once after every ``initialize_model_parallel``; the
+    provider for Megatron-LM does. torch numbers groups on each process, so groups that only some
+    ranks create would get different names and wait for each other.
+
+    Args:
+        timeout: how long a rank waits for a batch; by default torch's for gloo, 30 minutes.
+    """
+    group = parallel_state.get_tensor_model_parallel_group()
+    own = dist.get_process_group_ranks(group)
+    if len(own) == 1:
+        return  # then it is so on all ranks
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    groups = sorted({tuple(ranks) for ranks in found})
+    own_group, _ = dist.new_subgroups_by_enumeration(groups, timeout=timeout, backend="gloo")
+    _channels[group] = _Channel(own_group, own[0])
+
+
+def broadcast(draw: Callable[[], PackedBatch]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Draw a batch on the first tensor-parallel rank; return its bytes and header on every rank."""
+    channel = _channels.get(parallel_state.get_tensor_model_parallel_group())
+    if channel is None:
+        raise ConfigError(
+            "get_batch: the tensor-parallel ranks have no group for batches; call energon_ext."
+            "megatron.create_broadcast_groups() on all ranks after initialize_model_parallel()."
+        )
     if channel.source != dist.get_rank():
         message = channel.exchange(None)
     else:
-        message = torch.empty(0, dtype=torch.uint8)
+        parts: list[torch.Tensor] = []
         try:
-            message = _message(draw())
+            parts = _message(draw())
         finally:
             # Send an empty message if the draw failed: the other ranks wait for a message.
-            message = channel.exchange(message)
+            message = channel.exchange(parts)
     if not len(message):
         raise SampleError(f"Rank {channel.source} failed to draw a batch; see its own error.")
     begin = _PREFIX_BYTES + int(message[8:_PREFIX_BYTES].view(torch.int64))
@@ -46,44 +70,43 @@ def broadcast(
     return message[begin:], header
 
 
-def _message(batch: PackedBatch) -> torch.Tensor:
-    header = json.dumps(batch.header()).encode()
-    header += b" " * (-len(header) % _ALIGNMENT)
-    content = batch.as_buffer()
-    length = _PREFIX_BYTES + len(header) + len(content)
+def _message(batch: PackedBatch) -> list[torch.Tensor]:
+    """Return the parts of a message, each uint8 [bytes]."""
+    fields, contents = take_apart(batch)
+    header = json.dumps(fields).encode()
+    header += b" " * (-len(header) % ALIGNMENT)
+    length = _PREFIX_BYTES + len(header) + sum(map(len, contents))
     prefix = torch.tensor([length, len(header)]).view(torch.uint8)
-    return torch.cat([prefix, torch.frombuffer(bytearray(header), dtype=torch.uint8), content])
+    return [prefix, torch.frombuffer(bytearray(header), dtype=torch.uint8), *contents]
 
 
 class _Channel:
     """Messages from the first rank of a group to the others, over the CPU."""
 
-    def __init__(self, group: dist.ProcessGroup):
-        ranks = dist.get_process_group_ranks(group)
-        self.source = ranks[0]
+    def __init__(self, group: dist.ProcessGroup, source: int):
+        self.source = source
         self._group = group
-        if dist.get_backend(group) != "gloo":
-            self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         self._capacity = 4096
 
-    def exchange(self, message: torch.Tensor | None) -> torch.Tensor:
+    def exchange(self, parts: Sequence[torch.Tensor] | None) -> torch.Tensor:
         """Return the first rank's message on every rank; the other ranks pass None."""
-        buffer = self._broadcast(message)
+        buffer = self._broadcast(parts)
         length = int(buffer[:8].view(torch.int64))
         if length > self._capacity:
             self._capacity = length + length // 8  # later messages are about as long
-            buffer = self._broadcast(message)
+            buffer = self._broadcast(parts)
         return buffer[:length]
 
-    def _broadcast(self, message: torch.Tensor | None) -> torch.Tensor:
+    def _broadcast(self, parts: Sequence[torch.Tensor] | None) -> torch.Tensor:
         buffer = host_buffer(self._capacity)
-        buffer[:8] = 0
-        if message is not None:
-            begin = message[: self._capacity]
-            buffer[: len(begin)] = begin
+        if parts is not None:
+            length = sum(map(len, parts))
+            buffer[:8] = torch.tensor([length]).view(torch.uint8)
+            if 0 < length <= self._capacity:
+                torch.cat([*parts], out=buffer[:length])
         dist.broadcast(buffer, self.source, group=self._group)
         return buffer
 
 
-#: One channel per group; Megatron creates its groups once per run.
-_channel = functools.cache(_Channel)
+#: One channel for each tensor-parallel group of this process.
+_channels: dict[dist.ProcessGroup, _Channel] = {}

@@ -9,14 +9,17 @@ therefore cut into ``2 * size`` equal chunks, and rank ``r`` takes chunks ``r`` 
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.batch.transport import build, tensors_of, values_of
 from energon_ext.errors import ConfigError
 
 _FIELDS_OF_POSITIONS = ("tokens", "labels", "token_weights", "position_ids", "log_probs")
+_OWN_FIELDS = {field.name for field in dataclasses.fields(PackedBatch)}
 
 
 @dataclass(kw_only=True)
@@ -30,11 +33,25 @@ class ContextParallelSlice(PackedBatch):
     whole_length: int  # positions
 
 
-def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> ContextParallelSlice:
-    """Return a context-parallel rank's part of a batch.
+#: For each class of batches, the class of their slices.
+_slice_classes: dict[Any, Any] = {PackedBatch: ContextParallelSlice}
 
-    Labels are already shifted, so none is lost at the edge of a chunk. Split the batch before it
-    moves to a GPU: every size read back from a GPU would wait for it.
+
+def slice_class(batch_class: type[PackedBatch]) -> Any:
+    """Return the class of slices of a class of batches, a subclass of it."""
+    if batch_class not in _slice_classes:
+        name = f"{batch_class.__name__}Slice"
+        bases = (ContextParallelSlice, batch_class)
+        _slice_classes[batch_class] = dataclasses.make_dataclass(name, [], bases=bases)
+    return _slice_classes[batch_class]
+
+
+def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> ContextParallelSlice:
+    """Return a context-parallel rank's part of a batch, of its class and a ContextParallelSlice.
+
+    Tensors that a subclass adds are cut at their N positions, except its ``whole_fields``. Labels
+    are already shifted, so none is lost at the edge of a chunk. Split the batch before it moves to
+    a GPU: every size read back from a GPU would wait for it.
 
     Args:
         batch: its aligned segments must be multiples of ``2 * size`` positions.
@@ -42,31 +59,50 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
         rank: 0, 1, ...
 
     Raises:
-        ConfigError: a segment is not aligned.
+        ConfigError: a segment is not aligned, or a tensor of a subclass has not N positions and is
+            not in its ``whole_fields``.
     """
     aligned_ends = batch.cu_seqlens if batch.cu_seqlens_padded is None else batch.cu_seqlens_padded
     positions = context_parallel_positions(aligned_ends, size, rank)
     # Padding follows its segment, so a rank's part of each segment is contiguous.
     segments = torch.searchsorted(batch.cu_seqlens, positions.int(), right=True) - 1
     segments, lengths = torch.unique_consecutive(segments, return_counts=True)
-    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(PackedBatch)}
-    for name in _FIELDS_OF_POSITIONS:
+    values = values_of(batch)
+    for name in (*_FIELDS_OF_POSITIONS, *_added_fields_of_positions(batch, values)):
         if values[name] is not None:
             values[name] = values[name][positions]
     values.update(
+        columns={name: column[positions] for name, column in batch.columns.items()},
         cu_seqlens=F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32),
         cu_seqlens_padded=None,
         max_seqlen=int(lengths.max()),
         source_ids=batch.source_ids[segments],
         rewards=None if batch.rewards is None else batch.rewards[segments],
-    )
-    return ContextParallelSlice(
-        **values,
         aligned_ends=aligned_ends,
         document_ends=document_ends(batch),
         longest_aligned=int(aligned_ends.diff().max()),
         whole_length=batch.num_tokens,
     )
+    part: ContextParallelSlice = build(slice_class(type(batch)), values)
+    return part
+
+
+def _added_fields_of_positions(batch: PackedBatch, values: dict[str, Any]) -> list[str]:
+    """Return the names of a subclass's tensors that are cut at their positions."""
+    names, kind = [], type(batch)
+    for name, value in values.items():
+        if name in _OWN_FIELDS or name in kind.whole_fields:
+            continue
+        if isinstance(value, torch.Tensor) and value.shape[:1] == (batch.num_tokens,):
+            names.append(name)
+        elif tensors_of(value):
+            found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ConfigError(
+                f"{kind.__name__}.{name}: {found} found, which context parallelism cannot cut into "
+                f"the parts of {batch.num_tokens} positions; if every rank needs all of it, set "
+                f'whole_fields = ("{name}",) in the class.'
+            )
+    return names
 
 
 def document_ends(batch: PackedBatch) -> torch.Tensor:

@@ -3,6 +3,7 @@
 """Data provider for Megatron-LM launch scripts."""
 
 import argparse
+import datetime
 import itertools
 from typing import Any
 
@@ -13,6 +14,7 @@ from energon_ext.encoders.load import get_train_dataset, get_val_datasets
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.megatron.broadcast import create_broadcast_groups
 from energon_ext.megatron.loader import data_parallel_worker_config
 from energon_ext.megatron.megatron_lm_arguments import check_arguments, check_vocabulary, ramps_up
 from energon_ext.megatron.megatron_lm_log import DataLog
@@ -78,6 +80,7 @@ def train_valid_test_dataloaders_provider(
             loaders[:] = _build_loaders(args, task_encoder or _default_task_encoder(args))
 
     on_all_ranks(build)
+    create_broadcast_groups(datetime.timedelta(minutes=args.distributed_timeout_minutes))
     training, validation = loaders
     if args.iteration > 0:
         restore_together(training, args)
@@ -192,7 +195,9 @@ def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
         from megatron.training.arguments import core_transformer_config_from_args
 
         config = core_transformer_config_from_args(args)
-        cost = AttentionCost.of_model(config, args.padded_vocab_size or 0)
+        names = "hybrid_layer_pattern", "hybrid_override_pattern"  # the older name
+        pattern = next(filter(None, (getattr(args, name, None) for name in names)), None)
+        cost = AttentionCost.of_model(config, args.padded_vocab_size or 0, pattern)
     # Each context-parallel rank takes two of the equal chunks of a segment.
     ranks = parallel_state.get_context_parallel_world_size()
     return PackedTaskEncoder(

@@ -51,6 +51,12 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
     add("--dataloader-load", help="Folder to resume the data from; default: --dataloader-save.")
     add("--energon-run-dir", help="Folder for metrics.jsonl, which `energon-ext report` reads.")
     add(
+        "--energon-batch-hash",
+        help="Log a hash of the rows of every step, to compare runs.",
+        default=True,
+        **flag,
+    )
+    add(
         "--energon-tokenizer",
         help="`bytes`, a tokenizer.json, a folder or a Hugging Face name; default: the one that "
         "wrote the token files, else bytes.",
@@ -129,6 +135,8 @@ def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
     # Context and sequence parallelism cut a row into equal parts.
     length = args.seq_length
     yield "--seq-length", length, f"a multiple of {multiple}", length % multiple == 0
+    mode = getattr(args, "cp_partition_mode", None)
+    yield "--cp-partition-mode", mode, "zigzag", context == 1 or mode in (None, "zigzag")
     if getattr(args, "mtp_num_layers", None):
         yield "--context-parallel-size", context, "1, as --mtp-num-layers is used,", context == 1
     # With more shards, ranks of one replica would train on the same rows.
@@ -139,12 +147,25 @@ def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
         # Graphs of whole iterations copy batches that are dictionaries.
         is_right = graphs in ("local", "transformer_engine")
         yield "--cuda-graph-impl", graphs, "local or transformer_engine", is_right
+    if graphs == "local":
         documents = args.energon_packing_max_docs_per_bin
         allowed = "given, since a CUDA graph replays one number of segments,"
         yield "--energon-packing-max-docs-per-bin", documents, allowed, documents is not None
+    if graphs == "transformer_engine":
+        name, modules = _graph_modules(args)
+        allowed = "mlp, as graphs of Transformer Engine get neither segments nor the padding mask,"
+        yield _flag(name), modules, allowed, modules == ["mlp"]
     for name, reason in UNSUPPORTED.items():
         found = getattr(args, name, None)
         yield _flag(name), found, f"left out ({reason})", found in (None, False, 0, "none")
+
+
+def _graph_modules(args: argparse.Namespace) -> tuple[str, list[str]]:
+    """Return the option for the modules in CUDA graphs, and their names; none means all."""
+    name = "cuda_graph_modules" if hasattr(args, "cuda_graph_modules") else "cuda_graph_scope"
+    found = getattr(args, name, None) or []
+    modules = found.split(",") if isinstance(found, str) else found
+    return name, [getattr(module, "name", module) for module in modules]
 
 
 def _flag(name: str) -> str:

@@ -7,7 +7,6 @@ ranks of the last pipeline stage therefore sum their counts.
 """
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
@@ -17,13 +16,12 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from energon_ext.batch.row_hashes import NUM_PARTS, hash_of_parts
 from energon_ext.megatron.loss import LOSS_KEY, SOURCE_PREFIX
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
+from energon_ext.metrics.boards import DATA_DIGEST, scalars_of
+from energon_ext.metrics.file import MetricsFile, describe_blend
 from energon_ext.state.together import collective_device, on_all_ranks
-
-FILE_NAME = "metrics.jsonl"
-#: Attributes of the blend in the ``start`` line.
-ABOUT = ("documents", "epoch_tokens", "names", "interleaves")
 
 
 class DataLog:
@@ -33,6 +31,9 @@ class DataLog:
         self._loader, self._args = loader, args
         self._about: dict[str, Any] = next(filter(None, on_all_ranks(self._describe)))
         self._sources = self._about["sources"]
+        self._is_hashed = getattr(args, "energon_batch_hash", False)
+        if loader is not None and self._is_hashed:
+            loader.hash_rows()
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
         # A plan that starts over under a trained model counts its steps from 0 again.
         self._first_step = args.iteration if self._row == 0 else 0
@@ -40,16 +41,22 @@ class DataLog:
         config = {name: str(value) for name, value in vars(args).items()}
         rows = args.global_batch_size
         start = {**self._about, "rows_per_step": rows, "config": config}
-        on_all_ranks(lambda: self._write("start", args.iteration, **start))
+        self._file: MetricsFile | None = None
+        on_all_ranks(lambda: self._open_file(args.energon_run_dir))
+        self._write("start", args.iteration, **start)
+        self._write_digest(args.iteration)
+
+    def _open_file(self, folder: str | None) -> None:
+        if self._writes and folder:
+            self._file = MetricsFile(Path(folder))
 
     def _describe(self) -> dict[str, Any]:
         """Return the sources of this rank's blend; empty without a loader."""
         if self._loader is None:
             return {}
         blend = self._loader.blend
-        about = {name: getattr(blend, name) for name in ABOUT}
         limits = {key: source.max_epochs for key, source in blend.sources.items()}
-        return {"sources": list(blend.documents), **about, "max_epochs": limits}
+        return {**describe_blend(blend), "max_epochs": limits}
 
     def step(self, losses: Mapping[str, torch.Tensor], iteration: int) -> None:
         """Log a step (from 1 on) and its mean losses; a skipped step has none."""
@@ -59,9 +66,12 @@ class DataLog:
         if not self._writes:
             return
         seconds, self._time = time.perf_counter() - self._time, time.perf_counter()
-        documents, tokens, planned = self._counts.cpu()
-        step_documents, step_tokens, _ = (self._counts - before).cpu()
+        now, earlier = self._split(self._counts.cpu()), self._split(before.cpu())
+        documents, tokens = now["documents"], now["tokens"]
+        step_documents, step_tokens = documents - earlier["documents"], tokens - earlier["tokens"]
         values = dict(zip(losses, torch.stack([*losses.values()]).tolist())) if losses else {}
+        planned = self._by_source(now["planned"])
+        batch_hash = hash_of_parts(now["hash"].tolist()) if self._is_hashed else ""
         self._write(
             "step",
             iteration,
@@ -74,13 +84,18 @@ class DataLog:
             },
             tokens=self._by_source(step_tokens.long()),
             documents=self._by_source(step_documents.long()),
-            planned_share=self._by_source(planned),
+            planned_share=planned,
             tokens_per_second=float(step_tokens.sum()) / seconds,
-            batch_hash="",
+            batch_hash=batch_hash,
         )
-        shares = {"planned_share": planned, "share": tokens / tokens.sum().clamp(min=1)}
+        of_sources = {
+            "shares": tokens / tokens.sum().clamp(min=1),
+            "tokens_in_all": tokens,
+            **self._epochs(documents, tokens),
+        }
+        per_source = {name: self._by_source(value) for name, value in of_sources.items()}
         self._write_scalars(
-            iteration, {**shares, "tokens": tokens, **self._epochs(documents, tokens)}
+            iteration, {"planned_share": planned, "batch_hash": batch_hash, **per_source}
         )
 
     def _epochs(self, documents: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -95,21 +110,30 @@ class DataLog:
         return {"epochs": read, "epochs_left": (torch.tensor(limits) - read).clamp(min=0)}
 
     def _count(self, iteration: int | None = None) -> torch.Tensor:
-        """Return all ranks' documents and tokens so far, and a step's planned shares: [3, S]."""
-        local = torch.zeros(3, len(self._sources), dtype=torch.float64)
+        """Return the sums over all ranks that :meth:`_split` takes apart: float64."""
+        local = torch.zeros(3 * len(self._sources) + NUM_PARTS, dtype=torch.float64)
         if self._loader is not None:
-            drawn, keys = self._loader.drawn, self._sources
-            local[0] = torch.tensor([drawn.rows[key] for key in keys])
-            local[1] = torch.tensor([drawn.tokens[key] for key in keys])
+            drawn, keys, parts = self._loader.drawn, self._sources, self._split(local)
+            parts["documents"][:] = torch.tensor([drawn.rows[key] for key in keys])
+            parts["tokens"][:] = torch.tensor([drawn.tokens[key] for key in keys])
+            parts["hash"][:] = torch.tensor(self._loader.take_hash())
             if iteration is not None and self._loader.loader.worker_config.rank == 0:
                 blend, step = self._loader.blend, iteration - 1 - self._first_step
-                shares = blend.planned_shares(blend.position(step, self._row))
-                local[2] = torch.tensor([shares.get(key, 0.0) for key in keys])
+                shares = blend.shares_at_step(step, self._row)
+                parts["planned"][:] = torch.tensor([shares.get(key, 0.0) for key in keys])
             self._row = self._rows()
         counts = local.to(collective_device())
         # Not over context-parallel ranks, as they all load the same rows.
         dist.all_reduce(counts, group=parallel_state.get_tensor_and_data_parallel_group())
         return counts
+
+    def _split(self, counts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the documents and tokens so far, a step's planned shares, and its hash in parts.
+
+        They are views: [S], [S], [S] and [NUM_PARTS].
+        """
+        sizes = [*[len(self._sources)] * 3, NUM_PARTS]
+        return dict(zip(("documents", "tokens", "planned", "hash"), counts.split(sizes)))
 
     def _rows(self) -> int:
         """Return the number of rows of the global plan drawn so far."""
@@ -121,26 +145,28 @@ class DataLog:
         return dict(zip(self._sources, values.tolist()))
 
     def _write(self, event: str, step: int, **fields: Any) -> None:
-        folder = self._args.energon_run_dir
-        if self._writes and folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            with open(Path(folder, FILE_NAME), "a", encoding="utf-8") as file:
-                file.write(json.dumps({"event": event, "step": step, **fields}) + "\n")
+        if self._file is not None:
+            self._file.write(event, step, **fields)
 
-    def _write_scalars(self, iteration: int, scalars: Mapping[str, torch.Tensor]) -> None:
+    def _write_digest(self, iteration: int) -> None:
+        """Show the data digest on Megatron-LM's boards."""
+        from megatron.training import get_tensorboard_writer, get_wandb_writer
+
+        digest = self._about["data_digest"]
+        if self._writes and (writer := get_tensorboard_writer()):
+            writer.add_text(DATA_DIGEST, digest, iteration)
+        if self._writes and (wandb := get_wandb_writer()):
+            wandb.config.update({DATA_DIGEST: digest}, allow_val_change=True)
+
+    def _write_scalars(self, iteration: int, fields: Mapping[str, Any]) -> None:
         from megatron.training import get_tensorboard_writer, get_wandb_writer
 
         if iteration % self._args.tensorboard_log_interval:
             return
-        display_names = self._about["names"]
-        values = {
-            f"data/{name}/{display_names.get(source, source)}": value
-            for name, per_source in scalars.items()
-            for source, value in self._by_source(per_source).items()
-            if not math.isnan(value)
-        }
+        scalars = scalars_of(fields, self._about["names"])
+        known = {name: value for name, value in scalars.items() if not math.isnan(value)}
         if writer := get_tensorboard_writer():
-            for name, value in values.items():
+            for name, value in known.items():
                 writer.add_scalar(name, value, iteration)
         if wandb := get_wandb_writer():
-            wandb.log(values, iteration)
+            wandb.log(known, iteration)

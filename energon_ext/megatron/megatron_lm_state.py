@@ -10,6 +10,7 @@ from typing import Any
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.energon.flavors.base_dataset import SavableDataset
 
+from energon_ext.batch.row_hashes import NUM_PARTS, StepHash
 from energon_ext.errors import StateFormatError, StateMismatchError, log_of
 from energon_ext.megatron.loader import RerunLoader, is_inside_step
 from energon_ext.state.checkpoint_folder import read_megatron_lm_state
@@ -26,11 +27,22 @@ class MegatronLMLoader(RerunLoader):
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         super().__init__(dataset, **loader_options)
         self.drawn = Consumption()  # after a restore, only the sum over all ranks is correct
+        self._hash: StepHash | None = None
 
     def __next__(self) -> Any:
         batch = super().__next__()
         self.drawn.add_batch(batch)
+        if self._hash is not None:
+            self._hash.add(batch, seq_len=batch.num_tokens)  # a micro-batch is one row
         return batch
+
+    def hash_rows(self) -> None:
+        """Hash the rows of every batch from here on."""
+        self._hash = StepHash()
+
+    def take_hash(self) -> list[int]:
+        """Return the parts of the hash of the rows since the last call; zeros without hashes."""
+        return [0] * NUM_PARTS if self._hash is None else self._hash.take()
 
     def save_state(self) -> dict[str, Any]:
         """Return the state for Megatron-LM to save, and create the folder it saves to."""

@@ -3,52 +3,67 @@
 """One training step's data, forward pass and loss, as Megatron's schedules call them."""
 
 import sys
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator, TypeVar
 
 import megatron.core
 import torch
 from megatron.core import parallel_state
 
 from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.batch.transport import put_together
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.broadcast import broadcast
 from energon_ext.megatron.context_parallel import (
-    ContextParallelSlice,
     document_ends,
+    slice_class,
     slice_for_context_parallel,
 )
-from energon_ext.megatron.loss import LossFunc, check_loss_inputs, loss_func_of
+from energon_ext.megatron.loss import LossFunc, PositionLosses, check_loss_inputs, loss_func_of
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for, unwrap
 from energon_ext.megatron.mtp import loss_mask_for
 from energon_ext.megatron.packed_params import build_packed_seq_params
+from energon_ext.megatron.virtual_stages import take_for_stage
 from energon_ext.state.together import collective_device
+
+B = TypeVar("B", bound=PackedBatch)
 
 _CORE_VERSION = tuple(map(int, megatron.core.__version__.split(".")[:2]))
 
 
 def get_batch(
-    data_iterator: Iterator[PackedBatch] | None, check: Callable[[PackedBatch], None] | None = None
-) -> PackedBatch:
+    data_iterator: Iterator[B] | None,
+    check: Callable[[B], None] | None = None,
+    *,
+    batch_class: type[B] = PackedBatch,  # type: ignore[assignment]
+    vp_stage: int | None = None,
+) -> B:
     """Return the next micro-batch on this rank's device, the same on all ranks of a replica.
 
     Tensor-parallel rank 0 of every pipeline stage draws it; the loader is deterministic, so all
-    stages draw the same batch. With context parallelism each rank gets its
-    :func:`~energon_ext.megatron.slice_for_context_parallel`. Nothing here waits for the device.
+    stages draw the same batch. It travels with all fields of its class. With context parallelism
+    each rank gets its :func:`~energon_ext.megatron.slice_for_context_parallel`. Nothing here waits
+    for the device.
 
     Args:
         data_iterator: the loader on tensor-parallel rank 0; ignored on other ranks.
         check: called with the batch on the rank that drew it; may raise to reject the batch.
+        batch_class: class of the batches, if they are of a subclass of ``PackedBatch``.
+        vp_stage: virtual pipeline stage of the model; the stages of a process then share one copy
+            of each batch, and each must call this for every micro-batch.
 
     Raises:
-        ConfigError: tensor-parallel rank 0 has no iterator, or a segment is not aligned for
-            context parallelism.
+        ConfigError: tensor-parallel rank 0 has no iterator; the batch is not of ``batch_class``, or
+            has a field that cannot travel; :func:`~energon_ext.megatron.create_broadcast_groups`
+            was not called; the batch cannot be cut for context parallelism.
         SampleError: tensor-parallel rank 0 failed to draw; it raises the original error.
         StopIteration: the iterator has ended.
     """
     device = collective_device()
+    is_shared = parallel_state.get_tensor_model_parallel_world_size() > 1
     size = parallel_state.get_context_parallel_world_size()
+    drawn: list[B] = []  # on the rank that draws
 
-    def draw() -> PackedBatch:
+    def draw() -> B:
         if data_iterator is None:
             raise ConfigError(
                 "Tensor-parallel rank 0 has no data iterator, but loads the data of its pipeline "
@@ -56,17 +71,42 @@ def get_batch(
                 "provider."
             )
         batch = next(data_iterator)
+        _check_class(batch, batch_class, is_shared)
+        drawn.append(batch)
         if check is not None:
             check(batch)
         if size == 1:
             return batch
-        return slice_for_context_parallel(batch, size, parallel_state.get_context_parallel_rank())
+        rank = parallel_state.get_context_parallel_rank()
+        return slice_for_context_parallel(batch, size, rank)  # type: ignore[return-value]
 
-    if parallel_state.get_tensor_model_parallel_world_size() == 1:
-        return draw().to(device)
-    buffer, header = broadcast(draw, parallel_state.get_tensor_model_parallel_group())
-    batch_class = PackedBatch if size == 1 else ContextParallelSlice
-    return batch_class.from_buffer(buffer.to(device, non_blocking=True), header)
+    def get() -> tuple[B | None, B]:
+        if not is_shared:
+            batch = draw().to(device)
+            return drawn[0], batch
+        buffer, header = broadcast(draw)
+        sent_class: type[B] = batch_class if size == 1 else slice_class(batch_class)
+        batch = put_together(sent_class, header, buffer.to(device, non_blocking=True))
+        return (drawn[0] if drawn else None), batch
+
+    return take_for_stage(vp_stage, data_iterator, get)
+
+
+def _check_class(batch: Any, batch_class: type[PackedBatch], is_exact: bool) -> None:
+    """Raise ConfigError if the batch is not of the class that the caller has named."""
+    found = type(batch)
+    if found is batch_class or (isinstance(batch, batch_class) and not is_exact):
+        return
+    if isinstance(batch, PackedBatch):
+        raise ConfigError(
+            f"get_batch: a batch of class {found.__name__} was drawn, but {batch_class.__name__} "
+            f"is expected; ranks that receive a batch must know its class: pass "
+            f"batch_class={found.__name__}."
+        )
+    raise ConfigError(
+        f"get_batch: a {found.__name__} was drawn; let the task encoder's `batch` return a "
+        f"PackedBatch, or draw other batches with a step of your own."
+    )
 
 
 def forward_step(
@@ -76,6 +116,8 @@ def forward_step(
     denominator: str = "weights",
     weight_scale: int = 1,
     ratio_limit: float | None = None,
+    position_losses: PositionLosses | None = None,
+    batch_class: type[PackedBatch] = PackedBatch,
 ) -> tuple[torch.Tensor, LossFunc]:
     """Run one micro-batch through the model, as Megatron's schedules call it.
 
@@ -86,7 +128,9 @@ def forward_step(
     Args:
         data_iterator: the loader on tensor-parallel rank 0; ignored on other ranks.
         model: a ``GPTModel`` or a hybrid model, wrapped or not.
-        denominator, weight_scale, ratio_limit: see :func:`energon_ext.megatron.make_loss_func`.
+        denominator, weight_scale, ratio_limit, position_losses: see
+            :func:`energon_ext.megatron.make_loss_func`.
+        batch_class: see :func:`get_batch`.
 
     Returns:
         The model's output (on the last stage the loss at each position, [1, N]) and the loss
@@ -95,12 +139,19 @@ def forward_step(
     Raises:
         ConfigError: a ``weight_scale`` that the routers were not scaled by (see
             :func:`energon_ext.megatron.scale_router_losses`); multi-token prediction with a
-            ``weight_scale`` or context parallelism; state-space layers in megatron-core 0.15.
+            ``weight_scale`` or context parallelism; context parallelism with a
+            ``cp_partition_mode`` other than ``"zigzag"``; state-space layers in megatron-core 0.15.
     """
     check_router_losses(model, weight_scale)
     _check_state_spaces(model)
-    options = (denominator, weight_scale, ratio_limit)
-    batch = get_batch(data_iterator, lambda drawn: check_loss_inputs(drawn, *options))
+    _check_context_parallel(model)
+    options = (denominator, weight_scale, ratio_limit, position_losses)
+    batch = get_batch(
+        data_iterator,
+        lambda drawn: check_loss_inputs(drawn, *options),
+        batch_class=batch_class,
+        vp_stage=getattr(unwrap(model), "vp_stage", None),
+    )
     _count_work(batch, model)
     output = model(
         batch.tokens[None],
@@ -125,10 +176,19 @@ def _check_state_spaces(model: torch.nn.Module) -> None:
         )
 
 
+def _check_context_parallel(model: torch.nn.Module) -> None:
+    mode = getattr(unwrap(model).config, "cp_partition_mode", "zigzag")
+    if mode != "zigzag" and parallel_state.get_context_parallel_world_size() > 1:
+        raise ConfigError(
+            f"TransformerConfig.cp_partition_mode={mode!r}: context parallelism gives each rank "
+            f"two chunks of a segment, as 'zigzag' does; set that."
+        )
+
+
 def _segments_of_graphs(model: torch.nn.Module) -> int | None:
-    """Return the maximum segments per row if a Megatron-LM run replays CUDA graphs, else None."""
+    """Return the segments of each row if a Megatron-LM run replays graphs of whole layers."""
     training = sys.modules.get("megatron.training")
-    if training is None or getattr(unwrap(model).config, "cuda_graph_impl", None) in (None, "none"):
+    if training is None or getattr(unwrap(model).config, "cuda_graph_impl", None) != "local":
         return None
     documents: int = training.get_args().energon_packing_max_docs_per_bin
     return documents + 1  # the last one is padding

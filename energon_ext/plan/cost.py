@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Callable
 
 import numpy as np
+
+from energon_ext.errors import ConfigError
 
 #: Maps lengths of pieces of documents, int64 [n], to their costs, float64 [n], in any unit.
 Cost = Callable[[np.ndarray], np.ndarray]
@@ -15,10 +19,11 @@ Cost = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """Matrix products of a causal transformer over a document that attends only to itself.
+    """Matrix products of a causal model over a document that attends only to itself.
 
-    Projections, MLP and output layer cost the same for every token; attention costs a token as much
-    as it attends to other tokens. Only the ratio of ``linear`` to ``quadratic`` matters.
+    Projections, MLPs, state-space layers and the output layer cost the same for every token;
+    attention costs a token as much as it attends to other tokens. Only the ratio of ``linear`` to
+    ``quadratic`` matters.
 
     Attributes:
         linear: floating-point operations per token outside the attention scores.
@@ -38,40 +43,50 @@ class AttentionCost:
     window: int | None = None
 
     @classmethod
-    def of_model(cls, config: Any, vocab_size: int = 0) -> "AttentionCost":
+    def of_model(
+        cls, config: Any, vocab_size: int = 0, pattern: str | None = None
+    ) -> "AttentionCost":
         """Build from a ``megatron.core.transformer.TransformerConfig`` and the vocabulary size.
 
-        Covers dense and MoE, grouped queries, gated MLP, sliding window, multi-latent attention.
+        Covers dense and MoE, grouped queries, gated MLP, sliding window, multi-latent attention,
+        and state-space layers: their projections, and two products with the state per token.
+
+        Args:
+            pattern: of a hybrid model, Megatron's ``hybrid_layer_pattern``: a letter per layer,
+                ``*`` and ``+`` attention, ``M`` state space, ``-`` MLP, ``E`` experts. Boundaries
+                of stages (``|``) are skipped, and layers that predict later tokens (after ``/``)
+                count as well.
+
+        Raises:
+            ConfigError: a hybrid model without a pattern, or another letter in it.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> config = SimpleNamespace(
+            ...     hidden_size=8, num_attention_heads=2, kv_channels=None, num_query_groups=None,
+            ...     multi_latent_attention=False, gated_linear_unit=False, ffn_hidden_size=32,
+            ...     num_moe_experts=None, window_size=None,
+            ... )
+            >>> cost = AttentionCost.of_model(config, pattern="*-|-")
+            >>> cost.linear == 2 * (4 * 8 * 8 + 2 * 2 * 8 * 32), cost.quadratic == 2 * (8 + 8)
+            (True, True)
         """
-        hidden, layers, heads = config.hidden_size, config.num_layers, config.num_attention_heads
-        channels = config.kv_channels or hidden // heads
-        query, groups = heads * channels, config.num_query_groups or heads
-        projections = hidden * (2 * query + 2 * groups * channels)
-        scores = 2 * query
-        if config.multi_latent_attention:
-            keys = config.qk_head_dim + config.qk_pos_emb_head_dim
-            latent = config.kv_lora_rank
-            rank = config.q_lora_rank or hidden
-            projections = (hidden * rank if config.q_lora_rank else 0) + rank * heads * keys
-            projections += hidden * (latent + config.qk_pos_emb_head_dim)
-            projections += latent * heads * (config.qk_head_dim + config.v_head_dim)
-            projections += heads * config.v_head_dim * hidden
-            scores = heads * (keys + config.v_head_dim)
-        matrices = 3 if config.gated_linear_unit else 2
+        layers = _layers_of(config, pattern)
+        projections, scores = _attention(config)
+        hidden = config.hidden_size
         ffn = config.ffn_hidden_size or 4 * hidden
-        widths = layers * ffn
-        if config.num_moe_experts:
+        widths = layers["-"] * ffn
+        if layers["E"]:
             width = (config.moe_ffn_hidden_size or ffn) * config.moe_router_topk
-            width += config.moe_shared_expert_intermediate_size or 0
-            frequency = config.moe_layer_freq
-            pattern = frequency if isinstance(frequency, list) else [1] + [0] * (frequency - 1)
-            experts = sum(pattern[layer % len(pattern)] for layer in range(layers))
-            widths = experts * width + (layers - experts) * ffn
-        parameters = layers * projections + widths * hidden * matrices
+            widths += layers["E"] * (width + (config.moe_shared_expert_intermediate_size or 0))
+        parameters = layers["*"] * projections
+        parameters += widths * hidden * (3 if config.gated_linear_unit else 2)
+        if layers["M"]:
+            parameters += layers["M"] * _state_space(config)
         window = config.window_size
         return cls(
             2.0 * (parameters + hidden * vocab_size),
-            2.0 * layers * scores,
+            2.0 * layers["*"] * scores,
             window[0] + 1 if window else None,
         )
 
@@ -81,6 +96,61 @@ class AttentionCost:
         window = np.minimum(lengths, self.window or np.inf)
         pairs = window * (window + 1) / 2 + (lengths - window) * window
         return self.linear * lengths + self.quadratic * pairs
+
+
+def _layers_of(config: Any, pattern: str | None) -> Counter[str]:
+    """Return the number of layers of each kind, by their letters in a pattern of Megatron.
+
+    A layer of a model without a pattern has attention and an MLP, or experts for it.
+    """
+    if pattern is not None:
+        layers = Counter(pattern.replace("|", "").replace("/", ""))
+        layers["*"] += layers.pop("+", 0)  # multi-latent; a model has one kind of attention
+        if others := layers.keys() - set("*-EM"):
+            raise ConfigError(
+                f"AttentionCost.of_model: layers {sorted(others)} of the pattern {pattern!r} are "
+                f"not counted, only '*', '+', '-', 'E' and 'M' are; give the cost yourself, as "
+                f"AttentionCost(linear, quadratic)."
+            )
+        return layers
+    if getattr(config, "is_hybrid_model", False):
+        raise ConfigError(
+            "AttentionCost.of_model: the config of a hybrid model found, but not its layers; give "
+            "its hybrid_layer_pattern as pattern (in Megatron-LM, --hybrid-layer-pattern)."
+        )
+    count = config.num_layers
+    experts = 0
+    if config.num_moe_experts:
+        frequency = config.moe_layer_freq
+        kinds = frequency if isinstance(frequency, list) else [1] + [0] * (frequency - 1)
+        experts = sum(kinds[layer % len(kinds)] for layer in range(count))
+    return Counter({"*": count, "-": count - experts, "E": experts})
+
+
+def _attention(config: Any) -> tuple[int, int]:
+    """Return the parameters of an attention layer, and the products per pair of tokens."""
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    channels = config.kv_channels or hidden // heads
+    query, groups = heads * channels, config.num_query_groups or heads
+    if not config.multi_latent_attention:
+        return hidden * (2 * query + 2 * groups * channels), 2 * query
+    keys = config.qk_head_dim + config.qk_pos_emb_head_dim
+    latent = config.kv_lora_rank
+    rank = config.q_lora_rank or hidden
+    projections = (hidden * rank if config.q_lora_rank else 0) + rank * heads * keys
+    projections += hidden * (latent + config.qk_pos_emb_head_dim)
+    projections += latent * heads * (config.qk_head_dim + config.v_head_dim)
+    projections += heads * config.v_head_dim * hidden
+    return projections, heads * (keys + config.v_head_dim)
+
+
+def _state_space(config: Any) -> int:
+    """Return the parameters of a state-space layer, and its products with the state per token."""
+    hidden, state = config.hidden_size, config.mamba_state_dim
+    heads = config.mamba_num_heads or 2 * hidden // config.mamba_head_dim
+    inner = heads * config.mamba_head_dim
+    into = 2 * inner + 2 * config.mamba_num_groups * state + heads
+    return int(hidden * (into + inner) + 2 * inner * state)
 
 
 @dataclass(frozen=True)
@@ -123,3 +193,9 @@ class VisionCost:
         """Return the costs of images, given their numbers of patches."""
         patches = patches.astype(np.float64)
         return self.linear * patches + self.quadratic * patches**2
+
+
+def digest_of_cost(cost: Cost, row_tokens: int) -> str:
+    """Return a digest of the costs of all lengths; a function's name would not identify it."""
+    costs = np.asarray(cost(np.arange(1, row_tokens + 2)), np.float64)
+    return hashlib.sha256(costs.tobytes()).hexdigest()[:16]

@@ -158,17 +158,18 @@ def position_of(blend: Blend, step: int) -> int:
 def planned(
     blend: PlannedDataset, steps: int, progress: Any = iter, state: Mapping[str, Any] | None = None
 ) -> Forecast:
-    """Forecast exactly, by drawing the plan.
+    """Forecast exactly, by drawing the plan; the dataset itself does not move.
 
     Args:
         progress: wraps the iterator of steps, to show progress.
-        state: cursor to start from; None for the start of the run.
+        state: cursor to start from, as a loader or a dataset gives it; None for the current
+            position of the dataset.
 
     Raises:
         ConfigError: no row is left.
     """
-    drawn = blend.planned_steps(state)
-    plan, first = blend.plan, start_of(blend).step
+    blend = blend.fork(state)
+    drawn, plan, first = blend.draw_steps(), blend.plan, start_of(blend).step
     planned_edges = window_edges(blend, steps)
     edges, counts, done = [first], [(plan.tokens.copy(), plan.documents.copy())], first
     lasts = np.full(len(blend.keys), first)  # the step after the last one with tokens of a source

@@ -4,15 +4,20 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, Sequence
+
+import numpy as np
 
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.clock import Clock, RowLengths
 from energon_ext.plan.deal import Topology
-from energon_ext.state.match import SourceNames
+from energon_ext.plan.row_source import RowSource
+from energon_ext.state.match import ENCODER, SourceNames
+from energon_ext.state.schema import digest_of
 from energon_ext.weights import ConstantWeight, LiveWeights, WeightSpec, weight_from_config
 
 
@@ -50,6 +55,16 @@ class Source:
         """Documents in one epoch of the source, or of each of its parts, by key in batches."""
         return getattr(self.rows, "part_documents", {self.key: self.documents})
 
+    def identity(self) -> list[Any]:
+        """Return everything but its weight that decides which rows it has, as JSON values.
+
+        There is no path in it.
+        """
+        name = self.names.shuffle_key or self.key
+        if isinstance(self.rows, RowSource):
+            return [name, self.rows.kind, self.rows.fingerprint, self.rows.options()]
+        return [name, self.max_epochs, self.fingerprint]
+
     @property
     def part_shares(self) -> dict[str, float]:
         """Fraction of the source's tokens that each part has, by key in batches."""
@@ -66,6 +81,7 @@ class Blend:
     """
 
     is_planned: bool
+    fingerprint: dict[str, Any]
 
     def __init__(self, sources: Sequence[Source], tree: Tree, clock: Clock):
         ordered = sorted(sources, key=lambda source: source.key)
@@ -116,6 +132,22 @@ class Blend:
     def source_names(self) -> dict[str, SourceNames]:
         return {key: source.names for key, source in self.sources.items()}
 
+    @functools.cached_property
+    def data_digest(self) -> str:
+        """Digest of everything that decides which rows a run reads.
+
+        It contains no path: runs that read the same rows in other folders have the same one. Ranks
+        and workers, the steps that are skipped and the class of the TaskEncoder do not matter.
+        """
+        sources = {key: source.identity() for key, source in self.sources.items()}
+        tree = self.tree.map(lambda key: sources[key][0])
+        assert tree is not None, "a blend has sources"
+        topology, settings = self.topology, dict(self.fingerprint)
+        settings.pop(ENCODER, None)
+        streams = [] if self.is_planned else [topology.ranks, topology.workers, topology.batch_rows]
+        rows = [topology.rows_per_step, self.clock.row_tokens, self.clock.axis.counted, *streams]
+        return digest_of([settings, rows, tree.to_json(), list(sources.values())])[:16]
+
     @property
     def interleaves(self) -> dict[str, int]:
         """Number of interleaves above each source, without sources that a blend draws."""
@@ -130,17 +162,40 @@ class Blend:
         """Return the position of an optimizer step, whose first row is ``row`` if known."""
         return self.clock.at_step(step, row, self.row_lengths)
 
-    def planned_shares(self, position: int) -> dict[str, float]:
-        """Return the share of each source, or of each of its parts, at a position.
+    def shares_at_step(self, step: int, row: int | None = None) -> dict[str, float]:
+        """Return the share of each source, or of each of its parts, in an optimizer step.
+
+        Args:
+            step: optimizer step from 0 on, whatever unit the breakpoints count.
+            row: its first row, if steps had other sizes before.
+
+        See :meth:`shares_at`.
+        """
+        return self.shares_at(self.position(step, row))
+
+    def shares_at(self, position: int) -> dict[str, float]:
+        """Return the share of each source, or of each of its parts, at a position of the axis.
 
         Sources that have ended still count. If live weights do not cover the position yet, their
         last line is used.
         """
         for live in self.live_weights:
             live.read()
-        shares = Mixture(self.tree, self.keys, seed="").shares(position).tolist()
-        return {
-            part: share * of_source
-            for source, share in zip(self.sources.values(), shares)
-            for part, of_source in source.part_shares.items()
-        }
+        shares, (parts, sources, of_source) = self._mixture_of_shares.shares(position), self._parts
+        return dict(zip(parts, (shares[sources] * of_source).tolist()))
+
+    @functools.cached_property
+    def _mixture_of_shares(self) -> Mixture:
+        """Evaluates weights for :meth:`shares_at`, apart from the plan, which has its own."""
+        return Mixture(self.tree, self.keys, seed="")
+
+    @functools.cached_property
+    def _parts(self) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """The parts of all sources: key, number of the source, share in the source."""
+        parts = [
+            (part, number, share)
+            for number, source in enumerate(self.sources.values())
+            for part, share in source.part_shares.items()
+        ]
+        keys, numbers, shares = zip(*parts)
+        return list(keys), np.array(numbers), np.array(shares)

@@ -9,6 +9,7 @@ that the step depends on: none of it may change, since the step is drawn again o
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Mapping
 
 from energon_ext.errors import ConfigError
@@ -16,13 +17,14 @@ from energon_ext.packing import packing_of
 from energon_ext.plan.clock import RowLengths
 from energon_ext.plan.progress import Progress
 from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.settings import check_settings
 from energon_ext.state.match import (
     SourceChange,
     check_fingerprint,
     compare_sources,
     match_sources,
 )
-from energon_ext.state.schema import STATE_CLASS, STATE_VERSION, check_format, is_count
+from energon_ext.state.schema import STATE_CLASS, STATE_VERSION, digest_of, is_count, read_format
 
 if TYPE_CHECKING:
     from energon_ext.plan.dataset import PlannedDataset
@@ -45,13 +47,48 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
         "axis": dataset.clock.axis.counted,
         "rows_per_step": dataset.topology.rows_per_step,
         "row_lengths": [list(each) for each in progress.plan.row_lengths],
+        "data_digests": _data_digests(dataset, plan["step"]),
         "plan": plan,
         "weights": weights,
         "done": progress.done,
         "read": progress.read,
         "skipped": [list(each) for each in progress.skipped],
-        "inside": dataset.inside if progress.done else None,
+        "inside": dataset.step_settings if progress.done else None,
     }
+
+
+def cursor_of_plan(dataset: "PlannedDataset") -> dict[str, Any]:
+    """Return the cursor after the last step that a fork has drawn, as JSON gives it back."""
+    dataset.plan.begin_here()
+    return dict(json.loads(json.dumps(cursor_of(dataset, Progress(dataset.plan.advance())))))
+
+
+def digest_of_state(state: Mapping[str, Any]) -> str:
+    """Return a digest of a cursor without paths, empty if its data digests are unknown.
+
+    Runs whose states have the same one have read the same rows, in whichever folders, and will read
+    the same ones if they continue with the same data.
+    """
+    spans = state.get("data_digests", [])
+    if not spans or not all(digest for _, digest in spans):
+        return ""
+    weights = sorted(used["digest"] for used in state["weights"].values())
+    place = [state[name] for name in ("done", "read", "skipped")]
+    return digest_of([spans, state["plan"]["row"], weights, *place])[:16]
+
+
+def _data_digests(dataset: "PlannedDataset", step: int) -> list[list[Any]]:
+    """Return spans ``[stop, digest]``: the steps up to ``stop`` were planned with these data.
+
+    The last span is that of the run itself. A digest is empty if it is unknown.
+    """
+    spans: list[list[Any]] = []
+    for stop, digest in dataset.earlier_digests:
+        if stop > (spans[-1][0] if spans else 0):  # not of a run that was saved at once
+            spans.append([stop, digest])
+    if spans and spans[-1][1] == dataset.data_digest:
+        spans.pop()
+    return [*spans, [step, dataset.data_digest]]
 
 
 def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
@@ -62,10 +99,12 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
         StateMismatchError: it belongs to another configuration; the message lists all differences.
         ConfigError: it was saved inside a step that is now to be skipped.
     """
-    check_format(state)
+    state = read_format(state)
     _check_configuration(dataset, state)
+    if state["done"] or state["inside"] is not None:
+        check_settings(dataset, state["inside"] or {})
     if state["done"]:
-        _check_open_step(dataset, state)
+        _check_not_skipped(dataset, state)
     saved, plan = state["plan"], dataset.plan
     row_lengths = _row_lengths(state, dataset.clock.row_tokens)
     position = dataset.clock.at(saved["step"], saved["row"], row_lengths)
@@ -91,30 +130,26 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
         for key, source in saved["sources"].items()
         if key not in claimed
     }
+    digests = state["data_digests"] or [[saved["step"], ""]]
+    dataset.earlier_digests = tuple((stop, digest) for stop, digest in digests)
     skipped = tuple((first, stop) for first, stop in state["skipped"])
     dataset.progress = Progress(plan.advance(), state["done"], state["read"], skipped)
     return compare_sources([saved["sources"]], dataset.source_names)
 
 
 def _check_configuration(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
-    """Compare fingerprints; between two steps the packing may change if all sources allow it."""
+    """Compare fingerprints; the packing may change if no step is fixed and all sources allow it."""
     saved, current = dict(state["fingerprint"]), dict(dataset.fingerprint)
-    if not state["done"] and all(rows.may_be_repacked for rows in dataset.rows):
+    is_open = state["done"] or state["inside"] is not None
+    if not is_open and all(rows.may_be_repacked for rows in dataset.rows):
         for fields in (saved, current):
             for name in packing_of(fields):
                 del fields[name]
     check_fingerprint(saved, current)
 
 
-def _check_open_step(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
-    """Raise if the step in which a state was saved cannot be finished as it was begun."""
-    check_fingerprint(
-        state["inside"] or {},
-        dataset.inside,
-        advice="The state was saved inside a step, which must be finished with the same weights, "
-        "limits, excluded documents and packing buffers; to change them, save at the end of a "
-        "step.",
-    )
+def _check_not_skipped(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the step in which a state was saved must be skipped now."""
     step = state["plan"]["step"]
     if dataset.clock.is_skipped(step):
         raise ConfigError(

@@ -5,6 +5,7 @@
 Every saved state is *sealed*: it contains a digest of itself, so that any change is detected.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -14,7 +15,7 @@ from energon_ext.errors import StateFormatError, StateMismatchError
 
 #: The state of a planned run.
 STATE_CLASS = "EnergonExtPlan"
-STATE_VERSION = 4
+STATE_VERSION = 5
 
 SEAL = "energon_ext_digest"
 
@@ -38,11 +39,12 @@ _PLANNED = {
     "excluded": [COUNT],
     "last": bool,
     "digest": str,
+    "pass_start": COUNT,
 }
 _ROWS = {
     "planned": _PLANNED,
     "samples": _PLANNED,
-    "spliced": {"kind": str, "documents": {str: object}, "next_row": COUNT},
+    "spliced": {"kind": str, "documents": {str: object}, "next_row": COUNT, "pass_start": COUNT},
 }
 #: The shape of the state of a mixture, for other states that contain one.
 MIXTURE = {str: {"identity": str, "credits": {str: float}, "tokens": COUNT}}
@@ -59,6 +61,11 @@ def _check_rows(value: Any, where: str) -> None:
     check_shape(value, _ROWS[str(kind)], where)
 
 
+def _check_span(value: Any, where: str) -> None:
+    is_span = isinstance(value, (list, tuple)) and len(value) == 2 and is_count(value[0])
+    _require(is_span and isinstance(value[1], str), value, "a step and a digest", where)
+
+
 _SOURCE = {
     "rows": _check_rows,
     "documents": COUNT,
@@ -72,6 +79,7 @@ _STATE = {
     "axis": str,
     "rows_per_step": COUNT,
     "row_lengths": [_check_range],
+    "data_digests": [_check_span],
     "plan": {"step": COUNT, "row": COUNT, "mixture": MIXTURE, "sources": {str: _SOURCE}},
     "weights": {str: {"lines": COUNT, "digest": str}},
     "done": COUNT,
@@ -81,14 +89,33 @@ _STATE = {
 }
 
 
-def check_format(state: Any) -> None:
-    """Raise unless a state belongs to a planned run and has the current version and shape."""
+def read_format(state: Any) -> Mapping[str, Any]:
+    """Return the state of a planned run in the current version; raise if it has another shape."""
+    if isinstance(state, Mapping) and state.get("version") == 4 and "data_digests" not in state:
+        state = _from_version_4(state)
     advice = (
         "The state was saved by another loader or TaskEncoder. It identifies sources by position "
         "and contains samples drawn by old weights, so no source can be continued on its own. "
         f"{STOCK_RUN}"
     )
     check_class(state, STATE_CLASS, STATE_VERSION, _STATE, advice)
+    return state
+
+
+def _from_version_4(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Upgrade a state, whose shape was not checked yet.
+
+    Version 4 did not record which metadataset its steps were planned with, and every pass of a
+    repeated blend began from nothing.
+    """
+    state = {**copy.deepcopy(dict(state)), "version": STATE_VERSION, "data_digests": []}
+    plan = state.get("plan")
+    sources = plan.get("sources") if isinstance(plan, Mapping) else None
+    for source in sources.values() if isinstance(sources, dict) else ():
+        rows = source.get("rows") if isinstance(source, Mapping) else None
+        if isinstance(rows, dict):
+            rows["pass_start"] = 0
+    return state
 
 
 def check_class(state: Any, name: str, version: int, shape: dict[str, Any], advice: str) -> None:
@@ -123,6 +150,11 @@ def check_seal(state: Any) -> dict[str, Any]:
             "or use another checkpoint."
         )
     return content
+
+
+def without_seal(state: Any) -> Any:
+    """Return a state without its digest, which is verified if there is one."""
+    return check_seal(state) if isinstance(state, Mapping) and SEAL in state else state
 
 
 def digest_of(value: Any) -> str:

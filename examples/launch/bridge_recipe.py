@@ -11,6 +11,7 @@ August 2026; tested only with its recipes and configs, not on GPUs.
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from megatron.bridge.training.config import DatasetBuildContext, DatasetProvider
 from megatron.core import parallel_state
@@ -19,6 +20,7 @@ from megatron.core.num_microbatches_calculator import get_current_global_batch_s
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.megatron import (
     ValidationLoader,
+    create_broadcast_groups,
     data_parallel_worker_config,
     forward_step,
 )
@@ -36,6 +38,7 @@ class EnergonExtProvider(DatasetProvider):
     tokenizer: str = "bytes"
     batches_per_evaluation: int = 0
     seed: int = 1234
+    timeout_minutes: float = 10
     dataloader_type: str = "external"
 
     def build_datasets(self, context: DatasetBuildContext):
@@ -46,6 +49,7 @@ class EnergonExtProvider(DatasetProvider):
                 f"train.global_batch_size: {size} found, but use_energon was called with "
                 f"{self.rows_per_step}; call it after the last change, and without a ramp-up."
             )
+        create_broadcast_groups(timedelta(minutes=self.timeout_minutes))  # on all ranks
         if parallel_state.get_tensor_model_parallel_rank() != 0:
             return None, None, None
         ranks = parallel_state.get_context_parallel_world_size()
@@ -75,6 +79,7 @@ def use_energon(config, path, tokenizer):
         tokenizer=tokenizer,
         seq_length=config.model.seq_length,
         rows_per_step=config.train.global_batch_size,
+        timeout_minutes=config.dist.distributed_timeout_minutes,
     )
     # Sum gradients over ranks and divide once by the step's tokens; recipes average by default.
     config.model.calculate_per_token_loss = True

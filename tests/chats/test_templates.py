@@ -18,38 +18,6 @@ from energon_ext.errors import SampleError
 from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from tests.test_sft import IDENTITY, TURNS, dialogue, messages_from
 
-CHATML = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def hf_folder(tmp_path_factory):
-    """A tiny character tokenizer with a chat template, saved like a model folder."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    special = ["<unk>", "<|im_start|>", "<|im_end|>", "<pad>"]
-    characters = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
-    vocabulary = {token: index for index, token in enumerate(special + characters)}
-    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        unk_token="<unk>",
-        eos_token="<|im_end|>",
-        pad_token="<pad>",
-        additional_special_tokens=["<|im_start|>"],
-        chat_template=CHATML,
-    )
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(folder)
-    return folder
-
 
 def test_the_chat_template_of_a_hugging_face_tokenizer_is_used(hf_folder):
     tokenizer = HFTokenizer(hf_folder)

@@ -4,6 +4,7 @@
 
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -276,7 +277,8 @@ def test_show_needs_no_data_files(data, batches, steps):
     for path in data.glob("*.bin"):
         path.unlink()
     result = CliRunner().invoke(main, ["checkpoint", "show", str(run)])
-    head, axis, options, _, *sources = lines(result)
+    head, digests, axis, options, _, *sources = lines(result)
+    assert re.fullmatch("data digest [0-9a-f]{16}, state digest [0-9a-f]{16}", digests)
     assert head.endswith(steps) and axis == "breakpoints count steps" and "seq_len=32" in options
     read = {key: source["tokens"] for key, source in cursor["plan"]["sources"].items()}
     assert {line.split()[0]: int(line.split()[2]) for line in sources} == read

@@ -6,8 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from energon_ext.cli.metrics import Run, short_labels
 from energon_ext.errors import ConfigError, EnergonExtError
+from energon_ext.metrics.file import Run
+from energon_ext.metrics.labels import short_labels
 
 
 def start(step=0, sources=("web", "code")):

@@ -13,9 +13,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from energon_ext.cli import figures
-from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import compare, headline, source_table
 from energon_ext.errors import CONTROL
+from energon_ext.metrics.file import Run
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
 
@@ -304,4 +304,32 @@ def test_a_run_is_compared_with_another_step_by_step(tmp_path):
         event["batch_hash"] = ""
     (other / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     verdict, is_equal = compare(Run.load(one), Run.load(other))
-    assert "no batch_hash, so rows cannot be compared" in verdict and not is_equal
+    assert "neither batch_hash nor data_digest, so rows cannot be compared" in verdict
+    assert not is_equal
+
+
+def test_runs_without_hashes_are_compared_by_their_data_digests(tmp_path):
+    """The second run was resumed after step 12 with other data."""
+    one, other = (write_run(tmp_path / n, steps=20, resumed_after=[12]) for n in ("a", "b"))
+    digests = {one: ["c0ffee", "decade"], other: ["c0ffee", "facade"]}
+
+    def write(digests_of, batch_hash):
+        for run, names in digests_of.items():
+            events = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
+            starts = [event for event in events if event["event"] == "start"]
+            for event, digest in zip(starts, names):
+                event["data_digest"] = digest
+            for event in events:
+                if event["event"] == "step":
+                    event["batch_hash"] = batch_hash(run, event["step"])
+            content = "".join(json.dumps(event) + "\n" for event in events)
+            (run / "metrics.jsonl").write_text(content)
+        return compare(Run.load(one), Run.load(other))
+
+    named = "; their data digests there are decade and facade"
+    plan = f"8 of 20 steps plan different rows, first at step 13{named}"
+    assert write(digests, lambda run, step: "") == (plan, False)
+    read = f"3 of 20 steps read different rows, first at step 18{named}"
+    assert write(digests, lambda run, step: "ab" if step < 18 else run.name) == (read, False)
+    verdict, is_equal = write(dict.fromkeys(digests, digests[one]), lambda run, step: "")
+    assert is_equal and verdict.startswith("all 20 steps plan the same rows; losses differ by")

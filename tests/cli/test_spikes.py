@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from energon_ext.cli.metrics import Run
 from energon_ext.cli.spikes import spikes_of
+from energon_ext.metrics.file import Run
 from tests.cli.command import energon_ext
 from tests.cli.runs import write_run
 

@@ -181,12 +181,6 @@ def test_invalid_trace_options_are_one_line(data, arguments, message):
     assert "Traceback" not in result.stderr
 
 
-def test_a_folder_without_a_cursor_is_named(data, tmp_path):
-    result = call(tmp_path, data[1][0], "--step", 1)
-    assert result.exit_code == 2
-    assert "no data.json of a planned run" in result.stderr
-
-
 def test_a_spliced_source_is_traced_by_document_number(tmp_path):
     for name in ("a", "b"):
         write_numbered(tmp_path / name, *SIZES[name])
@@ -263,7 +257,7 @@ def test_ten_thousand_traced_rows_match_a_run_over_mixes_and_resumes(tmp_path):
             run.resume(state)
         blend_state = None if state is None else check_seal(json.loads(state))
         iterators = [iter(loader) for loader in run.loaders]
-        for step, _ in zip(planner.planned_steps(blend_state), range(125)):
+        for step, _ in zip(planner.fork(blend_state).draw_steps(), range(125)):
             rows = list(rows_of_step(step, planner.topology, planner.keys))
             for number in range(run.rounds):
                 for rank, iterator in enumerate(iterators):
@@ -281,7 +275,7 @@ def test_steps_read_by_another_mix_are_reported_as_unknown(data):
     found, errors = steps_of_document(folder, mixes[1], "--document", "a:3")
     assert all(step >= MOVED_AT for step in found)
     for steps in ("0 to 3", "4 to 7"):
-        assert f"Steps {steps}: the rows that were read differ from the current plan" in errors
+        assert f"Steps {steps}: the run planned them with another metadataset" in errors
     _, errors = steps_of_document(folder, mixes[1], "--document", "c:89", "--step", 8)
     assert errors.endswith("c:89: not read in steps 8 to 8.\n")
 

@@ -3,16 +3,19 @@
 """From YAML files to the mix of a TaskEncoder, including Energon's own metadatasets."""
 
 import json
+import shutil
 
 import pytest
 from megatron.energon import DefaultTaskEncoder, get_train_dataset
 from megatron.energon.metadataset import load_dataset
 
-from energon_ext import ConfigError, ScheduleAxis
+from energon_ext import ConfigError, PackedTaskEncoder, ScheduleAxis
+from energon_ext import get_train_dataset as our_train_dataset
 from energon_ext.config.mix import mix_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Tree
-from tests.support import config, write_dataset, write_mix, write_tokens
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
 
 FALLING = {"linear": {0: 10, 5: 0}}
 
@@ -119,8 +122,8 @@ def test_one_dataset_of_a_tree_is_a_mix_by_itself(data):
 def test_a_dataset_without_a_metadataset_is_a_mix_of_one(data, tmp_path):
     folder = write_dataset(tmp_path / "web", ["x"] * 3)
     mix = mix_of(load_datasets(folder))
-    assert [entry.key for entry in mix.entries] == [f"{folder}:train"]
-    assert shares(mix, 0) == {f"{folder}:train": 1}
+    assert [entry.key for entry in mix.entries] == ["web:train"]
+    assert shares(mix, 0) == {"web:train": 1}
     assert mix.axis == ScheduleAxis("steps")
 
 
@@ -301,3 +304,34 @@ def test_a_thousand_weights_share_one_tree(data):
     assert sum(map(float, [dataset.weight for dataset in datasets])) == pytest.approx(1)
     mix = mix_of(datasets)
     assert isinstance(mix.tree, Tree) and len(mix.entries) == 1000
+
+
+STOCK = (
+    "{__module__: megatron.energon, __class__: MetadatasetV2, splits: {train: {blend: "
+    "[{path: data/web, weight: 1}, {path: data/code, weight: 2}]}}}"
+)
+
+
+@pytest.mark.parametrize("name", ["stock.yaml", "data/web"])
+def test_sources_without_a_metadataset_of_ours_keep_their_state_if_all_moves(name, tmp_path):
+    before, after = tmp_path / "before", tmp_path / "after"
+    for source in ("web", "code"):
+        write_dataset(before / "data" / source, [f"{source} {n}" for n in range(40)])
+    (before / "stock.yaml").write_text(STOCK)
+
+    def loader(folder):
+        encoder = PackedTaskEncoder(ByteTokenizer(), 16)
+        dataset = our_train_dataset(
+            folder / name, worker_config=config(), batch_size=2, task_encoder=encoder
+        )
+        return loader_for(dataset)
+
+    first = loader(before)
+    take(first, 4)
+    state = first.state_dict()
+    expected = [batch.tokens.tolist() for batch in take(first, 6)]
+    shutil.move(before, after)
+    second = loader(after)
+    second.load_state_dict(state)
+    assert [batch.tokens.tolist() for batch in take(second, 6)] == expected
+    assert {change.change for change in second.changes} == {"kept"}

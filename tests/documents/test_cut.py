@@ -41,10 +41,11 @@ def test_long_documents_are_cut_and_dropped_if_no_answer_is_left(files, caplog):
     with caplog.at_level(logging.WARNING):
         cut = CutDocuments(files, source="chat", max_tokens=6, over_long="cut")
     assert lengths(cut) == [4, 6, 0, 2, 2, 0, 6]
+    assert (cut.tokens_in(0, 7), cut.tokens_in(1, 5)) == (20, 10)
     assert cut.num_tokens == 20 and cut.fingerprint() == files.fingerprint()
     assert caplog.messages == [
         "chat: 1 of 7 documents have no trained label in their first 6 tokens and are excluded; "
-        "the first is document 2."
+        "the first is chat:2."
     ]
     place = int(cut.locate(np.array([1]))[0][0])
     assert cut.tokens(place, 0, 6).tolist() == [5, 5, 5, 5, 6, 6]
@@ -64,4 +65,4 @@ def test_long_documents_are_left_out_on_request(files, over_long, caplog):
     assert lengths(cut) == [length if length <= 6 else 0 for length in whole]
     (message,) = caplog.messages
     assert "have more than the 6 tokens of a row and are left out" in message
-    assert "the first is document 1 (number 1 in " in message
+    assert "the first is chat:1 (number 1 in " in message

@@ -49,7 +49,8 @@ def test_every_document_comes_once_per_epoch(block, mixed):
     for size in range(1, 41):
         order = EpochOrder(size, "images", block=block, mixed=mixed, epochs=2)
         epochs = [order.take(99).tolist()]
-        assert not order.ended and order.epoch == 1
+        assert not order.ended and (order.epoch, order.position) == (0, size)  # only asked
+        assert len(order.peek(1)) == 1 and (order.epoch, order.position) == (1, 0)
         epochs.append(order.take(99).tolist())
         assert order.ended
         for number, epoch in enumerate(epochs):

@@ -101,6 +101,9 @@ def test_random_documents_of_many_pairs_match_a_list(tmp_path):
     assert places.tolist() == starts[numbers].tolist()
     assert lengths.tolist() == [len(expected[number]) for number in numbers]
     assert all_documents(files) == expected
+    for first, stop in [(0, len(expected)), *np.sort(rng.integers(0, len(expected), (50, 2)))]:
+        if first < stop:
+            assert files.tokens_in(first, stop) == sum(map(len, expected[first:stop]))
 
 
 def test_an_unpickled_source_reads_the_same_files(two):
@@ -179,7 +182,7 @@ def rewrite_header(pair, **changes):
         (lambda pair: rewrite_header(pair, code=99), "type 99 is not an integer type"),
         (lambda pair: rewrite_header(pair, sequences=2**62), "bytes, but .* take"),
         (lambda pair: rewrite_header(pair, code=4), "has 12 bytes, its .idx describes 14"),
-        (lambda pair: rewrite_header(pair, bounds=0), "but 2 sequences and -1 documents"),
+        (lambda pair: rewrite_header(pair, bounds=0), "it has 0 bounds of documents, which"),
     ],
 )
 def test_opening_a_damaged_pair_names_it(two, damage, message):

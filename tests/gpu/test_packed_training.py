@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext.loader.slots import Slots
 from energon_ext.megatron import (
     MegatronEnergonLoader,
     build_packed_seq_params,
@@ -147,7 +148,7 @@ def _wait(device):
 
 
 def measure(device, loader, model, steps=STEPS):
-    """Yield rows of the table: the loader, the copy, the step, and all three overlapped."""
+    """Yield rows of the table: the loader, the copy, the step, and all three together."""
     batch = next(loader)
     pinned = batch.pin_memory() if device.type == "cuda" else batch
     there = batch.to(device)
@@ -163,7 +164,7 @@ def measure(device, loader, model, steps=STEPS):
     yield "copy, pageable", measured(lambda: batch.to(device))
     yield "copy, pinned", measured(lambda: pinned.to(device))
     yield "step, batch already there", measured(lambda: train(iter([there])))
-    # The copy of a pinned batch and the workers run while the GPU computes.
+    # The workers run while the GPU computes; the copy is one operation of its stream.
     yield "step, loader to GPU", measured(lambda: train(loader))
 
 
@@ -174,6 +175,25 @@ def test_batches_arrive_pinned_and_equal(one_gpu, loader):
     torch.cuda.synchronize()
     assert torch.equal(there.tokens.cpu(), batch.tokens)
     assert torch.equal(there.cu_seqlens.cpu(), batch.cu_seqlens)
+
+
+def test_a_copy_of_a_users_step_reads_its_own_batch_though_later_ones_arrive(one_gpu):
+    """The copy waits on the GPU while its batch is released and later batches are written."""
+    ring = Slots(2)
+
+    def taken(number):
+        values = {"before": torch.zeros(9), "tokens": torch.full((1 << 20,), number)}
+        return ring.take(ring.put(number, values))
+
+    batch = taken(0)
+    assert batch["tokens"].is_pinned()
+    torch.cuda._sleep(1 << 30)  # about half a second
+    copied = batch["tokens"].to(one_gpu, non_blocking=True)
+    del batch
+    for number in range(1, 5):
+        taken(number)
+    torch.cuda.synchronize()
+    assert copied.unique().tolist() == [0]
 
 
 class PositionLosses(torch.nn.Module):

@@ -65,11 +65,45 @@ def test_a_taken_batch_is_writable():
 def test_a_batch_larger_than_a_slot_arrives_too(monkeypatch):
     monkeypatch.setattr(slots, "SLOT_BYTES", 4096)
     ring = Slots(2)
-    large = {"floats": torch.arange(5000.0), "names": "large"}
-    sent = ring.put(0, large)
-    assert sent.places == ()
-    assert_equal(ring.take(sent), large)
+    large = {"floats": torch.arange(5000.0), "array": np.arange(3), "names": "large"}
+    sent = ring.put(1, large)
+    assert sent.content.nbytes == 20_032 + 64  # both filled up to a multiple of 64 bytes
+    found = ring.take(sent)
+    assert_equal(found, large)
+    assert storage_of(found["floats"]).nbytes() == 20_032
     fits = {"floats": torch.arange(1024.0)}
-    sent = ring.put(1, fits)
-    assert sent.places == ((0, 4096),)
+    sent = ring.put(0, fits)
+    assert sent.content is None
     assert_equal(ring.take(sent), fits)
+
+
+def storage_of(tensor):
+    return tensor.untyped_storage()
+
+
+def tensors_of(batch):
+    plain = ("floats", "transposed", "halves", "bytes", "scalar")
+    return [*(batch[name] for name in plain), *batch["masks"]]
+
+
+def test_every_tensor_is_a_view_of_one_tensor_as_page_locked_memory_is_tracked_by_storage():
+    """torch's allocator finds a block by its storage or first byte, not by a byte inside."""
+    ring = Slots(2)
+    batch = ring.take(ring.put(0, any_batch(3)))
+    storages = {storage_of(each).data_ptr() for each in tensors_of(batch)}
+    assert len(storages) == 1
+    sizes = [each.nbytes for each in tensors_of(any_batch(3))]
+    assert storage_of(batch["floats"]).nbytes() == sum(-(-size // 64) * 64 for size in sizes)
+    assert batch["bytes"].data_ptr() not in storages  # somewhere inside
+    # An array has no storage that could be tracked, so its memory is its own.
+    (first,) = storages
+    place = batch["array"].ctypes.data - first
+    assert not 0 <= place < storage_of(batch["floats"]).nbytes()
+
+
+def test_a_tensor_that_a_batch_has_twice_arrives_once():
+    ring = Slots(2)
+    tensor = torch.arange(3)
+    found = ring.take(ring.put(0, {"first": tensor, "again": [tensor], "other": torch.arange(3)}))
+    assert found["first"] is found["again"][0]
+    assert found["first"] is not found["other"]

@@ -85,8 +85,8 @@ def record_batches(path, nan_at):
 
     get_batch, forward_step = step.get_batch, step.forward_step
 
-    def recorded(data_iterator, check):
-        batch = get_batch(data_iterator, check)
+    def recorded(data_iterator, check, **options):
+        batch = get_batch(data_iterator, check, **options)
         if torch.is_grad_enabled():
             with open(path, "a") as file:
                 file.write(f"{get_args().curr_iteration + 1} {support.batch_hash(batch)}\n")

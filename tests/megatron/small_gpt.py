@@ -19,7 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
-from energon_ext.megatron import enable_cpu, gpt_layer_spec
+from energon_ext.megatron import create_broadcast_groups, enable_cpu, gpt_layer_spec
 from tests.megatron.example_code import initialize_weights
 
 VOCABULARY = 64
@@ -66,6 +66,7 @@ def megatron(rank=0, world_size=1, store=None, **parallel_sizes):
 @contextlib.contextmanager
 def model_parallel(**parallel_sizes):
     parallel_state.initialize_model_parallel(**parallel_sizes)
+    create_broadcast_groups()
     model_parallel_cuda_manual_seed(1, inference_rng_tracker=True, force_reset_rng=True)
     forget_router_losses()
     try:

@@ -21,9 +21,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.cli.main import main
-from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import write_report
 from energon_ext.megatron.context_parallel import document_ends
+from energon_ext.metrics.file import Run
 from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from tests import support
 from tests.megatron import processes

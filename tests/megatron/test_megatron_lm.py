@@ -3,6 +3,7 @@
 """What a Megatron-LM launch script gets: options, loaders, their state, validation."""
 
 import argparse
+import enum
 import functools
 import io
 import json
@@ -39,6 +40,7 @@ from energon_ext.megatron import (
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.validation import ValidationLoader
+from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.lookup import find_blend
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests import support
@@ -89,6 +91,7 @@ def launch_arguments(mix, folder):
         num_workers=0,
         seed=7,
         iteration=0,
+        distributed_timeout_minutes=10,
         calculate_per_token_loss=True,
         tensor_model_parallel_size=1,
         context_parallel_size=1,
@@ -188,7 +191,7 @@ def test_breakpoints_use_the_axis_of_the_metadataset(
     assert blend.clock.end == end
     a = blend.keys[0]
     steps = (first_step - 1, first_step)
-    assert [blend.planned_shares(blend.position(step))[a] for step in steps] == [0.5, 0]
+    assert [blend.shares_at_step(step)[a] for step in steps] == [0.5, 0]
     drawn = [a in next(loader).tokens_per_source() for _ in range(8 * first_step + 8)]
     assert any(drawn[: 8 * first_step])
     assert not any(drawn[8 * first_step :])
@@ -646,6 +649,44 @@ def test_unsupported_arguments_are_refused_on_every_rank(
         provide()
 
 
+class CudaGraphScope(enum.Enum):
+    """As in Megatron-core."""
+
+    attn = 2
+    mlp = 3
+    moe_router = 5
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "found"),
+    [
+        ("cuda_graph_scope", "full", r"\['full'\]"),  # megatron-core 0.15
+        ("cuda_graph_scope", [], r"\[\]"),  # the whole layer
+        ("cuda_graph_scope", [CudaGraphScope.attn, CudaGraphScope.mlp], r"\['attn', 'mlp'\]"),
+        ("cuda_graph_modules", [CudaGraphScope.moe_router], r"\['moe_router'\]"),  # from 0.18 on
+        ("cuda_graph_modules", [CudaGraphScope.mlp], None),
+        ("cuda_graph_scope", ["mlp"], None),
+    ],
+)
+def test_graphs_of_transformer_engine_may_only_contain_mlps(launch, name, modules, found):
+    launch.cuda_graph_impl = "transformer_engine"
+    setattr(launch, name, modules)
+    if found is None:
+        assert provide()
+        return
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"^{flag} must be mlp, as graphs.*, got {found}"):
+        provide()
+
+
+def test_another_way_to_cut_rows_for_context_parallelism_is_refused(launch):
+    launch.cp_partition_mode = "contiguous"
+    assert provide()  # nothing is cut
+    launch.context_parallel_size = 2
+    with pytest.raises(ConfigError, match="--cp-partition-mode must be zigzag .*'contiguous'"):
+        provide()
+
+
 def test_a_ramp_that_megatron_lm_would_ignore_is_refused(launch, planned):
     """Since megatron-core 0.18, which has another schedule."""
     launch.rampup_batch_size, launch.data_path = [8, 8, 100], [str(planned)]
@@ -691,6 +732,19 @@ def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(launch):
     launch.padded_vocab_size = 256
     with pytest.raises(ConfigError, match="model 256 embeddings.*ids up to 259.*--vocab-size 260"):
         provide()
+
+
+@pytest.mark.parametrize("name", ["hybrid_layer_pattern", "hybrid_override_pattern"])
+def test_balanced_steps_count_the_layers_of_a_hybrid_model(launch, monkeypatch, name):
+    config = small_config(is_hybrid_model=True)
+    arguments = types.ModuleType("megatron.training.arguments")
+    arguments.core_transformer_config_from_args = lambda args: config
+    monkeypatch.setitem(sys.modules, arguments.__name__, arguments)
+    launch.energon_balance, launch.padded_vocab_size = "attention", 320
+    setattr(launch, name, "M-*-")
+    found = megatron_lm._default_task_encoder(launch).cost
+    assert found.quadratic == 2 * 2 * config.hidden_size  # of one layer
+    assert found == AttentionCost.of_model(config, 320, "M-*-")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from energon_ext.cli.metrics import Run
+from energon_ext.metrics.file import Run
 from tests.cli.command import energon_ext
 from tests.megatron.pretraining import events, run
 from tests.support import write_tokens

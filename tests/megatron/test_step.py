@@ -272,6 +272,15 @@ def test_a_loading_rank_without_an_iterator_is_an_error():
         get_batch(None)
 
 
+def test_a_model_that_expects_other_parts_of_rows_is_refused(monkeypatch):
+    model = small_model(small_config())
+    model.config.cp_partition_mode = "contiguous"
+    forward_step(iter([synthetic_batch(0)]), model)  # one rank has all positions
+    monkeypatch.setattr(parallel_state, "get_context_parallel_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="cp_partition_mode='contiguous': context parallelism"):
+        forward_step(iter([synthetic_batch(0)]), model)
+
+
 def test_dense_models_are_given_no_padding_mask():
     model = small_model(small_config())
     seen = {}

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""examples/run_log.py: what a step consumed, and what the log of a run says about it."""
+"""What a step consumed, and what the log of a run says about it, in its file and on boards."""
 
 import dataclasses
 import json
@@ -14,12 +14,14 @@ import pytest
 
 from energon_ext import ConfigError
 from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.row_hashes import StepHash, hash_of_parts, row_digests
 from energon_ext.batch.rows import Row
-from energon_ext.cli.metrics import Run
+from energon_ext.documents.permutation import stable_hash
+from energon_ext.metrics.file import Run
 from tests.megatron.small_gpt import SEQ_LEN, synthetic_batch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from run_log import RunLog, row_hashes, summarize_step  # noqa: E402
+from run_log import ProgressLog, summarize_step  # noqa: E402
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -59,21 +61,42 @@ def assembled(rows, sources=("code", "web")):
     return BatchAssembler(SEQ_LEN)(list(rows), sources)
 
 
-@pytest.mark.parametrize("field", ["tokens", "labels", "token_weights", "cu_seqlens", "source_ids"])
+@pytest.mark.parametrize(
+    "field", ["tokens", "labels", "token_weights", "position_ids", "cu_seqlens"]
+)
 def test_the_hash_of_a_row_covers_every_field(field):
     batch = synthetic_batch(0)
     changed = getattr(batch, field).clone()
     changed[1] += 1
     other = dataclasses.replace(batch, **{field: changed})
-    here, there = row_hashes(batch, SEQ_LEN), row_hashes(other, SEQ_LEN)
-    assert here == row_hashes(synthetic_batch(0), SEQ_LEN)
+    here, there = ([*row_digests(each, SEQ_LEN)] for each in (batch, other))
+    assert here == [*row_digests(synthetic_batch(0), SEQ_LEN)]
     assert here[0] != there[0] and here[1] == there[1]
 
 
-def test_the_hash_of_a_row_uses_source_names():
+def test_the_hash_of_a_row_knows_padding_but_not_the_names_of_sources():
     rows = [row_of(0), row_of(1)]
-    hashes = [row_hashes(assembled(rows, s), SEQ_LEN) for s in (("code", "web"), ("web", "code"))]
-    assert hashes[0] == hashes[1]
+    named = [assembled(rows, s) for s in (("code", "web"), ("web", "code"))]
+    named.append(dataclasses.replace(named[0], sources=("/data/code", "../web")))
+    found = [[*row_digests(batch, SEQ_LEN)] for batch in named]
+    assert found[0] == found[1] == found[2]
+    sources = named[0].source_ids.clone()
+    sources[sources < 0] = 0  # padding becomes a document without weights
+    padded = dataclasses.replace(named[0], source_ids=sources)
+    assert all(a != b for a, b in zip(found[0], row_digests(padded, SEQ_LEN)))
+
+
+def test_ranks_add_the_parts_of_their_hashes_in_a_float():
+    """By hand: the sum of the digests as numbers, modulo 2**128."""
+    batches = [synthetic_batch(seed) for seed in range(40)]
+    digests = [digest for batch in batches for digest in row_digests(batch, SEQ_LEN)]
+    total = sum(int.from_bytes(digest, "little") for digest in digests) % 2**128
+    ranks = [StepHash() for _ in range(8)]
+    for number, batch in enumerate(batches):
+        ranks[number % 8].add(batch, SEQ_LEN)
+    parts = np.array([rank.take() for rank in ranks], np.float64).sum(0)
+    assert hash_of_parts(parts.tolist()) == f"{total:032x}"
+    assert ranks[0].take() == [0, 0, 0, 0]
 
 
 START = {
@@ -101,11 +124,11 @@ def read(folder):
 
 
 def test_a_resumed_run_appends_to_its_log_which_the_report_reads(tmp_path, capsys):
-    with RunLog(tmp_path, 0, 10, interval=1) as log:
+    with ProgressLog(tmp_path, 0, 10, interval=1) as log:
         log.write("start", 0, **START)
         log.write_step(1, STEP)
         log.write_evaluation(1, {})
-    with RunLog(tmp_path, 1, 10) as resumed:
+    with ProgressLog(tmp_path, 1, 10) as resumed:
         resumed.write("start", 1, **START)
         resumed.write("end", 1, reason="stopped")
     events = read(tmp_path)
@@ -121,7 +144,7 @@ def test_a_resumed_run_appends_to_its_log_which_the_report_reads(tmp_path, capsy
 
 
 def test_ranks_that_do_not_log_write_nothing(tmp_path):
-    with RunLog(tmp_path / "not there", 0, 10, enabled=False) as log:
+    with ProgressLog(tmp_path / "not there", 0, 10, enabled=False) as log:
         log.write("start", 0)
         log.write_step(1, {})
 
@@ -130,6 +153,7 @@ SCALARS = {
     "train/loss": 2.5,
     "train/loss/data/web:train": 2.5,
     "data/planned_share/data/web:train": 1.0,
+    "data/batch_hash": stable_hash("of all rows") % 2**24,
     "perf/step_seconds": 0.5,
     "perf/tokens_per_second": 200.0,
     "rollout/reward/mean": 0.25,
@@ -142,8 +166,9 @@ SCALARS = {
 }
 
 
-def log_a_step(run_dir, **boards):
-    with RunLog(run_dir, 0, 10, **boards) as log:
+def log_a_step(run_dir, digest="", **boards):
+    with ProgressLog(run_dir, 0, 10, **boards) as log:
+        log.write("start", 0, **START, data_digest=digest)
         log.write_step(1, STEP)
         counts = {
             "datasets": [{"spec": "data/web:train", "row_offset": 3}],  # no scalar
@@ -169,7 +194,7 @@ def test_tensorboard_gets_a_scalar_for_each_source(tmp_path):
 
 def test_boards_use_the_display_name_of_a_source(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with RunLog(tmp_path, 0, 10, tensorboard=True) as log:
+    with ProgressLog(tmp_path, 0, 10, tensorboard=True) as log:
         log.write("start", 0, names={"data/web:train": "Web"})
         log.write_step(1, STEP)
     board = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -181,7 +206,7 @@ def test_a_resumed_run_replaces_the_scalars_of_repeated_steps(tmp_path):
     for first_step, loss in ((0, 9.0), (2, 1.0)):
         if first_step:
             time.sleep(1.1)  # file names contain the second
-        with RunLog(tmp_path, first_step, 10, tensorboard=True) as log:
+        with ProgressLog(tmp_path, first_step, 10, tensorboard=True) as log:
             for step in range(first_step + 1, 5):
                 log.write_step(step, {**STEP, "loss": loss})
     board = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -189,20 +214,27 @@ def test_a_resumed_run_replaces_the_scalars_of_repeated_steps(tmp_path):
     assert found == [(1, 9), (2, 9), (3, 1), (4, 1)]
 
 
-def test_weights_and_biases_get_the_same_scalars(tmp_path, monkeypatch):
+def test_weights_and_biases_get_the_same_scalars_and_the_data_digest(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    log_a_step(tmp_path, wandb_project="tests")
+    log_a_step(tmp_path, wandb_project="tests", digest="c0ffee")
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    assert wandb_history(file) == SCALARS
+    history, settings = {}, {}
+    for record in wandb_records(file):
+        for item in record.history.item:
+            history["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
+        for item in record.config.update:
+            settings[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    assert {k: v for k, v in history.items() if not k.startswith("_")} == SCALARS
+    assert settings["data/digest"] == "c0ffee"
 
 
-def wandb_history(file):
-    """Read the log of an offline run: protocol buffers in LevelDB's format, blocks of 32 KiB."""
+def wandb_records(file):
+    """Yield the log of an offline run: protocol buffers in LevelDB's format, blocks of 32 KiB."""
     from wandb.proto import wandb_internal_pb2
 
-    content, position, data, history = file.read_bytes(), 7, b"", {}  # after a header of 7 bytes
+    content, position, data = file.read_bytes(), 7, b""  # after a header of 7 bytes
     while position + 7 <= len(content):
         if 2**15 - position % 2**15 < 7:  # the rest of a block too short for a header
             position += 2**15 - position % 2**15
@@ -211,12 +243,10 @@ def wandb_history(file):
         position += 7 + length
         if part in (1, 4):  # a whole record, or the last part of one
             record, data = wandb_internal_pb2.Record.FromString(data), b""
-            for item in record.history.item:
-                history["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
-    return {name: value for name, value in history.items() if not name.startswith("_")}
+            yield record
 
 
 def test_a_missing_wandb_package_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="project 'mine' needs the package wandb: pip install"):
-        RunLog(tmp_path, 0, 10, wandb_project="mine")
+    with pytest.raises(ConfigError, match="'mine' needs the package `wandb`: pip install"):
+        ProgressLog(tmp_path, 0, 10, wandb_project="mine")

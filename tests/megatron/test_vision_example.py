@@ -14,7 +14,7 @@ from tests.megatron.test_example import assert_same_rows_and_losses
 EXAMPLES = SCRIPT.parent
 SMALL = [
     *("--train-iters", "4", "--save-interval", "10", "--lr-warmup-iters", "1"),
-    *("--num-layers", "1", "--hidden-size", "32", "--global-batch-rows", "4"),
+    *("--num-layers", "2", "--hidden-size", "32", "--global-batch-rows", "4"),
     *("--eval-interval", "2", "--eval-iters", "1"),
 ]
 
@@ -43,9 +43,15 @@ def mix(tmp_path_factory):
     return path
 
 
-def test_a_run_continues_on_other_ranks_and_workers_with_equal_losses(mix, tmp_path):
-    run(mix, tmp_path / "whole")
-    whole = steps_of(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole_run(mix, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run(mix, folder)
+    return folder
+
+
+def test_a_run_continues_on_other_ranks_and_workers_with_equal_losses(mix, whole_run, tmp_path):
+    whole = steps_of(whole_run)
     sources = {source for step in whole.values() for source in step["loss_by_source"]}
     assert len(sources) == 3  # the pictures, the pairs and the prose
     parts = tmp_path / "parts"
@@ -54,5 +60,25 @@ def test_a_run_continues_on_other_ranks_and_workers_with_equal_losses(mix, tmp_p
     run(mix, parts, *options, ranks=2)
     assert_same_rows_and_losses(steps_of(parts), whole)
     assert whole[4]["loss"] < whole[1]["loss"] - 0.5
-    losses = [event["val/loss"] for event in events(tmp_path / "whole", "evaluation")]
+    losses = [event["val/loss"] for event in events(whole_run, "evaluation")]
     assert len(losses) == 3 and losses[-1] < losses[0]
+
+
+TENSORS = ("--tensor-model-parallel-size", "2")
+STAGES = ("--pipeline-model-parallel-size", "2")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [(2, TENSORS), (2, STAGES), (2, ()), (4, (*TENSORS, *STAGES))],
+    ids=["tensor parallel", "pipeline parallel", "data parallel", "tensor and pipeline"],
+)
+def test_every_split_of_the_model_has_the_losses_of_one_rank(
+    ranks, options, mix, whole_run, tmp_path
+):
+    """Images reach every tensor-parallel rank; the vision encoder is on the first stage."""
+    parts = tmp_path / "parts"
+    run(mix, parts, "--stop-after", "3", "--micro-batch-rows", "2", *options, ranks=ranks)
+    run(mix, parts, "--resume")
+    assert_same_rows_and_losses(steps_of(parts), steps_of(whole_run))

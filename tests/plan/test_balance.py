@@ -207,6 +207,56 @@ def test_a_moe_token_costs_only_the_experts_it_is_routed_to():
     assert AttentionCost.of_model(config).linear == 2 * weights
 
 
+#: Of the size of Nemotron-H 8B.
+HYBRID = TransformerConfig(
+    num_layers=52,
+    hidden_size=4096,
+    ffn_hidden_size=21504,
+    num_attention_heads=32,
+    num_query_groups=8,
+    mamba_num_heads=128,
+    mamba_head_dim=64,
+    mamba_state_dim=128,
+    mamba_num_groups=8,
+    is_hybrid_model=True,
+)
+HYBRID_PATTERN = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+
+
+def test_the_layers_of_a_hybrid_model_are_counted_by_its_pattern():
+    assert [HYBRID_PATTERN.count(kind) for kind in "M-*"] == [24, 24, 4]
+    attention = 4 * 4096 * (32 + 2 * 8 + 32) * 128
+    mlps = 24 * 2 * 4096 * 21504
+    into, out, state = 2 * 8192 + 2 * 8 * 128 + 128, 8192, 2 * 8192 * 128
+    state_spaces = 24 * (4096 * (into + out) + state)
+    output = 4096 * 131_072
+    cost = AttentionCost.of_model(HYBRID, 131_072, HYBRID_PATTERN)
+    assert cost.linear == 2 * (attention + mlps + state_spaces + output)
+    assert cost.quadratic == 2 * 4 * 2 * 4096  # 4 layers, scores and values
+    one, many = cost(np.array([32_768]))[0], cost(np.full(32, 1024)).sum()
+    assert round(1 - 32_768 * cost.linear / one, 3) == 0.066  # the share of attention
+    assert round(one / many, 3) == round((1.5225e10 + 1.0737e9) / (1.5225e10 + 3.36e7), 3) == 1.068
+    # With attention in each of 52 layers it would be a third, and rows would be balanced by it.
+    layers = AttentionCost.of_model(HYBRID, 131_072, "*-" * 52)
+    assert 1 - 32_768 * layers.linear / layers(np.array([32_768]))[0] > 0.3
+
+
+def test_experts_and_later_tokens_of_a_pattern_are_counted():
+    config = TransformerConfig(
+        **DENSE, num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=16, is_hybrid_model=True
+    )
+    cost = AttentionCost.of_model(config, pattern="*-|*E/*E")
+    assert cost.linear == 2 * (3 * 4 * 32 * 32 + (128 + 2 * (2 * 16)) * 32 * 2)
+    assert cost.quadratic == 2 * 3 * 2 * 32
+
+
+def test_a_hybrid_model_whose_layers_are_unknown_is_refused():
+    with pytest.raises(ConfigError, match="hybrid_layer_pattern as pattern"):
+        AttentionCost.of_model(HYBRID)
+    with pytest.raises(ConfigError, match=r"layers \['G'\] of the pattern 'G-\*-' are not counted"):
+        AttentionCost.of_model(HYBRID, pattern="G-*-")
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_patch_costs_two_operations_per_weight_and_attends_to_its_whole_image(gated):
     from megatron.core.models.vision.clip_vit_model import CLIPViTModel

@@ -42,7 +42,7 @@ def cost_of(row):
 def test_row_cost_sums_tokens_and_images(data):
     dataset = dataset_of(alone(data), encoder=Expensive())
     dataset.batches = dataclasses.replace(dataset.batches, cost=None)  # in their natural order
-    step = next(dataset.planned_steps())
+    step = next(dataset.fork().draw_steps())
     for row, cost in enumerate(step.costs(AttentionCost(1, 0), ROWS).tolist()):
         taken, place, _ = step.taken(row)
         numbers, _ = taken.description(place)

@@ -12,10 +12,10 @@ from energon_ext.errors import StateFormatError, StateMismatchError
 from energon_ext.state.schema import (
     SEAL,
     STATE_CLASS,
-    check_format,
     check_seal,
     digest_of,
     is_count,
+    read_format,
     sealed,
 )
 
@@ -82,9 +82,15 @@ ACCEPTED = {
     "plan.sources.web.rows.next_row": COUNT,
     "plan.sources.web.rows.last": {"bool"},
     "plan.sources.web.rows.digest": {"text"},
+    "plan.sources.web.rows.pass_start": COUNT,
     "plan.sources.book.rows": set(),
     "plan.sources.book.rows.documents": MAPPING,
     "plan.sources.book.rows.next_row": COUNT,
+    "plan.sources.book.rows.pass_start": COUNT,
+    "data_digests": LIST,
+    "data_digests.0": (),
+    "data_digests.0.0": COUNT,
+    "data_digests.0.1": {"text"},
     "weights": MAPPING,
     "weights.live": set(),
     "weights.live.lines": COUNT,
@@ -105,12 +111,13 @@ def source(**rows):
 
 STATE = {
     "__class__": STATE_CLASS,
-    "version": 4,
+    "version": 5,
     "fingerprint": {"seed": 0},
     "encoder": {"seq_len": 8},
     "axis": "steps",
     "rows_per_step": 8,
     "row_lengths": [[8, 64]],
+    "data_digests": [[2, "c0ffee"]],
     "plan": {
         "step": 2,
         "row": 16,
@@ -128,8 +135,9 @@ STATE = {
                 next_row=2,
                 last=False,
                 digest="c0ffee",
+                pass_start=1,
             ),
-            "book": source(kind="spliced", documents={}, next_row=5),
+            "book": source(kind="spliced", documents={}, next_row=5, pass_start=0),
         },
     },
     "weights": {"live": {"lines": 1, "digest": "c0ffee"}},
@@ -150,7 +158,7 @@ def parent_of(state, place):
 def refused_at(state):
     """Return the place at which the format of a state is refused; None if it is accepted."""
     try:
-        check_format(state)
+        read_format(state)
     except StateFormatError as error:
         return str(error).split(": ")[0].removeprefix("state.")
     return None
@@ -171,7 +179,7 @@ def test_every_place_accepts_only_what_the_schema_says(place):
 
 
 def test_fixed_mappings_have_exactly_their_keys():
-    check_format(STATE)
+    read_format(STATE)
     for place in ("plan", "axis", "plan.sources.book.rows", "plan.sources.web.names"):
         state = copy.deepcopy(STATE)
         parent, last = parent_of(state, place)
@@ -190,10 +198,25 @@ def test_a_wrong_class_or_version_is_reported_first():
     for found, other in others.items():
         words = f"dataset: saved '?{found}'?, now .* saved by another loader or TaskEncoder"
         with pytest.raises(StateMismatchError, match=words):
-            check_format(other)
-    for version in (3, 5, "4", None):
-        with pytest.raises(StateFormatError, match=f"version {version!r} .* only 4 is supported"):
-            check_format({"__class__": STATE_CLASS, "version": version})
+            read_format(other)
+    for version in (3, 6, "5", None):
+        with pytest.raises(StateFormatError, match=f"version {version!r} .* only 5 is supported"):
+            read_format({"__class__": STATE_CLASS, "version": version})
+
+
+def test_a_state_of_version_4_is_read_without_data_digests_and_starts_of_passes():
+    old, new = copy.deepcopy(STATE), {**copy.deepcopy(STATE), "data_digests": []}
+    del old["data_digests"]
+    old["version"] = 4
+    for old_source, new_source in zip(*(s["plan"]["sources"].values() for s in (old, new))):
+        del old_source["rows"]["pass_start"]
+        new_source["rows"]["pass_start"] = 0
+    assert read_format(copy.deepcopy(old)) == new
+    for damaged in ({**old, "plan": None}, {**old, "plan": {**old["plan"], "sources": [3]}}):
+        with pytest.raises(StateFormatError):
+            read_format(damaged)
+    with pytest.raises(StateFormatError, match="version 4 was found, only 5 is supported"):
+        read_format({**STATE, "version": 4})
 
 
 def test_a_count_fits_an_array():

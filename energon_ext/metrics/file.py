@@ -1,10 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The ``metrics.jsonl`` of a run, as arrays.
+"""The ``metrics.jsonl`` of a run: its schema, its writer and its reader.
 
-The file contains one JSON object per line: ``start`` opens a process, ``step`` is one optimizer
-step, ``save`` and ``end`` are marks. A process that resumes writes ``start`` with the step it
-resumed from. Steps after that one are done again, so the later line counts.
+The file contains one JSON object per line, each with ``event`` and ``step``: ``start`` opens a
+process, ``step`` is one optimizer step, ``evaluation`` follows a step, ``consumption`` and ``save``
+belong to a checkpoint, and ``end`` is a mark. A process that resumes writes ``start`` with the step
+it resumed from. Steps after that one are done again, so the later line counts.
 """
 
 import json
@@ -17,15 +18,13 @@ import numpy as np
 
 from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError
+from energon_ext.metrics.labels import short_labels
+from energon_ext.plan.source import Blend
 from energon_ext.state.schema import COUNT, check_shape
 
 FILE_NAME = "metrics.jsonl"
 MAX_LINE_BYTES = 2**26
-MAX_PARTS = 16  # parts of a path in a short label
 MAX_SOURCES, MAX_COUNTS = 10_000, 100_000_000
-SOURCE_KEY = re.compile(
-    r"(?P<path>.*?)(?:_text_document)?(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL
-)
 MEASURED = re.compile("rollout/reward/mean$|eval/")  # fields that measure a policy
 VALIDATION = re.compile("val/(loss|memorized)")
 
@@ -48,6 +47,7 @@ FIELDS: dict[str, Event] = {
         "config": {str: object},
         "names": {str: str},
         "interleaves": {str: COUNT},
+        "data_digest": str,
     },
     "step": {
         "step": COUNT,
@@ -63,7 +63,50 @@ FIELDS: dict[str, Event] = {
 }
 
 #: Defaults of fields that older runs lack.
-ADDED: Event = {"names": {}, "interleaves": {}, "epoch_tokens": {}}
+ADDED: Event = {"names": {}, "interleaves": {}, "epoch_tokens": {}, "data_digest": ""}
+
+
+class MetricsFile:
+    """Appends events to the ``metrics.jsonl`` of a run.
+
+    Args:
+        run_dir: folder of the run, which is created if necessary.
+
+    Example:
+        >>> import tempfile
+        >>> with MetricsFile(Path(tempfile.mkdtemp())) as file:
+        ...     file.write("end", 3, reason="finished")
+        ...     file.path.read_text()
+        '{"event": "end", "step": 3, "reason": "finished"}\\n'
+    """
+
+    def __init__(self, run_dir: Path):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.path = run_dir / FILE_NAME
+        # Line buffering, so that a killed process leaves whole lines.
+        self._file = open(self.path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+
+    def write(self, event: str, step: int, **fields: Any) -> None:
+        """Append one event."""
+        self._file.write(json.dumps({"event": event, "step": step, **fields}) + "\n")
+
+    def __enter__(self) -> "MetricsFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+def describe_blend(blend: Blend) -> dict[str, Any]:
+    """Return the fields of a ``start`` event that describe the data of a run."""
+    return {
+        "sources": list(blend.documents),
+        "documents": blend.documents,
+        "epoch_tokens": blend.epoch_tokens,
+        "names": blend.names,
+        "interleaves": blend.interleaves,
+        "data_digest": blend.data_digest,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +121,7 @@ class Run:
     interleaves: np.ndarray  # int64 [n], interleaves above a source; 0 if a blend draws it
     rows_per_step: int
     resumed_after: tuple[int, ...]  # steps after which another process continued
+    data_digests: tuple[str, ...]  # one per step: what decides its rows; empty if unknown
     config: dict[str, Any]  # configuration recorded by the run
     step: np.ndarray  # int64 [S], 1..S
     loss: np.ndarray  # float64 [S], nats per token; NaN for a skipped step
@@ -135,6 +179,7 @@ class Run:
             interleaves=of_sources(last["interleaves"]),
             rows_per_step=last["rows_per_step"],
             resumed_after=tuple(s["step"] for s in starts if 0 < s["step"] < len(steps)),
+            data_digests=_digests(starts, len(steps)),
             config=last["config"],
             step=np.arange(1, len(steps) + 1),
             loss=column("loss"),
@@ -176,6 +221,14 @@ def _history(path: Path) -> tuple[list[Event], list[Event], dict[int, Event]]:
     return starts, steps, evaluated
 
 
+def _digests(starts: Sequence[Event], steps: int) -> tuple[str, ...]:
+    """Return the data digest of each step: that of the process which did it last."""
+    digests: list[str] = []
+    for start in starts:
+        digests[start["step"] :] = [start["data_digest"]] * (steps - start["step"])
+    return tuple(digests)
+
+
 def _validation(evaluated: Mapping[int, Mapping[str, Any]]) -> dict[str, np.ndarray]:
     points: dict[str, list[tuple[float, float]]] = {}
     for step, event in sorted(evaluated.items()):
@@ -188,32 +241,6 @@ def mean_of_finite(values: np.ndarray) -> float:
     """Return the mean of the finite values; NaN if there are none."""
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else np.nan
-
-
-def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return names of sources, or the ends of their paths, as long as needed to be distinct.
-
-    Example:
-        >>> short_labels(["../data/prose:train", "../data/code:train"])
-        ('prose', 'code')
-        >>> short_labels(["a/web:train", "b/web:train", "b/web:train#2"])
-        ('a/web', 'b/web', 'b/web#2')
-    """
-    if names:
-        return tuple(names.get(key, label) for key, label in zip(keys, short_labels(keys)))
-    parts = [match.groupdict("") for match in map(SOURCE_KEY.fullmatch, keys) if match]
-    splits = {part["split"] for part in parts}
-    deepest = max((key.count("/") for key in keys), default=0)
-    for depth in range(1, 2 + min(deepest, MAX_PARTS)):
-        labels = tuple(
-            "/".join(part["path"].split("/")[-depth:])
-            + (part["split"] if len(splits) > 1 else "")
-            + part["rest"]
-            for part in parts
-        )
-        if len(set(labels)) == len(keys):
-            return labels
-    return tuple(keys)
 
 
 def _events(path: Path) -> Iterator[tuple[str, Event]]:
