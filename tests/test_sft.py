@@ -292,6 +292,15 @@ def test_a_token_file_trains_the_same_as_the_text_of_its_conversations(conversat
     assert segments("tokens") == expected
 
 
+def test_token_files_written_with_other_answers_than_asked_for_are_refused(tmp_path):
+    written = SFTTaskEncoder(ByteTokenizer(), 64, answers="last")
+    write_conversations(tmp_path / "chat", RECORDS[:9], written, meta=written.token_file_meta())
+    mix = write_mix(tmp_path / "mix.yaml", [("chat", 1)])
+    assert load(mix) and load(mix, answers="last")
+    with pytest.raises(ConfigError, match="answers: 'all' found, but .* was written with 'last'"):
+        load(mix, answers="all")
+
+
 def test_a_token_file_without_weights_is_refused(tmp_path, conversations):
     write_tokens(tmp_path / "plain", [[1, 101, 102, 2]] * 9)
     message = "plain has no label weights, .* write it with `energon-ext prepare --chat`, or use a"

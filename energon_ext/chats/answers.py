@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end, continue_block
+from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end, continue_block, is_said
 from energon_ext.chats.templates import MARK, ChatTemplate
 from energon_ext.chats.tokenization import AnsweredText, Span
 from energon_ext.errors import SampleError
@@ -118,6 +118,7 @@ def _one_text(conversation: RenderedConversation, notes: Counter[str]) -> Answer
         tagged = [] if end is None else _tags_within(tags, begin, end, notes)
         if not tagged and not is_kept:
             return None
+        check_said(conversation.messages[index], index, answered[begin:])
         spans += [Span(*place, weight) for place in tagged or [(begin, len(answered))]]
     _count_dropped(conversation, last, text, notes)
     return AnsweredText(text, spans)
@@ -141,6 +142,7 @@ def text_of_answer(
     if not text.startswith(prompt):
         text, prompt = _join(conversation, index, prompt, text, notes)
         tags = []
+    check_said(conversation.messages[index], index, text[len(prompt) :])
     _count_dropped(conversation, index, text, notes)
     tagged = _tags_within(tags, len(prompt), len(text), notes)
     spans = tagged or [(len(prompt), len(text))]
@@ -218,6 +220,21 @@ def _continued(
     return continue_block(prompt, block, shown, conversation.messages[index])
 
 
+def check_said(message: Mapping[str, Any], index: int, answer: str) -> None:
+    """Raise SampleError if the text of a trained answer lacks a part of its content or reasoning.
+
+    Templates that split a content at the end of a block of reasoning may drop what precedes it.
+    """
+    for name in ("content", *REASONING_FIELDS):
+        value = message.get(name)
+        if isinstance(value, str) and not is_said(value, answer):
+            raise SampleError(
+                f"message {index}: the chat template writes only a part of `{name}`; does it "
+                f"split it at the end of a block of reasoning? Put reasoning under "
+                f"`reasoning_content`, or use another template"
+            )
+
+
 def _count_dropped(
     conversation: RenderedConversation, last: int, text: str, notes: Counter[str]
 ) -> None:
@@ -228,11 +245,16 @@ def _count_dropped(
         if not all(_is_shown(name, text) for name in _names_of_calls(message)):
             missing.append("tool_calls")
         for name in missing:
+            if message["role"] in ("system", "developer"):
+                raise SampleError(
+                    f"the chat template does not write a message of role {message['role']} in its "
+                    f"place; move it to the beginning, or use a template that writes it"
+                )
             notes[f"earlier `{name}` of role {message['role']}, dropped or changed"] += 1
 
 
 def _is_shown(value: Any, text: str) -> bool:
-    return not isinstance(value, str) or value.strip() in text
+    return not isinstance(value, str) or is_said(value, text)
 
 
 def _names_of_calls(message: Mapping[str, Any]) -> list[Any]:

@@ -244,7 +244,9 @@ class ConversationEncoder:
                 tokens = np.concatenate([[tokenizer.bos_id], tokens])
                 weights = np.concatenate([np.zeros(1, np.float32), weights])
             if rendered.adds_eos or (surrounds and tokenizer.add_eos):
-                last = np.full(1, text.answers[-1].weight, np.float32)
+                answer = text.answers[-1]
+                is_last = answer.stop == len(text.text)  # otherwise one of weight 0 is
+                last = np.full(1, answer.weight if is_last else 0, np.float32)
                 tokens = np.concatenate([tokens, [tokenizer.eos_id]])
                 weights = np.concatenate([weights, last])
             if not weights[1:].any():  # nothing predicts the first token of a document

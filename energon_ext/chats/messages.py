@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from energon_ext.chats.fields import says_what_is_trained
 from energon_ext.errors import SampleError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -17,12 +18,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 LABELS = (
     *("role", "id", "name", "tool_call_id", "index", "created", "type"),
     *("created_at", "timestamp", "model", "source", "language", "uuid"),
-)
-
-#: Fields that say whether a message is trained, in the formats of other projects.
-_TRAINING_FLAGS = (
-    *("train", "trained", "trainable", "training", "loss", "loss_mask", "loss_weight"),
-    *("mask", "masked", "weights", "learn"),
 )
 
 
@@ -128,8 +123,8 @@ def _check_message(index: int, message: Any, checked: Messages) -> None:
     role = message["role"]
     if role not in ROLES:
         raise SampleError(f"{where} has role {role!r:.80}; {', '.join(ROLES)} are allowed")
-    for name in _TRAINING_FLAGS:
-        if name in message:
+    for name in message:
+        if name != "weight" and says_what_is_trained(name):
             raise SampleError(f"{where}: `{name}` is not understood; give `weight` from 0 to 1")
     weight = message.pop("weight", 1.0 if role == "assistant" else 0.0)
     is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
@@ -189,10 +184,22 @@ def _tool_calls(where: str, calls: Any) -> tuple[list[Any], list[Any]]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise SampleError(f"{place} needs a function with a `name`")
         arguments, text = _arguments(place, function.get("arguments"))
+        _check_fields_of_call(place, call, function)
         for found, value in ((parsed, arguments), (texts, text)):
             filled = {**function, "arguments": value}
             found.append({**call, "function": filled} if "function" in call else filled)
     return parsed, texts
+
+
+def _check_fields_of_call(place: str, *objects: Mapping[str, Any]) -> None:
+    """Raise SampleError for text in a call that no template would write."""
+    for name, value in ((k, v) for each in objects for k, v in each.items()):
+        if name not in ("function", "name", "arguments", *LABELS) and _is_text(value):
+            raise SampleError(f"{place}: `{name}` is not understood; remove it")
+
+
+def _is_text(value: Any) -> bool:
+    return bool(value) and isinstance(value, (str, list, dict))
 
 
 def _arguments(place: str, arguments: Any) -> tuple[dict[str, Any], str]:

@@ -7,6 +7,8 @@ the reasoning, closes the block and answers, so that is the text to train on: th
 reasoning, the end of the block, and the answer as the template shows it.
 """
 
+import html
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +23,27 @@ _BLOCK = re.compile(
     r"(?P<closed>(?:</(?P=tag)>|\[/(?P=name)\])\s*)?\Z",
     re.IGNORECASE,
 )
+
+
+#: The tags around a block, and white space: templates move them.
+_TAGS_AND_SPACE = re.compile(rf"[<\[]/?{_NAME}[>\]]|\s+", re.IGNORECASE)
+
+
+def is_said(value: str, text: str) -> bool:
+    """Return True if a text contains all of a value, apart from reasoning tags and white space.
+
+    Example:
+        >>> is_said("<think>sum</think>Four.", "<think>\\nsum\\n</think>\\n\\nFour.<end>")
+        True
+        >>> is_said("<think>sum</think>Four.", "Four.<end>")
+        False
+    """
+    if value.strip() in text:
+        return True
+    bare = _TAGS_AND_SPACE.sub("", text)
+    escaped = json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
+    variants = (value, *escaped, html.escape(value))
+    return any(_TAGS_AND_SPACE.sub("", each) in bare for each in variants)
 
 
 @dataclass(frozen=True)

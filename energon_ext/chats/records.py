@@ -2,18 +2,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Recognise the format of a record, and make a conversation of it.
 
-A field of a record is text or training (it must be understood, or the record is refused), or it is
-metadata (ids, scores, sources: it is ignored, and named in the summary). The lists below decide.
+A field that the format does not use is metadata, or refuses the record: see
+:mod:`~energon_ext.chats.fields`.
 """
 
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_ext.chats.messages import ROLES, has_null, remove_nulls
+from energon_ext.chats.fields import TEXT_OF_PROMPTS, check_ignored
+from energon_ext.chats.messages import has_null, remove_nulls
 from energon_ext.errors import SampleError
 
 #: Formats by name, as the summary of `prepare` shows them.
@@ -21,31 +22,6 @@ OPENAI, SHAREGPT, ALPACA, PAIR = "OpenAI messages", "ShareGPT", "Alpaca", "promp
 
 #: Fields that any format may have, and that are used.
 COMMON = ("tools", "chat_template_kwargs")
-
-#: Fields that say what is trained. Only `weight` of a message is understood.
-TRAINING_FIELDS = (
-    *("train", "trained", "trainable", "training", "loss", "loss_mask", "loss_weight"),
-    *("loss_weights", "mask", "masked", "weights", "sample_weight"),
-)
-
-#: Fields that are text of the conversation. A format that does not use them allows them only if its
-#: messages contain their text.
-TEXT_FIELDS = (
-    *("system", "system_prompt", "history", "prompt", "completion", "response", "instruction"),
-    *("input", "output", "context", "functions", "function_call", "tool_calls", "documents"),
-    *("reasoning_content", "reasoning", "thinking"),
-    *("image", "images", "image_url", "video", "videos", "audio", "audios"),
-)
-
-#: Variables of templates, which belong under `chat_template_kwargs`.
-_VARIABLES = ("enable_thinking",)
-
-#: Those that are text of a prompt; the others may be meant for the reward.
-_TEXT_OF_PROMPTS = (
-    *("system", "system_prompt", "history", "functions", "documents"),
-    *("image", "images", "image_url", "video", "videos", "audio", "audios"),
-    *_VARIABLES,
-)
 
 #: Names of roles in ShareGPT data.
 SHAREGPT_ROLES = {
@@ -96,7 +72,7 @@ def read_conversation(record: Any) -> Conversation:
     arguments = _json_text(record.get("chat_template_kwargs"), "chat_template_kwargs", dict)
     ignored = [each for each in record if each not in {*used, *COMMON}]
     for each in ignored:
-        _check_ignored(each, record[each], name, messages)
+        check_ignored(each, record[each], name, messages)
     notes = Counter({f"format: {name}": 1})
     if _has_nulls_in_tools(original):
         notes["records with null in tools or their arguments, left out (JSON text keeps it)"] = 1
@@ -130,8 +106,9 @@ def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
         question = _message("user", record[name])
         found = Conversation([question], is_pair=True)
         used = [name]
-        if record.get("tools"):
-            raise SampleError("`tools` need messages, not a text `prompt`")
+        for each in COMMON:
+            if record.get(each):
+                raise SampleError(f"`{each}`: for messages only, not for a text `prompt`")
     else:
         as_messages = {"messages" if name == "prompt" else name: record[name]}
         _, read, used_names = _format_of(as_messages)
@@ -142,8 +119,8 @@ def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
         )
         used = [name, *COMMON, *(each for each in used_names if each == "system")]
     metadata = {key: original[key] for key in original if key not in used and key[:2] != "__"}
-    for each in (each for each in _TEXT_OF_PROMPTS if each in metadata):
-        _check_ignored(each, metadata[each], "the prompt", found.messages)
+    for each in (each for each in TEXT_OF_PROMPTS if metadata.get(each) is not None):
+        check_ignored(each, metadata[each], "the prompt", found.messages)
     return found, metadata
 
 
@@ -159,11 +136,9 @@ def _object(record: Any) -> dict[str, Any]:
 def _has_nulls_in_tools(record: Mapping[str, Any]) -> bool:
     if has_null(record.get("tools")):
         return True
-    messages = record.get("messages")
-    if not isinstance(messages, (list, tuple)):
-        return False
-    given = (m["tool_calls"] for m in messages if isinstance(m, Mapping) and m.get("tool_calls"))
-    return any(has_null(calls) for calls in given)
+    lists = (record.get(name) for name in ("messages", "conversations", "completion", "response"))
+    messages = [m for each in lists if isinstance(each, (list, tuple)) for m in each]
+    return any(has_null(m.get("tool_calls")) for m in messages if isinstance(m, Mapping))
 
 
 # Formats ----------------------------------------------------------------------------------------
@@ -192,11 +167,6 @@ def _format_of(
         )
     for answer in ("completion", "response"):
         if "prompt" in record and answer in record:
-            if isinstance(record.get("label"), bool):
-                raise SampleError(
-                    "`label` next to `completion` is an unpaired preference, not an answer to "
-                    "train on; remove it or the record"
-                )
             return PAIR, functools.partial(_read_pair, answer=answer), ("prompt", answer)
     if "instruction" in record and "output" in record:
         return ALPACA, _read_alpaca, ("instruction", "input", "output", "system", "history")
@@ -216,7 +186,10 @@ def _read_sharegpt(record: Mapping[str, Any], name: str) -> list[Any]:
         rest = {k: v for k, v in message.items() if k not in ("from", "value")}
         if speaker == _SHAREGPT_CALL:
             calls = _json_text(value, f"{where}: the tool call", (dict, list))
-            calls = calls if isinstance(calls, list) else [calls]
+            calls = [
+                _with_text_arguments(call)
+                for call in (calls if isinstance(calls, list) else [calls])
+            ]
             messages.append({"role": "assistant", "tool_calls": calls, **rest})
         elif speaker in SHAREGPT_ROLES:
             messages.append({"role": SHAREGPT_ROLES[speaker], "content": value, **rest})
@@ -224,6 +197,14 @@ def _read_sharegpt(record: Mapping[str, Any], name: str) -> list[Any]:
             allowed = ", ".join([*SHAREGPT_ROLES, _SHAREGPT_CALL])
             raise SampleError(f"{where} is from {speaker!r:.80}; {allowed} are allowed")
     return messages
+
+
+def _with_text_arguments(call: Any) -> Any:
+    """Return a call that was JSON text with its arguments as such, which keeps their nulls."""
+    arguments = call.get("arguments") if isinstance(call, Mapping) else None
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
 
 
 def _read_alpaca(record: Mapping[str, Any]) -> list[Any]:
@@ -287,39 +268,3 @@ def _json_text(value: Any, name: str, kind: Any) -> Any:
         needed = "a list" if kind is list else "an object"
         raise SampleError(f"{name} is a {type(value).__name__}, {needed} is needed")
     return value
-
-
-# Fields that a format does not use --------------------------------------------------------------
-
-
-def _check_ignored(name: str, value: Any, format_name: str, messages: Any) -> None:
-    """Raise SampleError if a field that a format does not use belongs to the text or training."""
-    if name in TRAINING_FIELDS or name == "weight":
-        raise SampleError(
-            f"`{name}` of a record is not understood; give answers a `weight` from 0 to 1 instead"
-        )
-    if name in _VARIABLES:
-        raise SampleError(f"`{name}` is a variable of a template; put it into chat_template_kwargs")
-    is_empty = value in ("", [], {})
-    if name in TEXT_FIELDS and not is_empty and not _is_contained(value, messages):
-        raise SampleError(
-            f"`{name}` next to {format_name} would not become part of the text; make it a message, "
-            f"or remove it"
-        )
-
-
-def _is_contained(value: Any, messages: Any) -> bool:
-    found, texts = [text.strip() for text in _texts(value)], "\n".join(_texts(messages))
-    return bool(found) and all(text in texts or text in ROLES for text in found)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts within a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _texts(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _texts(each)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from energon_ext.arguments import optional_module
+from energon_ext.arguments import choices, optional_module
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError, SampleError, one_line
 from energon_ext.tokenizers.files import load_with_transformers
@@ -145,17 +145,39 @@ class HFChatTemplate(ChatTemplate):
         if isinstance(name_or_path, (str, Path)):
             name = str(name_or_path)
             tokenizer = load_with_transformers(name, f"Chat template of {name!r}")
+        else:
+            name = str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__))
         own = tokenizer.chat_template
         self._templates = _by_name(template or own)
         if not self._templates:
             raise ConfigError(
-                f"Tokenizer {name_or_path}: has no chat template; use one that has, give a .jinja "
-                f"file, or pass chat_template=PlainChatTemplate()."
+                f"Tokenizer {name}: has no chat template; use one that has, give a .jinja file, or "
+                f"pass chat_template=PlainChatTemplate()."
+            )
+        if _DEFAULT not in self._templates:
+            raise ConfigError(
+                f"Tokenizer {name}: has the chat templates {', '.join(self._templates)}, none of "
+                f"which is the default; choose one with --chat-template."
             )
         self._special_tokens = dict(tokenizer.special_tokens_map)
-        self._fix_date(str(name_or_path), date)
+        self._fix_date(name, date)
         texts = self._templates.values()
         self.has_generation_tags = any(_GENERATION_TAG.search(text) for text in texts)
+        self._check_variables(name)
+
+    def _check_variables(self, name: str) -> None:
+        """Raise ConfigError for a template that cannot be parsed, or does not read a variable."""
+        try:
+            known = self.variables()
+        except Exception as error:  # of Jinja, which may not be installed
+            raise ConfigError(f"Chat template of {name}: {one_line(error):.200}.") from error
+        for variable in self.template_kwargs:
+            if variable not in known:
+                reads = choices(variable, sorted(known - {"messages"}))
+                raise ConfigError(
+                    f"chat_template_kwargs: the template does not read {variable!r}; it reads "
+                    f"{reads}."
+                )
 
     def _fix_date(self, name: str, date: str | None) -> None:
         """Replace each call of the clock by a date, in the format of the call."""

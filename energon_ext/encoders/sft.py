@@ -170,7 +170,18 @@ class SFTTaskEncoder(PackedTaskEncoder):
                     f"like answers; write it with `energon-ext prepare --chat`, or use a "
                     f"PackedTaskEncoder."
                 )
+            self._check_answers_of(files)
         return files
+
+    def _check_answers_of(self, files: TokenFiles) -> None:
+        """Raise ConfigError if the files were written with other answers than asked for."""
+        for name, value in self._conversations.options().items():
+            prefix, written = files.written_with(name)
+            if name != "chat_template" and value is not None and value != written:
+                raise ConfigError(
+                    f"{name}: {value!r} found, but {prefix or files.prefixes[0]} was written with "
+                    f"{written!r}; prepare it again, or leave the option out."
+                )
 
     def documents_of(self, files: TokenFiles, key: str) -> Documents:
         return CutDocuments(

@@ -65,6 +65,12 @@ _TABLE = [
         "the instruction would be missing",
     ),
     (
+        {"DeepSeek V3.1"},
+        {"reasoning within the text"},
+        "writes only a part of `content`",
+        "the reasoning in the text would not be trained",
+    ),
+    (
         {"OLMo", "an end after the last answer only", "tags around rewritten answers"},
         {"two answers in a row"},
         "does not continue its own generation prompt",

@@ -9,7 +9,7 @@ import pytest
 
 from energon_ext.chats.encoding import ConversationEncoder
 from energon_ext.chats.records import read_conversation
-from energon_ext.chats.templates import HFChatTemplate
+from energon_ext.chats.templates import HFChatTemplate, PlainChatTemplate
 from energon_ext.errors import SampleError
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.chats.conversations import CONVERSATIONS, TOOLS, answer, call, user
@@ -304,3 +304,40 @@ def test_an_end_that_the_next_message_begins_with_is_an_end():
     )
     trained = [text for text, weight in pieces(text, TWO)[0] if weight]
     assert trained == [" A\n", " B\n"]
+
+
+def test_the_end_of_text_after_an_answer_without_weight_is_not_trained():
+    messages = [user("a"), answer("b"), user("c"), answer("wrong", weight=0)]
+    (found,) = ConversationEncoder(BYTES, PlainChatTemplate()).encode(
+        [read_conversation({"messages": messages})]
+    )
+    ((tokens, weights),) = found.samples
+    trained = BYTES.show([token for token, weight in zip(tokens, weights) if weight])
+    assert BYTES.show(tokens).endswith(" wrong\n<eos>")
+    assert trained == " b\n"
+
+
+SPLITS = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content.split('</think>')[-1] }}!{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@pytest.mark.parametrize("content", ["<think>Sum.</think>4", "Write </think> to close it."])
+def test_an_answer_of_which_the_template_drops_a_part_is_refused(content):
+    with pytest.raises(SampleError, match="message 1: .* writes only a part of `content`"):
+        encode(SPLITS, {"messages": [user("2 + 2"), answer(content)]})
+    assert encode(SPLITS, {"messages": [user("2 + 2"), answer("4")]})
+
+
+def test_a_system_message_that_is_not_written_in_its_place_is_refused():
+    first_two = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.index0 < 2 %}"
+        "{{ m.role }}:{{ m.content }}!{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    rules = [{"role": "system", "content": f"Rule {n}."} for n in range(3)]
+    turn = [user("2 + 2"), answer("4")]
+    assert encode(first_two, {"messages": [*rules[:2], *turn]})
+    with pytest.raises(SampleError, match="does not write a message of role system in its place"):
+        encode(first_two, {"messages": [*rules, *turn]})

@@ -41,7 +41,7 @@ TURN = [user("2 + 2"), answer("4")]
             [
                 SYSTEM,
                 user("Ring."),
-                {"role": "assistant", "tool_calls": [{"name": "ring", "arguments": {"n": 2}}]},
+                {"role": "assistant", "tool_calls": [{"name": "ring", "arguments": '{"n": 2}'}]},
                 result("done"),
                 answer("Rung."),
             ],
@@ -106,6 +106,12 @@ def test_tools_and_variables_may_be_json_text(given):
         ({"history": [["a", "b"]]}, "`history` next to OpenAI messages"),
         ({"functions": [{"name": "f"}]}, "`functions` next to OpenAI messages"),
         ({"images": ["a.png"]}, "`images` next to OpenAI messages"),
+        ({"mask_history": True}, "`mask_history` of a record is not understood"),
+        ({"train_on_prompt": True}, "`train_on_prompt` of a record is not understood"),
+        ({"label": False}, "`label` belongs to a preference"),
+        ({"kto_tag": False}, "`kto_tag` belongs to a preference"),
+        ({"chosen": answer("Ja"), "rejected": answer("No")}, "`chosen` belongs to a preference"),
+        ({"system": TURN[0]["content"]}, "`system` next to OpenAI messages"),  # of another role
         ({"enable_thinking": False}, "`enable_thinking` is a variable .* chat_template_kwargs"),
         ({"tools": {"name": "f"}}, "tools is a dict, a list is needed"),
         ({"tools": "f("}, "tools is text, but not JSON"),
@@ -126,7 +132,7 @@ def test_a_field_that_belongs_to_the_text_or_its_training_refuses_a_record(field
         ({"text": "a"}, r"needs `messages`.*; it has \['text'\]"),
         ({"prompt": "a"}, r"needs `messages`.*; it has \['prompt'\]"),
         ({"chosen": TURN, "rejected": TURN}, "are a preference pair"),
-        ({"prompt": "a", "completion": "b", "label": True}, "is an unpaired preference"),
+        ({"prompt": "a", "completion": "b", "label": True}, "`label` belongs to a preference"),
         ({"prompt": 3, "response": "b"}, "`prompt` must be text or a list of messages"),
         ({"prompt": "a", "response": ["b"]}, "`prompt` is text, so `response` must be text"),
         ({"prompt": "a", "response": "b", "tools": TOOLS}, "need `messages`, not a text `prompt`"),
@@ -196,6 +202,18 @@ def test_nulls_are_left_out_everywhere_but_in_json_text_and_lists():
     assert not any("null" in each for each in read_conversation(CONVERSATIONS["one call"]).notes)
 
 
+def test_the_chosen_answer_of_a_preference_may_be_the_conversation():
+    record = {"messages": TURN, "chosen": TURN, "rejected": [TURN[0], answer("No")], "label": "sum"}
+    assert read_conversation(record).messages == TURN
+
+
+def test_a_call_as_json_text_keeps_its_nulls():
+    value = '{"name": "f", "arguments": {"a": null, "b": 1}}'
+    turns = [{"from": "human", "value": "Go."}, {"from": "function_call", "value": value}]
+    (_, called) = check_messages(read_conversation({"conversations": turns}).messages).rendered
+    assert called["tool_calls"][0]["arguments"] == {"a": None, "b": 1}
+
+
 # Messages -----------------------------------------------------------------------------------------
 
 
@@ -204,7 +222,7 @@ def test_nulls_are_left_out_everywhere_but_in_json_text_and_lists():
     [
         *(
             (answer("4", **{name: False}), f"message 1: `{name}` is not understood; give `weight`")
-            for name in ("train", "loss", "trainable", "mask", "learn")
+            for name in ("train", "loss", "trainable", "mask", "learn", "train_detail", "masks")
         ),
         *(
             (
@@ -221,6 +239,10 @@ def test_nulls_are_left_out_everywhere_but_in_json_text_and_lists():
         ),
         (answer("4", tool_calls=["f"]), "message 1: `tool_calls` must be a list of objects"),
         (answer("4", tool_calls=[{"id": "7"}]), "message 1: tool call 0 needs a function with a"),
+        (
+            answer("4", tool_calls=[{**call("f", "{}"), "thought": "Sum them."}]),
+            "message 1: tool call 0: `thought` is not understood",
+        ),
         (answer("4", tool_calls=[call("f", "[1]")]), "tool call 0: `arguments` are not a JSON obj"),
         (answer("4", tool_calls=[call("f", "{")]), "tool call 0: `arguments` are not a JSON obj"),
         (answer(None), "message 1 has no `content`; text is needed"),
@@ -285,7 +307,10 @@ def test_prompts_are_text_or_messages_and_the_rest_is_for_the_reward():
     ("record", "message"),
     [
         ({"question": "2 + 2"}, r"needs `prompt` or `messages`; it has \['question'\]"),
-        ({"prompt": "2 + 2", "tools": TOOLS}, "`tools` need messages, not a text `prompt`"),
+        (
+            {"prompt": "2 + 2", "tools": TOOLS},
+            "`tools`: for messages only, not for a text `prompt`",
+        ),
         (
             {"prompt": "2 + 2", "system": "Be brief."},
             "`system` next to the prompt would not become",

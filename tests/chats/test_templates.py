@@ -154,3 +154,26 @@ def test_an_invalid_conversation_is_refused_with_the_reason(messages, message):
     encoder = SFTTaskEncoder(ByteTokenizer(), 64)
     with pytest.raises(SampleError, match=f"^Sample chats/7: {message}"):
         encoder.encode_document(dialogue(messages))
+
+
+def test_a_template_that_cannot_be_parsed_is_one_line(hf_folder):
+    with pytest.raises(ConfigError, match="Chat template of .*: Expected an expression"):
+        HFChatTemplate(hf_folder, template="{% if %}")
+
+
+def test_a_variable_that_the_template_does_not_read_is_refused(hf_folder):
+    with pytest.raises(ConfigError, match="does not read 'enable_thinkin'; it reads enable_think"):
+        HFChatTemplate(
+            hf_folder,
+            template="{{ messages[0].content }}{{ enable_thinking }}",
+            template_kwargs={"enable_thinkin": False},
+        )
+
+
+def test_several_templates_without_a_default_need_a_choice(hf_folder):
+    from transformers import AutoTokenizer
+
+    several = AutoTokenizer.from_pretrained(hf_folder)
+    several.chat_template = {"rag": "{{ messages }}", "tool_use": "{{ tools }}"}
+    with pytest.raises(ConfigError, match="rag, tool_use, none of which is the default; choose"):
+        HFChatTemplate(several)
