@@ -34,6 +34,7 @@ from energon_ext.config import carried
 from energon_ext.config.carried import Leaf, Part, carry, map_leaves, parts_of, runs_of, tree_of
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.run_fields import RunFields, run_fields
+from energon_ext.documents.object_store import file_name
 from energon_ext.errors import ConfigError, EnergonExtError, one_line
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.splice.config import splice_from_config
@@ -181,7 +182,7 @@ def _live_weights(value: Any, mds_path: EPath | None, where: str) -> LiveWeights
     path = mds_path.parent / value
     if not path.is_local():
         raise ConfigError(f"{where}: {path} found, a path on a file system is needed.")
-    return LiveWeights(str(path))
+    return LiveWeights(file_name(path))
 
 
 @dataclass(kw_only=True)

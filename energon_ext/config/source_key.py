@@ -102,7 +102,7 @@ def _shared_folder(leaves: Sequence[Leaf]) -> EPath | None:
     are a plain folder, so that their keys survive a move as well.
     """
     paths = [path for leaf in leaves for path in leaf.dataset.paths]
-    if not paths or not all(path.is_local() for path in paths):
+    if not paths or any("://" in str(path) for path in paths):
         return None
     return EPath(posixpath.commonpath([posixpath.dirname(str(path)) for path in paths]))
 

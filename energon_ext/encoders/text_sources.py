@@ -21,6 +21,7 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.documents.file_set import TokenFiles, open_token_files
+from energon_ext.documents.object_store import file_name
 from energon_ext.documents.stored_files import (
     fingerprint_files,
     num_samples,
@@ -50,12 +51,12 @@ _ENCODES_CONVERSATIONS = "energon_ext.encoders.sft.SFTTaskEncoder.encode_documen
 
 
 def load_split(
-    path: Path, split: str, encoder: Any, trusted_modules: Iterable[str] = ()
+    path: str | Path | EPath, split: str, encoder: Any, trusted_modules: Iterable[str] = ()
 ) -> tuple[Entry, ...]:
     """Check and load the sources of one split of a metadataset or prepared folder."""
-    YamlChecker(frozenset(trusted_modules)).check(EPath(str(path)), split)
+    root = YamlChecker(frozenset(trusted_modules)).check(path, split)
     with quiet_energon():
-        loaded = load_dataset(EPath(str(path))).get_datasets(
+        loaded = load_dataset(root).get_datasets(
             training=False, split_part=split, worker_config=ALONE, decoder=encoder.decoder
         )
     return mix_of(loaded.datasets).entries
@@ -199,7 +200,7 @@ def cached_samples(
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
         raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a local cache folder.")
     digest = hashlib.sha256(text.encode()).hexdigest()
-    folder = cache_folder(Path(str(root)), Path(source.path).name, digest)
+    folder = cache_folder(Path(file_name(root)), Path(source.path).name, digest)
     job = Job(encode, writer, meta, json.loads(text), keeps_all=True)
     return Cached(name=source.path, folder=folder, job=job, count=source.count, **options)
 

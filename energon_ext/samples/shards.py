@@ -13,7 +13,7 @@ import numpy as np
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 
 from energon_ext.data_files import open_descriptor
-from energon_ext.documents.object_store import StoredObject, file_at, is_remote
+from energon_ext.documents.object_store import StoredObject, file_at, file_name, is_remote
 from energon_ext.documents.range_reader import range_reader
 from energon_ext.documents.stored_files import sample_ends
 
@@ -47,7 +47,7 @@ class LocalShards:
         if shard in self._opened:
             self._opened.move_to_end(shard)
         else:
-            path = str(self._infos[shard].path)
+            path = file_name(self._infos[shard].path)
             ends = sample_ends(f"{path}.idx", self._infos[shard].count)
             self._opened[shard] = open_descriptor(path), ends
             if len(self._opened) > MAX_OPEN:
@@ -85,7 +85,8 @@ class StoredShards:
 
 
 def _look_up(info: ShardInfo) -> tuple[StoredObject, np.ndarray]:
-    return file_at(str(info.path)), sample_ends(f"{info.path}.idx", info.count)
+    name = file_name(info.path)
+    return file_at(name), sample_ends(f"{name}.idx", info.count)
 
 
 Shards = LocalShards | StoredShards
@@ -95,4 +96,4 @@ def shards_of(infos: Sequence[ShardInfo]) -> Shards | None:
     """Return the shards of a dataset; None if they are on an unsupported file system."""
     if all(info.path.is_local() for info in infos):
         return LocalShards(infos)
-    return StoredShards(infos) if all(is_remote(info.path) for info in infos) else None
+    return StoredShards(infos) if all(is_remote(file_name(info.path)) for info in infos) else None
