@@ -91,14 +91,13 @@ def test_samples_are_planned_by_number(cache, tmp_path, encoder):
     assert run("dss://corpus@2/mix.yaml", 4, 2, 1, **options)[0] == expected
     outside = {"blend": [{"path": "dss://corpus@2/photos", **entry}]}
     read, _ = run(write(tmp_path / "outside.yaml", outside), 4, **options)
-    assert [names(step) for step in read] == [names(step) for step in expected]
+    assert [names_in(step) for step in read] == [names_in(step) for step in expected]
 
 
-def names(step):
-    """Return the keys of samples, without random numbers, which depend on the key of the source."""
-    return [
-        sample[0] if isinstance(sample[0], str) else [part[0] for part in sample] for sample in step
-    ]
+def names_in(step):
+    """Return the names of samples, without random numbers, which differ with the source's key."""
+    rows = [[row] if isinstance(row[0], str) else row for row in step]
+    return [[sample[0] for sample in row] for row in rows]
 
 
 class Streamed(DynamicBlendMixin, DefaultTaskEncoder[TextSample, TextSample, list, list]):
