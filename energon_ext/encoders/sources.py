@@ -3,6 +3,7 @@
 """The sources of a metadataset, opened and checked."""
 
 import copy
+import functools
 from typing import Any, Sequence
 
 from megatron.energon import WorkerConfig
@@ -21,6 +22,7 @@ from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
 from energon_ext.samples.numbered import ALONE, guard_readers
 from energon_ext.streamed.samples import RepeatUpTo
+from energon_ext.streamed.spread import Slices, Spread, line_up, loader_in
 from energon_ext.weights.axis import STEPS
 
 logger = log_of(__name__)
@@ -89,8 +91,8 @@ def load_source(
     config.seed_offset += name_hash
     # Energon gave all factories the same configuration, which seeds their random numbers.
     entry.dataset.worker_config = config
-    rotation = name_hash % (max(1, worker_config.num_workers) * worker_config.world_size)
-    dataset = task_encoder._load_dataset(entry.loaded, rotation, worker_config=config)
+    first = _worker_by_name(entry, config)
+    dataset = task_encoder._load_dataset(entry.loaded, first, worker_config=config)
     dataset = quiet_errors(guard_readers(dataset), entry.key)
     if repeat:
         return RepeatUpTo(dataset, repeats=entry.max_epochs, restart=False, worker_config=config)
@@ -98,6 +100,34 @@ def load_source(
     if repetitions == 1:
         return dataset
     return RepeatDataset(dataset, repeats=repetitions, worker_config=config)
+
+
+def spread_of(entry: Entry, dataset: SavableDataset) -> Spread | None:
+    """Return how the samples of :func:`load_source` are spread over workers, to change it."""
+    loader = loader_in(dataset)
+    if loader is None:
+        return None
+    total = num_samples(entry.dataset)
+    subset = getattr(entry.dataset, "subset", None)
+    begin, end = (0, total) if subset is None else subset.compute_subset(total)
+    slices_from = functools.partial(_slices_from, entry.dataset)
+    return Spread(loader, slices_from, end - begin, _worker_by_name(entry, dataset.worker_config))
+
+
+def _slices_from(factory: Any, first: int) -> Slices:
+    """Return the slices of each worker of this rank if the source begins at a worker."""
+    config = factory.worker_config
+    with quiet_energon():
+        built = factory.build(first % (max(1, config.num_workers) * config.world_size))
+    loader = loader_in(built)
+    assert loader is not None, "a dataset with a loader is built with one"
+    return loader.workers_slice_offsets
+
+
+def _worker_by_name(entry: Entry, config: WorkerConfig) -> int:
+    """Return the worker at which a source began before sources were lined up."""
+    workers = max(1, config.num_workers) * config.world_size
+    return stable_hash(entry.names.shuffle_key) % workers
 
 
 def open_alone(task_encoder: Any, entry: Entry) -> SavableDataset:
@@ -126,8 +156,10 @@ def build_sources(
                 names=entry.names,
                 shown_as=entry.name,
                 fingerprint={} if is_planned else fingerprint_files(entry.dataset),
+                spread=None if is_planned else spread_of(entry, rows),
             )
         )
+    line_up(sources)
     task_encoder.source_keys = tuple(sorted({key for s in sources for key in s.part_shares}))
     return sources
 
