@@ -126,7 +126,7 @@ def furthest(blend, states):
     for step, state in enumerate(states):
         tokens = {key: each["tokens"] for key, each in state["plan"]["sources"].items()}
         drawn = sum(tokens.values()) - sum(before.values())
-        for key, share in blend.planned_shares(blend.position(step)).items():
+        for key, share in blend.shares_at_step(step).items():
             due[key] += share * drawn
             worst = max(worst, abs(tokens[key] - due[key]))
         before = tokens

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Safe access to files that others may have written: regular files only, read up to a limit."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -14,8 +15,20 @@ CACHE_VARIABLE = "ENERGON_EXT_CACHE"
 
 
 def open_descriptor(path: str | Path) -> int:
-    """Open a file for reading; ConfigError for a device or a pipe, which may block forever."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    """Open a file for reading.
+
+    Raises:
+        ConfigError: it is a device or a pipe, which may block forever, or too many files are open.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ConfigError(
+            f"{path}: cannot be opened, since too many files are open; raise the limit of the "
+            f"process (`ulimit -n`)."
+        ) from error
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

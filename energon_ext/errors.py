@@ -69,6 +69,10 @@ class ConfigError(EnergonExtError, ValueError):
     """A YAML file, an argument or a dataset folder is invalid."""
 
 
+class EncoderNeededError(ConfigError):
+    """A question about a saved run needs the run's encoder, which its state does not contain."""
+
+
 class SampleError(EnergonExtError, ValueError):
     """One sample (document, row, prompt) cannot be used."""
 

@@ -219,12 +219,11 @@ class Run:
         summary = summarize_step(batches, self.args.seq_length)
         for key, tokens in summary["tokens"].items():
             self.consumed.add(key, rows=summary["documents"].get(key, 0), tokens=tokens)
-        position = self.blend.position(step - 1)
         rollout = self.source.metrics_of_all_ranks() if self.is_rl else {}
         return {
             **losses,
             **summary,
-            "planned_share": {} if self.is_rl else self.blend.planned_shares(position),
+            "planned_share": {} if self.is_rl else self.blend.shares_at_step(step - 1),
             "learning_rate": learning_rate(self.args, step),
             "step_seconds": seconds,
             "data_seconds": data_seconds,

@@ -152,6 +152,10 @@ class ImageTextEncoder(DynamicBlendMixin, TaskEncoder):
     def pack_tokens(self, row: Row) -> ImageRow:
         return ImageRow(row, _stacked([]))
 
+    def make_padding(self, row: ImageRow) -> ImageRow:
+        """Complete the last batches of validation by rows without tokens and images."""
+        return ImageRow(Row([], slice_sources=[]), _stacked([]))
+
     @stateless
     def batch(self, rows: list[ImageRow]) -> ImageBatch:
         batch = self._assemble([row.row for row in rows], self.source_keys)

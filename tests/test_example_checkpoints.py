@@ -232,6 +232,7 @@ def test_if_a_rank_fails_or_dies_both_raise_and_the_last_checkpoint_is_kept(tmp_
     finally:
         for process in ranks:
             process.kill()
+            process.join()
     for rank, results in enumerate((first, second)):
         assert (results[0], results[3]) == (1, 4)
         expected = ("No space left on device", "type set is not JSON")

@@ -19,7 +19,7 @@ from tests.support import config, loader_for, take, write_texts
 
 FOLDER = Path(__file__).parents[1] / "metadatasets"
 
-#: Planned shares at a step or token, computed by hand from the files.
+#: Planned shares at a position of the axis (a step or token), computed by hand from the files.
 EXPECTED = {
     "constant": {0: {"prose": 3 / 6, "code": 2 / 6, "docs": 1 / 6}},
     "step": {99: {"prose": 1}, 100: {"code": 1}, 200: {"code": 0.5, "docs": 0.5}},
@@ -98,7 +98,7 @@ def test_a_file_plans_the_shares_it_describes_and_runs(metadatasets, name):
     )
     for step, expected in EXPECTED[name].items():
         shares = Counter()
-        for key, share in find_blend(dataset).planned_shares(step).items():
+        for key, share in find_blend(dataset).shares_at(step).items():
             shares[_folder(key)] += share
         assert {name: share for name, share in shares.items() if share} == pytest.approx(expected)
     for batch in take(loader_for(dataset), 3):

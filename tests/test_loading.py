@@ -54,9 +54,9 @@ def test_data_for_another_task_is_refused_with_source_sample_and_fields(tmp_path
     with pytest.raises(ConfigError) as error:
         load(mix)
     message = str(error.value)
-    assert "chat.jsonl: 100 documents in a row cannot be trained on, the last: Sample 99" in message
     assert message.endswith(
-        ": no `text`; it has ['prompt', 'response']. Is this the data of another task?"
+        "chat.jsonl: 100 documents in a row cannot be trained on, the first: Sample 0: no `text`; "
+        "it has ['prompt', 'response']. Use the TaskEncoder for such samples (--task or --encoder)."
     )
     assert "Traceback" not in capfd.readouterr().err
 
@@ -289,3 +289,29 @@ def test_a_jsonl_file_is_a_source_like_any_other(tmp_path, good):
     batches = take(loader_for(load(mix)), 8)
     seen = {source for batch in batches for source in batch.tokens_per_source()}
     assert seen == {"good:train", "lines.jsonl"}
+
+
+def test_validation_accepts_dataset_code_and_files_that_the_caller_names(tmp_path, good):
+    meta = good / ".nv-meta"
+    (meta / "loader.py").write_text(
+        "def load(raw): return {'text': raw['txt'].upper()}\n"
+        "def parts(part): return part == 'txt'\n"
+    )
+    settings = {
+        "sample_type": TEXT_SAMPLE,
+        "sample_loader": "loader.py:load",
+        "part_filter": "loader.py:parts",
+    }
+    (meta / "loud.yaml").write_text(json.dumps(settings))
+    (meta / "half.yaml").write_text((meta / "split.yaml").read_text().replace("train", "half"))
+    options = {"split_part": "half", "split_config": "half.yaml", "dataset_config": "loud.yaml"}
+    ((dataset, _),) = get_val_datasets(
+        good,
+        worker_config=config(),
+        batch_size=1,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), 16),
+        allow_dataset_code=True,
+        **options,
+    )
+    batch = take(loader_for(dataset), 1)[0]
+    assert "TEXT" in ByteTokenizer().decode(batch.tokens)

@@ -58,7 +58,7 @@ def shares(path, position, encoder=None, **options):
         task_encoder=encoder or Encoder(),
         **options,
     )
-    planned = find_blend(dataset).planned_shares(position)
+    planned = find_blend(dataset).shares_at(position)
     return {key.split(":")[0]: round(share, 12) for key, share in planned.items()}
 
 

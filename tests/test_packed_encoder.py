@@ -199,7 +199,7 @@ def test_shares_follow_a_schedule(mix):
             int(batch.source_ids[batch.cu_seqlens[:-1].tolist().index(start)])
             for start in range(0, 64 * SEQ_LEN, SEQ_LEN)
         ]
-        for key, share in blend.planned_shares(index).items():
+        for key, share in blend.shares_at_step(index).items():
             drawn[key] += first_segments.count(batch.sources.index(key))
             expected[key] += 64 * share
             variance[key] += 64 * share * (1 - share)
@@ -385,7 +385,10 @@ def test_an_incomplete_tokenizer_is_refused_with_the_missing_names(encoder):
         def encode_array(self, text):
             return np.zeros(1, np.int64)
 
-    message = "tokenizer: a Incomplete has no add_bos, encode_batch, decode, fingerprint; implement"
+    message = (
+        "tokenizer: a Incomplete has no add_bos, encode_batch, encode_bare, added_tokens, decode, "
+        "show, fingerprint; make it a subclass of energon_ext.tokenizers.protocol.Tokenizer"
+    )
     with pytest.raises(ConfigError, match=message):
         encoder(Incomplete())
 

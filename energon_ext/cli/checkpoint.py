@@ -11,7 +11,7 @@ import click
 from energon_ext.cli import echo, option, table
 from energon_ext.cli.forecast import draw_forecast, make_forecast, show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
-from energon_ext.errors import EnergonExtError
+from energon_ext.errors import EncoderNeededError, EnergonExtError
 from energon_ext.packing import packing_of, repacking
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.rows import PlannedRows
@@ -73,6 +73,7 @@ def show(saved: Path) -> None:
 @click.option("--tokenizer", help="Tokenizer of the next run.")
 @option.special_tokens
 @_packing
+@option.encoder
 @option.trusted_module
 @click.pass_context
 def diff(
@@ -99,14 +100,16 @@ def diff(
     cursor = saved_cursors(saved)[-1]
     rows = cursor.state["plan"]["row"] + cursor.state["done"]
     echo(f"{cursor.folder}: saved after {rows:,} rows")
-    encoder: dict[str, Any] = {"seq_len": seq_length, "packing": packing}
+    changed: dict[str, Any] = {"seq_len": seq_length, "packing": packing}
     try:
         if tokenizer is not None:
-            encoder["tokenizer"] = load_tokenizer(
+            changed["tokenizer"] = load_tokenizer(
                 tokenizer, eos_token=eos_token, bos_token=bos_token
             )
-        dataset = cursor.dataset(metadataset, encoder=encoder, **options)
+        dataset = cursor.dataset(metadataset, changed=changed, **options)
         changes = dataset.continue_from(cursor.state)
+    except EncoderNeededError:  # this is no answer
+        raise
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(1)
@@ -137,6 +140,7 @@ def diff(
 @_packing
 @click.option("--global-batch-size", type=option.Count(1), help="Rows per step in the next run.")
 @option.forecast
+@option.encoder
 @option.trusted_module
 def forecast(
     saved: Path,
@@ -163,7 +167,7 @@ def forecast(
     cursor = saved_cursors(saved)[-1]
     dataset = cursor.dataset(
         metadataset,
-        encoder={"seq_len": seq_length, "packing": packing},
+        changed={"seq_len": seq_length, "packing": packing},
         rows_per_step=global_batch_size,
         **options,
     )
@@ -177,6 +181,7 @@ def forecast(
 @click.argument("saved", metavar="CHECKPOINT", type=option.PATH)
 @option.metadataset
 @option.split
+@option.encoder
 @option.trusted_module
 def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
     """Discard live weights of METADATASET that CHECKPOINT has not used.

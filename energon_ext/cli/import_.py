@@ -11,6 +11,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import click
 import yaml
 from megatron.energon.epathlib import EPath
+from megatron.energon.metadataset.metadataset_v2 import Subset
 
 from energon_ext.cli import echo, one_of
 from energon_ext.cli.option import FILE
@@ -91,7 +92,7 @@ def import_(
             name: _node(phases if name == "train" else phases[:1], iterations, rule, output, part)
             for name, part in _parts(split).items()
         }
-        remarks = _remarks(phases)
+        remarks = [*_remarks(phases), *_leave_out_empty(splits, output.parent)]
     _write(output, splits, remarks)
     echo("\n".join([*remarks, f"{output}: {', '.join(splits)}"]))
 
@@ -179,6 +180,42 @@ def _remarks(lists: Sequence[SourceList]) -> list[str]:
     return remarks
 
 
+def _leave_out_empty(splits: dict[str, Any], folder: Path) -> list[str]:
+    """Remove local sources without a document in the range of a split, and splits without sources.
+
+    Megatron has no samples of them; a run here refuses a source without documents.
+
+    Returns:
+        Remarks on what was removed.
+    """
+    remarks = []
+    for name, node in list(splits.items()):
+        ((rule, entries),) = node.items()
+        kept = [entry for entry in entries if not _is_empty(entry, folder)]
+        for entry in entries:
+            if entry not in kept:
+                ends = " to ".join(entry["subset"]["range"])
+                remarks.append(f"{name}: {entry['path']} has no document in {ends}; left out.")
+        if not kept and name == "train":
+            raise ConfigError(f"--split: {' '.join(remarks)} A train split is needed.")
+        if kept:
+            splits[name] = {rule: kept}
+        else:
+            del splits[name]
+            remarks.append(f"{name}: empty, so there is no such split.")
+    return remarks
+
+
+def _is_empty(entry: Mapping[str, Any], folder: Path) -> bool:
+    prefix = os.path.normpath(folder / entry["path"])  # the folder need not exist yet
+    if "subset" not in entry or not os.path.isfile(f"{prefix}.idx"):
+        return False
+    first, stop = (
+        Subset(**entry["subset"]).as_dataset_subset().compute_subset(read_pair(prefix).documents)
+    )
+    return bool(first == stop)
+
+
 def _parts(split: str | None) -> dict[str, list[str] | None]:
     """Return the range of documents of each split."""
     if split is None:
@@ -186,18 +223,20 @@ def _parts(split: str | None) -> dict[str, list[str] | None]:
     shares = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", split)]
     if not 1 <= len(shares) <= len(SPLITS) or not shares[0] or not re.fullmatch(r"[\d., ]+", split):
         raise ConfigError(f"--split {split!r}: shares such as 969,30,1 are needed, train first.")
-    bounds = [f"{100 * sum(shares[:n]) / sum(shares):.6g}%" for n in range(len(shares) + 1)]
+    bounds = [f"{100 * sum(shares[:n]) / sum(shares):.15g}%" for n in range(len(shares) + 1)]
     ranges = zip(SPLITS.values(), bounds, bounds[1:])
     return {name: [begin, end] for name, begin, end in ranges if begin != end}
 
 
 def _lists_of_splits(path: Path) -> dict[str, SourceList]:
     content = read_mapping(EPath(str(path)), may_be_json=True)
-    if "train" not in content or set(content) - set(SPLITS):
-        raise ConfigError(f"{path}: a mapping with {', '.join(SPLITS)} is needed.")
+    if not content.get("train") or set(content) - set(SPLITS):
+        raise ConfigError(f"{path}: a mapping with {', '.join(SPLITS)} is needed, train not empty.")
     lists = {}
     for name, value in content.items():
         words = value.split() if isinstance(value, str) else value
+        if words is None:  # as Megatron writes a split without data
+            continue
         if not isinstance(words, list):
             raise ConfigError(f"{path}: {name}: {words!r:.80} found, a list is needed.")
         if words:

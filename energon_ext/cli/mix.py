@@ -11,24 +11,30 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from megatron.energon import WorkerConfig
+from megatron.energon import DefaultTaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.chats.templates import named_template, parse_template_kwargs
 from energon_ext.cli import option
+from energon_ext.config.mix import Mix, mix_of
 from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
+from energon_ext.encoders.sources import open_live_weights
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
+from energon_ext.encoders.text_sources import sample_entries
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, printable
+from energon_ext.mixture.checks import check_mixture
 from energon_ext.packing import PACKERS
-from energon_ext.plan.source import Blend
+from energon_ext.plan.clock import Clock
+from energon_ext.plan.deal import Topology
+from energon_ext.plan.source import Blend, Source
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 from energon_ext.tokenizers.protocol import Tokenizer
-from energon_ext.tokenizers.tokenizers import ByteTokenizer, load_tokenizer
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 #: The arguments of :func:`open_mix`.
 mix_options = option.together(
@@ -71,33 +77,19 @@ def open_mix(
     *,
     split_part: str,
     trusted_modules: tuple[str, ...],
-    encoder: str | None = None,
     ranks: int = 1,
     batch_size: int = 1,
     rows_per_step: int | None = None,
     **options: Any,
-) -> tuple[SavableDataset, Tokenizer]:
+) -> tuple[SavableDataset, Any]:
     """Return the training dataset of rank 0, by default with one row per step, and its tokenizer.
 
+    The tokenizer is None if a user's encoder has none.
+
     Args:
-        encoder: ``MODULE:FUNCTION`` that returns the task encoder.
-        **options: arguments for the tokenizer and :func:`make_encoder`; not with ``encoder``.
+        **options: see :func:`task_encoder_of`.
     """
-    if encoder is not None:
-        source_of = click.get_current_context().get_parameter_source
-        for name in options:
-            if source_of(name) is ParameterSource.COMMANDLINE:
-                option_name = name.replace("_", "-")
-                raise ConfigError(f"--{option_name}: is set by --encoder; remove it.")
-        task_encoder = named_encoder(encoder, DynamicBlendMixin)
-    else:
-        name = options.pop("tokenizer")
-        special = {token: options.pop(token) for token in ("eos_token", "bos_token")}
-        if name is None and not any(special.values()):
-            loaded = written_tokenizer(metadataset, split_part, trusted_modules)
-        else:
-            loaded = load_tokenizer(name or "bytes", **special)
-        task_encoder = make_encoder(loaded, **options)
+    task_encoder = task_encoder_of(metadataset, split_part, trusted_modules, **options)
     dataset = get_train_dataset(
         metadataset,
         worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0),
@@ -107,7 +99,73 @@ def open_mix(
         task_encoder=task_encoder,
         trusted_modules=trusted_modules,
     )
-    return dataset, getattr(task_encoder, "tokenizer", None) or ByteTokenizer()
+    return dataset, getattr(task_encoder, "tokenizer", None)
+
+
+def task_encoder_of(
+    metadataset: Path,
+    split_part: str,
+    trusted_modules: tuple[str, ...],
+    encoder: str | None = None,
+    **options: Any,
+) -> Any:
+    """Return the task encoder that the options describe.
+
+    Args:
+        encoder: ``MODULE:FUNCTION`` that returns it.
+        **options: arguments for the tokenizer and :func:`make_encoder`; not with ``encoder``.
+    """
+    if encoder is not None:
+        source_of = click.get_current_context().get_parameter_source
+        for name in options:
+            if source_of(name) is ParameterSource.COMMANDLINE:
+                option_name = name.replace("_", "-")
+                raise ConfigError(f"--{option_name}: is set by --encoder; remove it.")
+        return named_encoder(encoder, DynamicBlendMixin)
+    name = options.pop("tokenizer")
+    special = {token: options.pop(token) for token in ("eos_token", "bos_token")}
+    if name is None and not any(special.values()):
+        loaded = written_tokenizer(metadataset, split_part, trusted_modules)
+    else:
+        loaded = load_tokenizer(name or "bytes", **special)
+    return make_encoder(loaded, **options)
+
+
+class _MixReader(DefaultTaskEncoder):
+    """Returns the mix of a metadataset in place of its dataset, so that no sample is encoded."""
+
+    def build_train_datasets(self, *, datasets: Any, **stages: Any) -> Mix:
+        return mix_of(datasets)
+
+
+def weights_of(
+    metadataset: Path, *, split_part: str, trusted_modules: tuple[str, ...], **options: Any
+) -> Blend | None:
+    """Return a blend without rows, from the YAML and the indices alone.
+
+    Returns None if all sources are token files, which a run opens at no cost, or if some are
+    spliced, so that shares depend on documents.
+    """
+    mix: Any = get_train_dataset(
+        metadataset,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=1,
+        split_part=split_part,
+        task_encoder=_MixReader(),
+        trusted_modules=trusted_modules,
+    )
+    if not sample_entries(mix.entries):
+        return None
+    task_encoder = task_encoder_of(metadataset, split_part, trusted_modules, **options)
+    if isinstance(task_encoder, PackedTaskEncoder) and any(
+        map(task_encoder.splice_of, mix.entries)
+    ):
+        return None
+    open_live_weights(mix, [])
+    limits = {entry.key: entry.max_epochs for entry in mix.entries}
+    check_mixture(mix.tree, mix.axis, limits, absent={}, splices={})
+    sources = [Source(entry.key, None, shown_as=entry.name) for entry in mix.entries]
+    return Blend(sources, mix.tree, Clock(mix.axis, Topology(1)))
 
 
 def warn_of_undecided_weights(blend: Blend, step: int) -> None:

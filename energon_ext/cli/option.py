@@ -59,6 +59,11 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 metadataset = click.argument("metadataset", type=INPUT)
 split = click.option("--split", "split_part", default="train", help="Split of the metadataset.")
+encoder = click.option(
+    "--encoder",
+    metavar="MODULE:FUNCTION",
+    help="Function that returns the run's own task encoder.  [default: as described in the state]",
+)
 trusted_module = click.option(
     "--trusted-module", "trusted_modules", multiple=True, help="Module that the YAML may import."
 )

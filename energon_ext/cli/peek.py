@@ -5,31 +5,34 @@
 import itertools
 import sys
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, NamedTuple
 
 import click
 from megatron.energon.flavors.base_dataset import SavableDataset
 
-from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.cli import echo, option
+from energon_ext.cli import counted, echo, option
 from energon_ext.cli.mix import mix_options, open_mix
+from energon_ext.cli.shown_rows import Segment, decode, describe_batch, describe_tensors
 from energon_ext.cli.stored_samples import ContactSheet, StoredSample, stored_samples
 from energon_ext.documents.file_set import TokenFiles
-from energon_ext.encoders.prompts import Prompt
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.errors import ConfigError, printable
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.rows import PlannedRows
+from energon_ext.samples.numbered import as_worker
 from energon_ext.samples.rows import SampleRows
-from energon_ext.tokenizers.protocol import Tokenizer
 
-#: Source, summary and text, with < and > around text that is not trained on.
-Segment = tuple[str, str, str]
 
-#: Summary and segments of a row, and its stored samples, if it has any.
-ShownRow = tuple[str, list[Segment], list[StoredSample]]
+class ShownRow(NamedTuple):
+    """A row for display: its stored samples, if it has any, and shapes of its other tensors."""
+
+    summary: str
+    segments: list[Segment]
+    samples: list[StoredSample]
+    shapes: str
+
 
 #: Characters shown per segment without --text.
 MAX_CHARACTERS = 300
@@ -53,7 +56,8 @@ def peek(
 
     Each row is shown as segments with their sources. Text between < and > is read but not trained
     on: prompts, frames of a splice, context before a cut. Token files and spliced documents appear
-    in the order in which a run reads them.
+    in the order in which a run reads them. With --encoder, the samples of a row are shown as they
+    are stored, and then as the encoder makes a batch of them: tokens, lengths and shapes.
 
     \b
     energon-ext peek mix.yaml --tokenizer my/tokenizer.json --source web --rows 2 --text
@@ -74,17 +78,19 @@ def peek(
     sheet, shown = ContactSheet(), 0
     is_stored = blend.is_planned and any(isinstance(rows, SampleRows) for rows in blend.rows)
     all_rows = _planned(blend, tokenizer) if is_stored else _read(dataset, tokenizer)
-    for number, (summary, segments, samples) in enumerate(itertools.islice(all_rows, MAX_ROWS)):
-        if not any(source in titles.get(key, key) for key, *_ in segments if key):
+    for number, row in enumerate(itertools.islice(all_rows, MAX_ROWS)):
+        if source and not any(source in titles.get(key, key) for key, *_ in row.segments if key):
             continue
-        echo(f"row {number}: {summary}")
-        sheet.add(f"{number}:", samples)
-        for key, about, content in segments:
+        echo(f"row {number}: {row.summary}")
+        sheet.add(f"{number}:", row.samples)
+        for key, about, content in row.segments:
             echo(f"  {titles.get(key, key) or 'padding'}: {about}")
             if len(content) > MAX_CHARACTERS and not text:
                 content = f"{content[:MAX_CHARACTERS]} ..."
             if content:
                 click.echo(f"    {printable(content, sys.maxsize)}")
+        if row.shapes:
+            echo(f"  batch: {row.shapes}")
         shown += 1
         if shown == rows:
             break
@@ -94,26 +100,37 @@ def peek(
         sheet.save(png)
 
 
-def _planned(blend: PlannedDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
-    """Yield rows with their samples as stored, which works for any encoder."""
+def _planned(blend: PlannedDataset, tokenizer: Any) -> Iterator[ShownRow]:
+    """Yield rows with their samples as stored and as the user's encoder makes a batch of them."""
     for step in blend.fork().draw_steps():
         for row in range(step.num_rows):
             drawn = step.taken(row)
             assert drawn is not None, "every row of a step is planned"
             taken, place, number = drawn
-            key, description = blend.keys[number], taken.description(place)
+            description = taken.description(place)
             rows: Any = blend.rows[number]
+            with as_worker(), quiet_energon():
+                encoded = rows.read(description)
+                batch = blend.batches.assemble([encoded])
+            summary, segments = describe_batch(batch, tokenizer, blend.keys[number])
+            shapes = describe_tensors(batch) or describe_tensors(encoded)
+            samples: list[StoredSample] = []
             if isinstance(rows, SampleRows):
                 samples = stored_samples(rows, description[0])
-                segments = [(key, sample.about(), sample.text()) for sample in samples]
-                yield f"{len(description[0])} samples", segments, samples
-            else:
-                slices = [ids.tolist() for ids in PlannedRows.read(rows, description).slices]
-                segments = [(key, f"{len(ids)} tokens", tokenizer.decode(ids)) for ids in slices]
-                yield "tokens", segments, []
+                summary = f"{counted(len(samples), 'sample')}, {summary}"
+            elif not segments:
+                segments = _slices(blend.keys[number], rows, description, tokenizer)
+            stored = [(blend.keys[number], each.about(), each.text()) for each in samples]
+            yield ShownRow(summary, [*stored, *segments], samples, shapes)
 
 
-def _read(dataset: SavableDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
+def _slices(key: str, rows: Any, description: Any, tokenizer: Any) -> list[Segment]:
+    """Return the documents of a row of token files, if its batch has no tokens to be found."""
+    slices = [ids.tolist() for ids in PlannedRows.read(rows, description).slices]
+    return [(key, f"{len(ids)} tokens", decode(ids, tokenizer)) for ids in slices]
+
+
+def _read(dataset: SavableDataset, tokenizer: Any) -> Iterator[ShownRow]:
     """Yield rows or prompts as a run reads them."""
     batches = iter(open_loader(dataset))
     while True:
@@ -121,36 +138,4 @@ def _read(dataset: SavableDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
             batch = next(batches, None)
         if batch is None:
             return
-        if isinstance(batch, list):
-            yield f"{len(batch)} prompt", list(_prompts(batch, tokenizer)), []
-            continue
-        trained = int((batch.token_weights != 0).sum())
-        filled = sum(batch.tokens_per_source().values())
-        summary = f"{filled} of {batch.num_tokens} positions, {trained} trained"
-        yield summary, list(_segments(batch, tokenizer)), []
-
-
-def _segments(batch: PackedBatch, tokenizer: Tokenizer) -> Iterator[Segment]:
-    """Yield the segments of a row; padding has no text."""
-    ends = batch.cu_seqlens.tolist()
-    for first, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
-        if source < 0:
-            yield "", f"{end - first} positions", ""
-            continue
-        weights = batch.token_weights[first:end]
-        about = f"{end - first} tokens, {int((weights != 0).sum())} trained"
-        # A label is the next token; the last one may belong to another document.
-        ids = [int(batch.tokens[first]), *batch.labels[first:end].tolist()]
-        trained = [False, *(weights != 0).tolist()]
-        kept = list(zip(trained, ids))[: None if trained[-1] else -1]
-        content = ""
-        for is_trained, run in itertools.groupby(kept, key=lambda pair: pair[0]):
-            piece = tokenizer.decode([token for _, token in run])
-            content += piece if is_trained or not piece else f"<{piece}>"
-        yield batch.sources[source], about, content
-
-
-def _prompts(prompts: list[Prompt], tokenizer: Tokenizer) -> Iterator[Segment]:
-    for prompt in prompts:
-        about = f"{len(prompt.tokens)} tokens; metadata {sorted(prompt.metadata)}"
-        yield prompt.source, about, tokenizer.decode(prompt.tokens)
+        yield ShownRow(*describe_batch(batch, tokenizer), [], describe_tensors(batch))

@@ -15,7 +15,7 @@ from energon_ext.cli.forecast import (
     make_forecast,
     show_forecast,
 )
-from energon_ext.cli.mix import mix_options, open_mix, warn_of_undecided_weights
+from energon_ext.cli.mix import mix_options, open_mix, warn_of_undecided_weights, weights_of
 from energon_ext.errors import ConfigError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Blend
@@ -63,8 +63,9 @@ def plan(
 ) -> None:
     """Show the planned shares of METADATASET, or forecast a run.
 
-    A share is a fraction of rows, and changes exactly at the step of its breakpoint. For spliced
-    sources, the command also lists how often each document would be read. It reads no other data.
+    A share is a fraction of rows, and changes exactly at the step of its breakpoint. Without a
+    forecast, no text is tokenized and no sample is measured, unless a source is spliced; the
+    command then also lists how often each document would be read.
 
     With --steps or --train-tokens, the command forecasts a run: the tokens, documents and epochs of
     each source, and when it ends. Up to 262,144 rows are planned exactly; beyond that, the forecast
@@ -76,6 +77,10 @@ def plan(
     forecasts = any(given.values()) and one_of(given) != "--at"
     if not forecasts and (png or html or as_json or exact):
         raise ConfigError("--png, --html, --json and --exact are for a forecast: give --steps.")
+    positions = [checked_breakpoint(text, "--at") for text in (at or "").split(",") if text]
+    if not forecasts and not balance and (weights := weights_of(metadataset, **options)):
+        _show_shares(weights, positions)
+        return
     dataset, _ = open_mix(
         metadataset,
         ranks=ranks,
@@ -88,9 +93,7 @@ def plan(
         steps = _steps_for(blend, train_tokens)
     imbalance = imbalance_of(blend) if balance else {}
     if steps is None:
-        positions = [checked_breakpoint(text, "--at") for text in (at or "").split(",") if text]
-        echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
-        warn_of_undecided_weights(blend, max(positions, default=MAX_BREAKPOINT))
+        _show_shares(blend, positions)
     else:
         prediction = make_forecast(blend, steps, tokens_per_doc, exact)
         show_forecast(prediction, blend, steps, as_json, imbalance=imbalance)
@@ -111,8 +114,13 @@ def _steps_for(blend: Blend, tokens: int) -> int:
     return -(-tokens // tokens_per_step)
 
 
+def _show_shares(blend: Blend, positions: Sequence[int]) -> None:
+    echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
+    warn_of_undecided_weights(blend, max(positions, default=MAX_BREAKPOINT))
+
+
 def _shares(blend: Blend, positions: Sequence[int]) -> str:
-    columns = [blend.planned_shares(position) for position in positions]
+    columns = [blend.shares_at(position) for position in positions]
     axis = blend.clock.axis
     unit = "optimizer step" if axis.counted == STEPS else axis.one
     rows = [[f"share at {unit}", *(f"{position:,}" for position in positions)]]

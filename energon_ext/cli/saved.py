@@ -5,9 +5,12 @@
 from pathlib import Path
 from typing import Any, Mapping
 
+import click
 from megatron.energon import WorkerConfig
 
+from energon_ext.cli.mix import named_encoder
 from energon_ext.encoders.load import get_train_dataset
+from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.saved import load_encoder
 from energon_ext.encoders.written_tokenizer import written_tokenizer
@@ -17,6 +20,9 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.state.checkpoint_folder import checkpoints_in, cursors_in
 from energon_ext.state.schema import check_seal, read_format
 from energon_ext.tokenizers.tokenizers import load_tokenizer
+
+#: Command line options that change the encoder of a state, by the encoder's own option.
+OPTIONS = {"seq_len": "--seq-length", "packing": "--packing", "tokenizer": "--tokenizer"}
 
 
 class SavedCursor:
@@ -35,16 +41,18 @@ class SavedCursor:
         workers: int = 0,
         batch_size: int | None = None,
         rows_per_step: int | None = None,
-        encoder: Mapping[str, Any] | None = None,
+        encoder: str | None = None,
+        changed: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> PlannedDataset:
         """Open the dataset of the next run; arguments that are None keep their saved values.
 
         Args:
-            encoder: options of the task encoder.
+            encoder: ``MODULE:FUNCTION`` that returns the task encoder; by default it is rebuilt
+                from the state.
+            changed: options of the rebuilt encoder.
             **options: passed on to ``get_train_dataset``.
         """
-        changed = {name: value for name, value in (encoder or {}).items() if value is not None}
         seed = self.state["fingerprint"].get("seed", 0)
         ranks = ranks or self.inside.get("ranks", 1)
         config = WorkerConfig(rank=0, world_size=ranks, num_workers=workers, seed_offset=seed)
@@ -53,11 +61,21 @@ class SavedCursor:
             worker_config=config,
             batch_size=batch_size or self.inside.get("batch_size", 1),
             rows_per_step=rows_per_step or self.state["rows_per_step"],
-            task_encoder=load_encoder(self.state["encoder"], **changed),
+            task_encoder=self._encoder(encoder, changed or {}),
             **options,
         )
         blend: PlannedDataset = find_blend(dataset)
         return blend
+
+    def _encoder(self, name: str | None, changed: Mapping[str, Any]) -> DynamicBlendMixin:
+        options = {option: value for option, value in changed.items() if value is not None}
+        if name is None:
+            return load_encoder(self.state["encoder"], **options)
+        if options:
+            given = ", ".join(OPTIONS[option] for option in options)
+            raise click.UsageError(f"{given}: set by --encoder; remove it.")
+        encoder: DynamicBlendMixin = named_encoder(name, DynamicBlendMixin)
+        return encoder
 
 
 def open_unsaved(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
 from energon_ext.errors import ConfigError, printable
@@ -18,6 +19,9 @@ _TEXTS = ("json", "txt", "md", "text", "cls")
 #: Pixels of a thumbnail's side, of the line of text below it, and of the gap between.
 _SIDE, _LINE, _GAP = 160, 14, 8
 
+#: Most images in a line.
+_MAX_PER_LINE = 8
+
 #: Most characters of the name below a thumbnail.
 _LONGEST_NAME = 26
 
@@ -27,6 +31,7 @@ class StoredSample:
     """A sample, by its number in its source."""
 
     number: int
+    tokens: int | None  # as measured; None if a row is one sample
     files: Mapping[str, Any]  # contents by extension; also `__key__` and `__shard__`
 
     @property
@@ -34,8 +39,9 @@ class StoredSample:
         return str(self.files.get("__key__", self.number))
 
     def about(self) -> str:
-        """Return its key and shard, and a summary of its contents other than text."""
-        parts = [f"{ext} {_shape(data)}" for ext, data in self._contents() if not _is_text(ext)]
+        """Return its key, shard and length, and a summary of its contents other than text."""
+        parts = [] if self.tokens is None else [f"{self.tokens} tokens"]
+        parts += [f"{ext} {_shape(data)}" for ext, data in self._contents() if not _is_text(ext)]
         shard = self.files.get("__shard__")
         where = f"sample {self.name}" + (f" of {shard}" if shard else "")
         return ", ".join([where, *parts])
@@ -55,20 +61,28 @@ class StoredSample:
 
 def stored_samples(source: SampleRows, numbers: Sequence[int]) -> list[StoredSample]:
     """Return the samples of a row."""
-    return [StoredSample(number, files) for number in numbers for files in source.stored(number)]
+    lengths: list[Any] = source.documents.locate(np.array(numbers))[1].tolist()
+    if not source.may_be_repacked:
+        lengths = [None] * len(numbers)
+    return [
+        StoredSample(number, length, files)
+        for number, length in zip(numbers, lengths)
+        for files in source.stored(number)
+    ]
 
 
 @dataclass
 class ContactSheet:
-    """The images of rows as one picture, with one line per row."""
+    """The images of rows as one picture; each row begins a line, and a long one takes several."""
 
     rows: list[list[tuple[str, Image.Image]]] = field(default_factory=list)
 
     def add(self, title: str, samples: Sequence[StoredSample]) -> None:
         """Append a row, if it has images."""
         images = [(sample.name, image) for sample in samples for image in sample.images()]
-        if images:
-            self.rows.append([(f"{title} {name}", image) for name, image in images])
+        for first in range(0, len(images), _MAX_PER_LINE):
+            line = images[first : first + _MAX_PER_LINE]
+            self.rows.append([(f"{title} {name}", image) for name, image in line])
 
     def save(self, path: Path) -> None:
         """Write the picture; raise ConfigError if there is no image."""

@@ -52,6 +52,7 @@ from energon_ext.tokenizers.tokenizers import load_tokenizer
     "--exclude-lines", is_flag=True, help="Print lines for the file of `exclude`, nothing else."
 )
 @option.split
+@option.encoder
 @option.trusted_module
 @option.as_json
 def trace(

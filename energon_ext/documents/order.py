@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The order of documents, epoch after epoch."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,7 +35,7 @@ class EpochOrder:
     Args:
         size: documents in an epoch.
         key: names the order; different keys give different orders.
-        epochs: maximum number of passes, None for no limit.
+        epochs: maximum number of passes after the ``first`` ones, None for no limit.
         shuffled: False reads in order.
         block: documents that are kept together.
         mixed: blocks whose documents are shuffled together; no effect if ``block`` is 1.
@@ -42,6 +43,7 @@ class EpochOrder:
     Attributes:
         epoch, position: finished epochs, and documents taken from the current one. Nothing else
             needs to be saved. ``epochs`` may change after a restore.
+        first: passes that do not count towards ``epochs``; see :meth:`begin_again`.
 
     Raises:
         ConfigError: ``block`` or ``mixed`` is less than 1.
@@ -74,7 +76,17 @@ class EpochOrder:
 
     def restart(self) -> None:
         """Start again with the first epoch."""
-        self.epoch = self.position = 0
+        self.epoch = self.position = self.first = 0
+
+    def begin_again(self) -> None:
+        """Allow another ``epochs`` passes after the current one, which has been read."""
+        self.epoch, self.position = self.epoch + (self.position >= self.size), 0
+        self.first = self.epoch
+
+    @property
+    def _end(self) -> float:
+        """The number of the epoch after the last one."""
+        return math.inf if self.epochs is None else self.first + self.epochs
 
     @property
     def is_finite(self) -> bool:
@@ -85,14 +97,14 @@ class EpochOrder:
     def ended(self) -> bool:
         """True if no document is left."""
         is_epoch_read = self.position >= self.size
-        return self.epochs is not None and self.epoch + is_epoch_read >= self.epochs
+        return self.epoch + is_epoch_read >= self._end
 
     def peek(self, count: int) -> np.ndarray:
         """Return the next documents without taking them, int64; fewer at the end of an epoch.
 
         If the current epoch has been read, the next one begins.
         """
-        if self.position >= self.size and (self.epochs is None or self.epoch < self.epochs):
+        if self.position >= self.size and self.epoch < self._end:
             self.epoch, self.position = self.epoch + 1, 0
         return np.zeros(0, np.int64) if self.ended else self._next(count)
 

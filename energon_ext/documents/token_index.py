@@ -239,9 +239,11 @@ def _read_header(path: str) -> Header:
         raise ValueError(f"begins with {magic!r}, version {version}")
     if code not in _TOKEN_TYPES:
         raise ValueError(f"type {code} is not an integer type")
+    if bounds < 1:
+        raise ValueError("it has 0 bounds of documents, which are one more than documents")
     needed = _index_bytes(sequences, bounds - 1)
     # Megatron's multimodal indices end with one byte per sequence.
-    if bounds < 1 or len(content) not in (needed, needed + sequences):
+    if len(content) not in (needed, needed + sequences):
         raise ValueError(
             f"{len(content)} bytes, but {sequences} sequences and {bounds - 1} documents take "
             f"{needed}"

@@ -25,11 +25,14 @@ from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.splicing import check_names
-from energon_ext.encoders.text_sources import load_split
+from energon_ext.encoders.text_sources import load_checked
 from energon_ext.errors import ConfigError
 
+#: Options that name files of a prepared folder.
+_FOLDER_FILES = ("dataset_config", "split_config")
+
 #: Options of Energon that are not in its signature (7.4.1, ``task_encoder/loader.py``).
-_FURTHER_OPTIONS = {"dataset_config", "split_config", "auto_decode", "image_decode", "av_decode"}
+_FURTHER_OPTIONS = {*_FOLDER_FILES, "auto_decode", "image_decode", "av_decode"}
 _FURTHER_OPTIONS |= {"ignore_decoder_errors", "video_decode_audio", "handler"}
 
 
@@ -101,7 +104,8 @@ def get_val_datasets(
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
     with _checked(get_val_datasets, checker, path, split_part, worker_config, options) as root:
         # Energon builds each source separately, which would hide a name that no source has.
-        check_names(load_split(root, split_part, task_encoder, trusted_modules))
+        files = {name: options[name] for name in _FOLDER_FILES if name in options}
+        check_names(load_checked(root, split_part, task_encoder, **files))
         return megatron.energon.get_val_datasets(
             root,
             worker_config=worker_config,
@@ -130,7 +134,7 @@ def _checked(
     for option in options:
         if option not in known:
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
-    files = {name: options.get(name) for name in ("dataset_config", "split_config")}
+    files = {name: options.get(name) for name in _FOLDER_FILES}
     root = checker.check(path, split_part, **files)
     if is_token_file(root):
         split_folder = os.path.join(str(path), split_part)

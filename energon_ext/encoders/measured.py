@@ -14,9 +14,14 @@ import numpy as np
 from energon_ext.config.mix import Entry
 from energon_ext.documents.object_store import file_name
 from energon_ext.encoders.planned_samples import identity_of_lengths
-from energon_ext.encoders.text_sources import cached_samples, cached_source, sample_entries
+from energon_ext.encoders.text_sources import (
+    cached_samples,
+    cached_source,
+    ensure_encoded,
+    sample_entries,
+)
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
-from energon_ext.prepare.cache import Cached, ensure_prepared
+from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
@@ -33,7 +38,7 @@ SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
 def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthTable]:
     """Return the lengths of all sources of samples, by source key."""
     cached = {entry.key: cached_lengths(encoder, entry) for entry in sample_entries(entries)}
-    ensure_prepared(list(cached.values()))
+    ensure_encoded(encoder, list(cached.values()))
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
     for key, table in tables.items():
         if table.num_too_long:

@@ -17,7 +17,6 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
 
 from energon_ext.arguments import check_integer
-from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.measured import ensure_measured
@@ -46,11 +45,13 @@ from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
 from energon_ext.plan.deal import Topology
+from energon_ext.plan.length import check_all_rows_are_read
 from energon_ext.plan.source import Source
 from energon_ext.prepare.lengths import LengthTable
 from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import ENCODER
 from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
+from energon_ext.streamed.factory import BlendFactory
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 
 logger = log_of(__name__)
@@ -108,9 +109,15 @@ class DynamicBlendMixin:
     #: Keys of all sources of the dataset, sorted.
     source_keys: tuple[str, ...] = ()
 
+    #: Whether the encoder was rebuilt from a state, without the code that encodes a sample.
+    is_rebuilt: bool = False
+
     _is_planned: bool = False
     _validating: bool = False
-    _padding_row: Callable[[], Row] | None = None
+    #: Makes padding of a row that was read, to complete the last step: an encoded sample, or the
+    #: result of ``pack_selected_samples``, in which nothing counts any more.
+    make_padding: Callable[[Any], Any] | None = None
+
     _tables: Mapping[str, LengthTable] = MappingProxyType({})
 
     #: Rows of a global batch; None for one batch per rank.
@@ -173,7 +180,8 @@ class DynamicBlendMixin:
     ) -> SavableDataset:
         """Read each source once and in order; leave streamed sources to Energon's own method.
 
-        Samples that do not fill another batch on every rank are dropped.
+        Raises:
+            ConfigError: some rows do not fill a batch on every rank, and nothing completes it.
         """
         mix, options = mix_of(datasets), {**stages, "batch_size": batch_size}
         bound = self._bound_to(mix.entries, options, repeat=False, validating=True)
@@ -186,9 +194,11 @@ class DynamicBlendMixin:
         topology = Topology.of(worker_config, batch_size, None)
         clock = Clock(mix.axis, topology, bound.tokens_per_sample)
         passes = PassOptions(batches=limit or 0, restarts=True)
-        return bound.build_blend(
+        dataset = bound.build_blend(
             sources, passes, {}, tree=tree, clock=clock, worker_config=worker_config
         )
+        check_all_rows_are_read(dataset, type(self).__qualname__)
+        return dataset
 
     @property
     def current_sample_index(self) -> int:
@@ -223,7 +233,7 @@ class DynamicBlendMixin:
         if self._is_planned:
             batches = BatchOptions(
                 assemble=self._batch_of,
-                padding=self._padding_row,
+                padding=self._padding(),
                 fingerprint=self.state_fingerprint(),
                 encoder=self._saved(),
                 cost=self.cost,
@@ -241,7 +251,7 @@ class DynamicBlendMixin:
             **options,
         )
         return super().build_train_datasets(  # type: ignore[misc]  # of the next base class
-            datasets=[LoadedDataset(dataset=_BlendFactory(blend))],
+            datasets=[LoadedDataset(dataset=BlendFactory(blend))],
             worker_config=blend.worker_config,
             blend_mode=DatasetBlendMode.NONE,
             repeat=False,
@@ -251,7 +261,18 @@ class DynamicBlendMixin:
 
     def _batch_of(self, rows: list[Any]) -> Any:
         """Build a batch of planned rows or samples with the encoder's own methods."""
-        return self.encode_batch(self.batch(rows))  # type: ignore[attr-defined]
+        batch = self.encode_batch(self.batch(rows))  # type: ignore[attr-defined]
+        if batch is None:  # would look like the end of the data
+            raise ConfigError(
+                f"{type(self).__qualname__}.encode_batch: returned None; return every batch, since "
+                f"all ranks read equally many."
+            )
+        return batch
+
+    def _padding(self) -> Callable[[Callable[[], Any]], Any] | None:
+        """Return what builds padding, given a function that reads a row; None if nothing does."""
+        make = self.make_padding
+        return None if make is None else lambda read: make(read())
 
     def _saved(self) -> dict[str, Any]:
         """Return the encoder's description for a state."""
@@ -282,8 +303,9 @@ class DynamicBlendMixin:
         reject_splices(self, entries)
         bound = copy.copy(self)
         bound._validating = validating
-        is_finite = not repeat and not (validating and packs_samples(self))
-        reason = self._reason_to_stream(entries, stages, not is_finite)
+        is_complete = repeat or self.make_padding is not None
+        is_complete |= validating and packs_samples(self)  # or the dataset is refused
+        reason = self._reason_to_stream(entries, stages, is_complete)
         bound._is_planned = reason is None
         if reason is not None:
             logger.info("Samples are streamed, which fixes the ranks x workers: %s.", reason)
@@ -298,7 +320,7 @@ class DynamicBlendMixin:
         return bound
 
     def _reason_to_stream(
-        self, entries: Sequence[Entry], stages: Mapping[str, Any], repeat: bool
+        self, entries: Sequence[Entry], stages: Mapping[str, Any], is_complete: bool
     ) -> str | None:
         """Return why samples must be streamed; None if they are planned."""
         if not self.plan_samples:
@@ -308,20 +330,4 @@ class DynamicBlendMixin:
                 return f"the encoder overrides {name}"
         if self._sizes_samples():
             return "blend_sample_size needs samples that have been read"
-        return reason_to_stream(self, entries, stages, repeat)
-
-
-class _BlendFactory:
-    """A blend as the factory of one dataset, with the members that Energon's stages use."""
-
-    # Energon only checks whether samples are crude, and the sources have already cooked them.
-    __sample_type__ = None
-
-    def __init__(self, blend: SavableDataset):
-        self._blend = blend
-
-    def __len__(self) -> int:
-        return 1
-
-    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        return self._blend
+        return reason_to_stream(self, entries, stages, is_complete)

@@ -33,11 +33,15 @@ _STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_lo
 
 
 def reason_to_stream(
-    encoder: Any, entries: Sequence[Entry], stages: Mapping[str, Any], repeat: bool
+    encoder: Any, entries: Sequence[Entry], stages: Mapping[str, Any], is_complete: bool
 ) -> str | None:
-    """Return why samples must be streamed; None if they can be planned."""
-    if not repeat:
-        return "repeat=False reads every sample once, and the last batch may be short"
+    """Return why samples must be streamed; None if they can be planned.
+
+    Args:
+        is_complete: the last batch is never short.
+    """
+    if not is_complete:
+        return "every sample is read once, and without make_padding the last batch may be short"
     if stages.get("batch_size") is None:
         return "without a batch_size there are no batches"
     if stages.get("packing_buffer_size") is not None and not packs_samples(encoder):
@@ -133,6 +137,7 @@ def saved_samples(encoder: Any) -> dict[str, Any]:
         "class": "samples",
         "cost": None if cost is None else vars(cost),
         "fingerprint": encoder.state_fingerprint(),
+        "has_padding": encoder.make_padding is not None,
         "lengths": identity_of_lengths(encoder) if is_packing else None,
         "packer": packer,
         "tokenizer": saved_tokenizer(encoder.tokenizer) if has_tokens else None,

@@ -9,7 +9,7 @@ row has one source.
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -226,8 +226,8 @@ have no transition to train.
         """Assemble a batch from rows."""
         return self._assembler(rows, self.source_keys)
 
-    def _padding_row(self) -> Row:
-        return Row([], slice_sources=[])
+    def _padding(self) -> Callable[[Callable[[], Any]], Any]:
+        return lambda read: Row([], slice_sources=[])
 
     def _saved(self) -> dict[str, Any]:
         """Return the tokenizer, the options and the nearest class of this package, as JSON."""

@@ -20,7 +20,7 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.text_sources import encoding_of
-from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
+from energon_ext.errors import ConfigError, EncoderNeededError, EnergonExtError, StateFormatError
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.samples.packers import WholePacker
 from energon_ext.splice.config import splice_from_config
@@ -68,17 +68,21 @@ class SavedTemplate(ChatTemplate):
 class SavedSamples(DynamicBlendMixin, TaskEncoder):
     """An encoder that plans the samples of a saved run as its encoder did, but encodes none."""
 
+    is_rebuilt = True
+
     def __init__(self, saved: Mapping[str, Any], seq_len: int | None = None):
         self._fingerprint = dict(saved["fingerprint"])
         self.sample_block = self._fingerprint.get("sample_block", 1)
         self.saved_lengths, packer = saved["lengths"], saved["packer"]
+        if saved.get("has_padding"):  # absent from older states
+            self.make_padding = _unchanged
         if packer is None:
             return
         options = dict(packer)
         if options.pop("name") != WholePacker.name:
-            raise ConfigError(
+            raise EncoderNeededError(
                 f"The rows of this run were packed by its encoder's own {packer['name']}, which "
-                f"a state does not contain."
+                f"a state does not contain; give --encoder."
             )
         self.seq_len = self._fingerprint["seq_len"] = seq_len or options.pop("seq_len")
         self.saved_packer = WholePacker(**{**options, "seq_len": self.seq_len})
@@ -95,6 +99,11 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
 
     def _load_dataset(self, dataset: Any, offset: int, worker_config: Any) -> Any:
         return dataset.dataset.build(offset)  # without cooking
+
+
+def _unchanged(row: Any) -> Any:
+    """Replace ``make_padding`` of an encoder that is not here; its rows are never read."""
+    return row
 
 
 def load_encoder(
@@ -152,4 +161,5 @@ def _text_encoder(
     encoding = saved.get("encoding")
     if encoding is not None and encoder.tokenizer.fingerprint() == encoding["tokenizer"]:
         encoder.saved_encoding = None if encoding_of(encoder) == encoding else encoding
+    encoder.is_rebuilt = tokenizer is None or encoder.saved_encoding is not None
     return encoder

@@ -151,7 +151,7 @@ def build_sources(
             Source(
                 key=entry.key,
                 rows=rows,
-                documents=num_samples(entry.dataset),
+                documents=_documents_of(rows, entry),
                 max_epochs=entry.max_epochs,
                 names=entry.names,
                 shown_as=entry.name,
@@ -162,6 +162,12 @@ def build_sources(
     line_up(sources)
     task_encoder.source_keys = tuple(sorted({key for s in sources for key in s.part_shares}))
     return sources
+
+
+def _documents_of(rows: Any, entry: Entry) -> int:
+    """Return the documents in one epoch of a source."""
+    is_packed = isinstance(rows, PlannedRows)
+    return rows.epoch_documents if is_packed else num_samples(entry.dataset)
 
 
 def open_live_weights(mix: Mix, sources: Sequence[Source]) -> None:

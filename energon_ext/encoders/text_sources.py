@@ -31,7 +31,7 @@ from energon_ext.documents.stored_files import (
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import is_text
-from energon_ext.errors import SKIPPABLE_ERRORS, ConfigError, SampleError
+from energon_ext.errors import SKIPPABLE_ERRORS, ConfigError, EncoderNeededError, SampleError
 from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, cache_folder, ensure_prepared
 from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded, Job
@@ -55,8 +55,17 @@ def load_split(
 ) -> tuple[Entry, ...]:
     """Check and load the sources of one split of a metadataset or prepared folder."""
     root = YamlChecker(frozenset(trusted_modules)).check(path, split)
+    return load_checked(root, split, encoder)
+
+
+def load_checked(path: EPath, split: str, encoder: Any, **files: str) -> tuple[Entry, ...]:
+    """Load the sources of one split of a checked metadataset or prepared folder.
+
+    Args:
+        **files: ``dataset_config`` and ``split_config`` of a prepared folder.
+    """
     with quiet_energon():
-        loaded = load_dataset(root).get_datasets(
+        loaded = load_dataset(path, **files).get_datasets(
             training=False, split_part=split, worker_config=ALONE, decoder=encoder.decoder
         )
     return mix_of(loaded.datasets).entries
@@ -86,11 +95,6 @@ def sample_source(
 
 def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded | SampleError]:
     """Encode each document as tokens and weights, or return the error that rejects it."""
-    if encoder.saved_encoding is not None:
-        raise ConfigError(
-            "The text of this run is not tokenized here, and its state does not contain the "
-            "encoder; run `energon-ext tokenize` on the metadataset first."
-        )
     texts = [document.text or getattr(document.sample, "text", None) for document in documents]
     if _code_of(encoder)[0] == _ENCODES_TEXT and all(map(is_text, texts)):
         return [Encoded([(tokens, None)]) for tokens in encoder.tokenizer.encode_batch(texts)]
@@ -133,7 +137,7 @@ def _encode(encoder: Any, sample: Any) -> Encoded | SampleError:
 def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenFiles]:
     """Return the token files of all text sources, by source key."""
     cached = {entry.key: cached_text(encoder, entry) for entry in sample_entries(entries)}
-    ensure_prepared(list(cached.values()))
+    ensure_encoded(encoder, list(cached.values()))
     files = {key: item.open() for key, item in cached.items()}
     for key, tokens in files.items():
         if len(tokens) and not tokens.num_tokens:
@@ -142,6 +146,17 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
                 f"text need your own TaskEncoder; pass it to commands with --encoder."
             )
     return files
+
+
+def ensure_encoded(encoder: Any, wanted: Sequence[Cached]) -> None:
+    """Prepare missing entries, unless the encoder cannot, since it was rebuilt from a state."""
+    for item in wanted if encoder.is_rebuilt else ():
+        if not item.is_complete:
+            raise EncoderNeededError(
+                f"{item.name}: not {item.verb}, and a state does not contain the encoder; run "
+                f"`{item.command()}` first, or give --encoder."
+            )
+    ensure_prepared(wanted)
 
 
 def cached_text(encoder: Any, entry: Entry) -> Cached:

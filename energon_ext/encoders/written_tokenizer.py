@@ -44,7 +44,7 @@ def written_tokenizer(
         ConfigError: the metadataset is invalid, or its tokenizer cannot be loaded.
     """
     encoder = SimpleNamespace(decoder=None)
-    for entry in load_split(Path(metadataset), split_part, encoder, trusted_modules):
+    for entry in load_split(metadataset, split_part, encoder, trusted_modules):
         if not isinstance(entry.dataset, TokenFileFactory):
             continue
         prefix, arguments = entry.dataset.files.written_with(FIELD)

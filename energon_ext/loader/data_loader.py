@@ -103,6 +103,8 @@ class ExactDataLoader:
         self._has_begun = self._is_closed = False
         for live in self.dataset.live_weights:
             live.deadline = timeout / 4  # 450 s, below Megatron's collective timeout of 600 s
+            # All ranks wait together, unless a file system shows them different files.
+            live.patience = 10.0 if self.dataset.worker_config.rank == 0 else 60.0
 
     @property
     def planned_through(self) -> int:
@@ -126,6 +128,10 @@ class ExactDataLoader:
     def batches_drawn(self) -> int:
         """Batches of this rank since the start of the run."""
         return self.dataset.batches_read
+
+    def __len__(self) -> int:
+        """Return the batches of this rank in a pass; TypeError if it is endless."""
+        return self.dataset.len_rank()
 
     def __iter__(self) -> Iterator[Any]:
         """Start or continue a pass; ConfigError if the loader was closed."""

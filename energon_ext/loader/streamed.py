@@ -83,9 +83,12 @@ class StreamedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         with explained_deaths(self.worker_config.num_workers):
-            batches = iter(self._opened())
-            while (batch := next(batches, None)) is not None:
+            for batch in self._opened():
                 explain_deaths_in_signals()
+                if batch is None:
+                    raise ConfigError(
+                        "The TaskEncoder's encode_batch returned None; return every batch."
+                    )
                 self.batches_drawn += 1
                 yield batch
                 self._opened()

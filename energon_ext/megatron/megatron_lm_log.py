@@ -119,7 +119,7 @@ class DataLog:
             parts["hash"][:] = torch.tensor(self._loader.take_hash())
             if iteration is not None and self._loader.loader.worker_config.rank == 0:
                 blend, step = self._loader.blend, iteration - 1 - self._first_step
-                shares = blend.planned_shares(blend.position(step, self._row))
+                shares = blend.shares_at_step(step, self._row)
                 parts["planned"][:] = torch.tensor([shares.get(key, 0.0) for key in keys])
             self._row = self._rows()
         counts = local.to(collective_device())

@@ -6,23 +6,27 @@ All weights are known in advance, so a gap at step 40 000 is found at step 0. A 
 work raises an error; one that works but is probably a mistake gives a :class:`BlendWarning`.
 """
 
+import inspect
+import math
 import re
 import warnings
+from collections import Counter
 from typing import Any, Collection, Iterator, Mapping
 
-import numpy as np
-
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
-from energon_ext.weights import ScheduleAxis
+from energon_ext.weights import ScheduleAxis, WeightSpec
+from energon_ext.weights.schedule import Weights
 
-#: A constant whose share a schedule pushes below this fraction of the largest share was probably
+#: A constant below this fraction of the largest value of a schedule in the same node was probably
 #: written on a different scale from the schedule.
 DROWNED_SHARE = 1e-3
 
 #: Most sources that one warning names; the others are counted.
 MAX_NAMED = 3
+
+#: The first position of a range, and the first one after it.
+Range = tuple[float, float]
 
 
 class BlendWarning(UserWarning):
@@ -52,18 +56,31 @@ def check_mixture(
     _check_never_all_zero(tree, keys, axis, absent)
     for message in (
         *_never_reached(tree, axis, end),
-        *_drowned(tree, keys),
+        *_drowned(tree),
         *_listed_twice(keys, splices),
         *_nothing_after_limits(tree, keys, axis, max_epochs),
     ):
-        warnings.warn(message, BlendWarning, stacklevel=2)
+        warnings.warn(message, BlendWarning, stacklevel=_level_of_user())
+
+
+def _level_of_user() -> int:
+    """Return the ``stacklevel`` with which the caller's warning shows the user's own line."""
+    level, frame = 1, inspect.currentframe()
+    frame = None if frame is None else frame.f_back  # of the function that warns
+    while frame is not None and _is_library(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _is_library(module: str) -> bool:
+    return module.startswith(("energon_ext.", "megatron.", "contextlib"))
 
 
 def _check_never_all_zero(
     tree: Tree, keys: list[str], axis: ScheduleAxis, absent: Mapping[str, Collection[str]]
 ) -> None:
     for worker, missing in {"": (), **absent}.items():
-        position = _first_empty(tree, keys, missing)
+        position = _first_empty(tree, missing)
         if position is None:
             continue
         present = [key for key in keys if key not in missing]
@@ -75,11 +92,43 @@ def _check_never_all_zero(
         )
 
 
-def _first_empty(tree: Tree, keys: list[str], missing: Collection[str]) -> int | None:
+def _first_empty(tree: Tree, missing: Collection[str]) -> int | None:
     """Return the first position at which only missing sources have a weight, or None."""
-    mixture = Mixture(tree, keys, seed="")
-    mixture.ended[:] = [key in missing for key in keys]
-    return next((p for p in _decisive_positions(tree) if not mixture.open(p)), None)
+    ranges = _empty_ranges(tree, missing)
+    return int(ranges[0][0]) if ranges else None
+
+
+def _empty_ranges(tree: Tree, missing: Collection[str]) -> list[Range]:
+    """Return the ranges of positions at which only missing sources have a weight."""
+    of_members = []
+    for member, weight in zip(tree.members, tree.node.weights):
+        inside = _empty_ranges(member, missing) if isinstance(member, Tree) else []
+        if not isinstance(member, Tree) and member in missing:
+            inside = [(0, math.inf)]
+        of_members += _covered([*inside, *_zero_ranges(weight)], times=1)
+    return _covered(of_members, times=len(tree.members))
+
+
+def _zero_ranges(weight: WeightSpec) -> list[Range]:
+    """Return the ranges of positions at which a weight is 0."""
+    points, values = _decisive_values(weight)
+    stops = [*points[1:], math.inf]
+    return [(first, stop) for first, stop, value in zip(points, stops, values) if not value]
+
+
+def _covered(ranges: Collection[Range], times: int) -> list[Range]:
+    """Return the parts of a line that at least ``times`` of some ranges cover, in order."""
+    changes = Counter(first for first, _ in ranges)
+    changes.subtract(stop for _, stop in ranges)
+    covered, begin, count = [], None, 0
+    for position in sorted(changes):
+        count += changes[position]
+        if count >= times and begin is None:
+            begin = position
+        elif count < times and begin is not None:
+            covered.append((begin, position))
+            begin = None
+    return covered
 
 
 def _never_reached(tree: Tree, axis: ScheduleAxis, end: int | None) -> Iterator[str]:
@@ -92,34 +141,45 @@ def _never_reached(tree: Tree, axis: ScheduleAxis, end: int | None) -> Iterator[
                 yield f"{where}: {schedule}, but the run ends at {end}."
 
 
-def _drowned(tree: Tree, keys: list[str]) -> Iterator[str]:
-    if not tree.breakpoints():
-        return
-    positions = _decisive_positions(tree)
-    mixture = Mixture(tree, keys, seed="")
-    shares = np.array([mixture.shares(position) for position in positions])
-    is_low = (shares > 0) & (shares < DROWNED_SHARE * shares.max(1, keepdims=True))
-    constant = _keys_without_schedule(tree)
-    is_low &= [key in constant for key in keys]
-    if is_low.any():
-        drowned = [keys[number] for number in np.flatnonzero(is_low.any(0))]
-        others = f" and {len(drowned) - MAX_NAMED} others" if len(drowned) > MAX_NAMED else ""
-        lowest = np.where(is_low, shares, 1.0)
-        position = positions[int(lowest.min(1).argmin())]
+def _drowned(tree: Tree) -> Iterator[str]:
+    """Warn about constants next to a much larger schedule, in one message for the whole tree."""
+    names: list[str] = []
+    shares = []
+    for each in _trees(tree):
+        weights = each.node.weights
+        peaks = [_peak(weight) for weight in weights if weight.is_scheduled]
+        if not peaks:
+            continue
+        largest, position = max(peaks, key=lambda peak: peak[0])
+        values = Weights(weights).at(position)
+        for member, weight, value in zip(each.members, weights, values.tolist()):
+            if not weight.is_scheduled and 0 < value < DROWNED_SHARE * largest:
+                names += member.keys() if isinstance(member, Tree) else [member]
+                shares.append((value / values.sum(), position))
+    if names:
+        names = sorted(set(names))
+        others = f" and {len(names) - MAX_NAMED} others" if len(names) > MAX_NAMED else ""
+        lowest, position = min(shares)
         yield (
-            f"{', '.join(drowned[:MAX_NAMED])}{others}: a constant weight that drops to "
-            f"{lowest.min():.1e} of the blend at position {position}; is it on the same scale as "
-            f"the scheduled weights?"
+            f"{', '.join(names[:MAX_NAMED])}{others}: a constant weight that drops to {lowest:.1e} "
+            f"of the blend at position {position}; is it on the same scale as the scheduled "
+            f"weights?"
         )
 
 
-def _keys_without_schedule(tree: Tree) -> set[str]:
-    """Return the sources with only constant weights from the root down."""
-    keys: set[str] = set()
-    for member, weight in zip(tree.members, tree.node.weights):
-        if not weight.is_scheduled:
-            keys |= _keys_without_schedule(member) if isinstance(member, Tree) else {member}
-    return keys
+def _trees(tree: Tree) -> Iterator[Tree]:
+    """Yield a tree and all trees below."""
+    yield tree
+    for member in tree.members:
+        if isinstance(member, Tree):
+            yield from _trees(member)
+
+
+def _peak(weight: WeightSpec) -> tuple[float, int]:
+    """Return the largest value of a weight, and the first position at which it has this value."""
+    points, values = _decisive_values(weight)
+    largest = max(values)
+    return largest, points[values.index(largest)]
 
 
 def _listed_twice(keys: list[str], splices: Mapping[str, Any]) -> Iterator[str]:
@@ -135,7 +195,7 @@ def _nothing_after_limits(
 ) -> Iterator[str]:
     """Warn if sources without a limit have no weight somewhere; others may have ended by then."""
     limits = {key: limit for key, limit in max_epochs.items() if limit is not None}
-    position = _first_empty(tree, keys, limits)
+    position = _first_empty(tree, limits)
     if limits and len(limits) < len(keys) and position is not None:
         yield (
             f"At {axis.one} {position} only sources with a max_epochs have a weight > 0 "
@@ -144,7 +204,12 @@ def _nothing_after_limits(
         )
 
 
-def _decisive_positions(tree: Tree) -> list[int]:
-    """Return the positions where a weight can become 0 or be smallest, see ``KINDS``."""
-    points = {0, *tree.breakpoints()}
-    return sorted(points | {point + 1 for point in points})
+def _decisive_values(weight: WeightSpec) -> tuple[list[int], list[float]]:
+    """Return the positions where a weight can become 0, smallest or largest, and its values there.
+
+    Between two of them it is monotone, and 0 everywhere or nowhere, see ``KINDS``.
+    """
+    breakpoints = weight.breakpoints()
+    points = sorted({0, *breakpoints, *(point + 1 for point in breakpoints)})
+    alone = Weights([weight])
+    return points, [float(alone.at(point)[0]) for point in points]

@@ -21,7 +21,7 @@ from dataclasses import fields
 from typing import Any
 
 from energon_ext.arguments import choices
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.packing.best_fit import BestFitPacker
 from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces
@@ -85,8 +85,11 @@ def saved_packer(fields: Mapping[str, Any]) -> Packer:
     """Build the packer that the fields of a fingerprint describe.
 
     Raises:
-        ConfigError: the packer is a class of the user's, or the fields are damaged.
+        ConfigError: the packer is a class of the user's.
+        StateFormatError: the fields are damaged.
     """
+    if not {"packing", "seq_len"} <= fields.keys():
+        raise StateFormatError(f"packing: {fields!r:.80} found; the state is damaged.")
     options = {
         name.removeprefix("packing_"): value
         for name, value in fields.items()
@@ -94,7 +97,7 @@ def saved_packer(fields: Mapping[str, Any]) -> Packer:
     }
     alignment = fields.get("alignment", 1)
     options["alignment"] = None if alignment == 1 else alignment
-    return make_packer(fields.get("packing", ""), fields.get("seq_len", 0), **options)
+    return make_packer(fields["packing"], fields["seq_len"], **options)
 
 
 __all__ = [

@@ -18,19 +18,20 @@ from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
 
-from energon_ext.batch.rows import Row
 from energon_ext.errors import log_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.clock import Clock, RowLengths
-from energon_ext.plan.cost import Cost, digest_of_cost
+from energon_ext.plan.cost import Cost
+from energon_ext.plan.length import batches_in_pass
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round, rounds_of
 from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.settings import step_settings, worker_settings
 from energon_ext.plan.source import Blend, Source
 from energon_ext.plan.state import cursor_of, restore_cursor
 from energon_ext.plan.step import Plan, Step
 from energon_ext.state.match import SourceChange
-from energon_ext.state.schema import digest_of, without_seal
+from energon_ext.state.schema import without_seal
 from energon_ext.weights import LiveWeights
 
 logger = log_of(__name__)
@@ -42,7 +43,7 @@ class PassOptions:
 
     Attributes:
         batches: batches per rank in one pass; 0 for all.
-        repeats: whether the plan starts again at its end, within the same pass.
+        repeats: whether sources are read again, in another order, when all have ended.
         restarts: whether every pass starts with the first row.
     """
 
@@ -57,8 +58,8 @@ class BatchOptions:
 
     Attributes:
         assemble: builds a batch from rows.
-        padding: builds a row of padding, to complete the last step. If None, an incomplete last
-            step is dropped.
+        padding: builds a row that counts as nothing, to complete the last step, given a function
+            that reads one of its rows. If None, an incomplete last step is dropped.
         fingerprint: JSON values saved with a state, which is refused if they differ.
         encoder: JSON values from which the encoder can be rebuilt.
         cost: cost of rows; if given, the rows of a step are distributed so that all ranks take
@@ -66,7 +67,7 @@ class BatchOptions:
     """
 
     assemble: Callable[[list[Any]], Any]
-    padding: Callable[[], Row] | None
+    padding: Callable[[Callable[[], Any]], Any] | None
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost | None = None
@@ -87,6 +88,7 @@ class PlannedDataset(Blend, SavableDataset):
         progress: state after the last batch that was handed out.
         retained: states of sources that are only in the restored state, by key.
         earlier_digests: data digests of the steps before the restored state, as in a cursor.
+        dropped_rows: rows that did not fill the last step, once the plan has ended.
 
     State: one cursor for the run, see :mod:`energon_ext.plan.state`.
     """
@@ -115,18 +117,15 @@ class PlannedDataset(Blend, SavableDataset):
     def reset_state_own(self) -> None:
         self.retained: dict[str, Any] = {}
         self.earlier_digests: tuple[tuple[int, str], ...] = ()
-        self._begin()
-        self.progress = Progress(self.plan.advance())
-        self._stream: Iterator[Round] | None = None
-        self._has_begun = False
-
-    def _begin(self) -> None:
-        """Start the plan again from its first row."""
+        self.dropped_rows = 0
         for rows in self.rows:
             rows.restart()
         seed, row_tokens = str(self.worker_config.seed_offset), self.clock.row_tokens
         mixture = Mixture(self.tree, self.keys, seed=seed, row_tokens=row_tokens)
-        self.plan = Plan(self.rows, mixture)
+        self.plan = Plan(self.rows, mixture, repeats=self.passes.repeats)
+        self.progress = Progress(self.plan.advance())
+        self._stream: Iterator[Round] | None = None
+        self._has_begun = False
 
     def fork(self, state: Mapping[str, Any] | None = None) -> PlannedDataset:
         """Return a dataset over the same data that draws on its own, to answer questions.
@@ -147,13 +146,13 @@ class PlannedDataset(Blend, SavableDataset):
         """Draw the next steps; before each, wait until the given live weights cover it."""
         plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
         while True:
-            for live in live_weights if not plan.mixture.ended.all() else ():
+            for live in live_weights if not plan.ended else ():
                 live.wait(plan.step)
             step = plan.next(rows, clock.at(plan.step, plan.row, plan.row_lengths))
             if step is None:
                 return
             if self.batches.padding is None and step.num_rows < rows:
-                logger.info("The last %d rows do not fill a step and are dropped.", step.num_rows)
+                self.dropped_rows = step.num_rows
                 return
             if self.batches.cost is not None:
                 step.balance(self.batches.cost, self.topology)
@@ -161,12 +160,14 @@ class PlannedDataset(Blend, SavableDataset):
 
     def drawn_steps(self) -> Iterator[DrawnStep]:
         """Yield the next steps as this rank reads them."""
-        while True:
-            for step in self.draw_steps(self.live_weights):
-                yield self._drawn(step)
-            if not self.passes.repeats or not self.plan.row:
-                return
-            self._begin()
+        for step in self.draw_steps(self.live_weights):
+            yield self._drawn(step)
+        if self.dropped_rows:
+            logger.warning(
+                "The last %d rows do not fill a step and are dropped; a method make_padding of the "
+                "TaskEncoder would complete it.",
+                self.dropped_rows,
+            )
 
     def _drawn(self, step: Step) -> DrawnStep:
         number = self.plan.step - 1
@@ -177,31 +178,17 @@ class PlannedDataset(Blend, SavableDataset):
 
     @staticmethod
     def _describe(step: Step, row: int) -> DescribedRow:
-        if (found := step.taken(row)) is None:
-            return None
-        taken, index, source = found
-        return source, taken.description(index)
+        found = step.taken(row)
+        taken, index, source = found or step.first()
+        return source, taken.description(index), found is None
 
     @functools.cached_property
-    def inside(self) -> dict[str, Any]:
-        """Everything that the draw of a step depends on apart from the plan, as JSON values.
+    def step_settings(self) -> dict[str, Any]:
+        return step_settings(self)
 
-        Values that may be long are replaced by digests.
-        """
-        cost, axis = self.batches.cost, self.clock.axis
-        options: dict[str, list[Any]] = {}
-        for key, rows in zip(self.keys, self.rows):
-            for name, value in rows.options().items():
-                options.setdefault(name, []).append([key, value])
-        return {
-            "rows_per_step": self.topology.rows_per_step,
-            "batch_size": self.topology.batch_rows,
-            "ranks": self.topology.ranks,
-            "axis": axis.counted,
-            "cost": None if cost is None else digest_of_cost(cost, self.clock.row_tokens),
-            "mixture": digest_of(self.tree.to_json())[:16],
-            **{name: digest_of(values)[:16] for name, values in options.items()},
-        }
+    @functools.cached_property
+    def worker_settings(self) -> dict[str, Any]:
+        return worker_settings(self)
 
     # Batches ------------------------------------------------------------------------------------
 
@@ -249,17 +236,17 @@ class PlannedDataset(Blend, SavableDataset):
 
     def prefetch(self, rows: Sequence[DescribedRow]) -> None:
         """Ask the storage to prefetch rows."""
-        for row in rows:
-            if row is not None:
-                source, description = row
+        for source, description, is_padding in rows:
+            if not is_padding:
                 self.rows[source].prefetch(description)
 
     def _read_row(self, row: DescribedRow) -> Any:
-        if row is None:
-            assert self.batches.padding is not None
-            return self.batches.padding()
-        source, description = row
-        return self.rows[source].read(description)
+        source, description, is_padding = row
+        read = functools.partial(self.rows[source].read, description)
+        if not is_padding:
+            return read()
+        assert self.batches.padding is not None, "an incomplete step is dropped without padding"
+        return self.batches.padding(read)
 
     def end_pass(self) -> None:
         """Start again with the first row if passes restart."""
@@ -285,9 +272,20 @@ class PlannedDataset(Blend, SavableDataset):
 
     # Energon's dataset interface ----------------------------------------------------------------
 
+    def len_rank(self) -> int:
+        """Return the batches of this rank in a pass; TypeError if it is endless."""
+        batches = batches_in_pass(self)
+        if batches is None:
+            raise TypeError(
+                "An endless dataset has no length; pass a virtual_epoch_length or repeat=False, or "
+                "limit every source by max_epochs."
+            )
+        return batches
+
     def len_worker(self, worker_idx: int | None = None) -> int:
-        documents = sum(source.documents for source in self.sources.values())
-        return -(-documents // (self.topology.ranks * self.topology.workers))
+        workers = self.topology.workers
+        worker = self.worker_config.rank_worker_id() if worker_idx is None else worker_idx
+        return len(range(worker, self.len_rank(), workers))
 
     def worker_has_samples(self) -> bool:
         return True
@@ -309,8 +307,11 @@ class PlannedDataset(Blend, SavableDataset):
         }
 
     def save_state(self) -> FlexState:
-        """Return the cursor after the last batch."""
-        return FlexState(cursor_of(self, self.progress))
+        """Return the cursor after the last batch of this worker of Energon's own loader."""
+        state = cursor_of(self, self.progress)
+        if self.worker_config.num_workers:
+            state["inside"] = self.worker_settings
+        return FlexState(state)
 
     def restore_state(self, state: Any) -> None:
         """Continue from a cursor, with or without its digest; from the start if it is refused.

@@ -14,7 +14,8 @@ def find_blend(dataset_or_loader: Any) -> Any:
     """Return the :class:`~energon_ext.plan.source.Blend` inside a dataset or loader.
 
     Raises:
-        ConfigError: there is none, since the TaskEncoder lacks the mixin.
+        ConfigError: there is none, since the TaskEncoder lacks the mixin, or since it is validation
+            that is not planned.
     """
     candidates = [dataset_or_loader]
     while candidates:
@@ -27,5 +28,7 @@ def find_blend(dataset_or_loader: Any) -> Any:
             candidates.append(candidate.dataset)
     raise ConfigError(
         f"No blend of sources in {type(dataset_or_loader).__name__}; build the dataset with "
-        f"energon_ext.PackedTaskEncoder, or a TaskEncoder with energon_ext.DynamicBlendMixin."
+        f"energon_ext.PackedTaskEncoder, or a TaskEncoder with energon_ext.DynamicBlendMixin. "
+        f"Validation that is not planned, for the reason in the log, is read by "
+        f"megatron.energon.get_savable_loader."
     )

@@ -57,6 +57,7 @@ class PackWindow(Window):
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **super().to_json(),
             "epoch": self.epoch,
             "position": self.position,
             "carried": {
@@ -75,6 +76,7 @@ class PackWindow(Window):
     def from_json(cls, state: Mapping[str, Any]) -> "PackWindow":
         stops = state["carried"]["stops"]
         return cls(
+            pass_start=state["pass_start"],
             epoch=state["epoch"],
             position=state["position"],
             documents=np.array(state["carried"]["documents"], np.int64),

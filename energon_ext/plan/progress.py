@@ -15,8 +15,8 @@ from typing import Any, Iterator, NamedTuple
 
 from energon_ext.plan.step import Advance
 
-#: A source number and the description of one of its rows; None for a row of padding.
-DescribedRow = tuple[int, Any] | None
+#: A source number, the description of one of its rows, and whether the row is to become padding.
+DescribedRow = tuple[int, Any, bool]
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,12 +52,19 @@ class Taken(ABC):
         return np.zeros(len(self))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Window:
-    """The next rows of a source; subclasses describe them."""
+    """The next rows of a source; subclasses describe them.
+
+    Attributes:
+        pass_start: what had been read when the current pass of a repeated blend began: epochs, or
+            contents of a spliced source.
+    """
+
+    pass_start: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {}
+        return {"pass_start": self.pass_start}
 
 
 class RowSource(ABC):
@@ -105,6 +112,10 @@ class RowSource(ABC):
     @abstractmethod
     def restart(self) -> None:
         """Start again with the first row."""
+
+    @abstractmethod
+    def begin_pass(self) -> None:
+        """Continue after the last row, with as many rows again but in another order."""
 
     def fork(self) -> RowSource:
         """Return the same rows at the same position, to be taken on their own."""

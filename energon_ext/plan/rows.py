@@ -77,6 +77,7 @@ class PlannedRows(RowSource):
         self.read_bytes = packer.seq_len * _TOKEN_BYTES if is_remote else 0
         self._packer = packer
         self._order = order
+        self.epoch_documents = order.size  # conversations may become several documents
         self._first = first
         self._buffer_docs = buffer_docs
         self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
@@ -107,7 +108,11 @@ class PlannedRows(RowSource):
 
     def restart(self) -> None:
         self._order.restart()
-        self.window, self._plan, self.next_row = PackWindow(0, 0), PackPlan.none(), 0
+        self.window, self._plan, self.next_row = PackWindow(epoch=0, position=0), PackPlan.none(), 0
+
+    def begin_pass(self) -> None:
+        self._order.begin_again()
+        self.window = dataclasses.replace(self.window, pass_start=self._order.first)
 
     def fork(self) -> PlannedRows:
         other = copy.copy(self)
@@ -167,6 +172,7 @@ class PlannedRows(RowSource):
         is_excluded = _among(numbers[:count], self.excluded)
         kept = np.flatnonzero(~is_excluded)
         window = PackWindow(
+            pass_start=self._order.first,
             epoch=epoch,
             position=position,
             documents=carried.documents,
@@ -236,6 +242,7 @@ class PlannedRows(RowSource):
         if carried is None:
             raise StateFormatError(f"{self.key}: the state has pieces that the source lacks.")
         self._order.epoch, self._order.position = window.epoch, window.position
+        self._order.first = window.pass_start
         if window.taken is None:  # saved before the first plan, or the first one after a repacking
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
         else:
@@ -275,8 +282,9 @@ class PlannedRows(RowSource):
             rest = rest[np.lexsort((rest.starts, rest.documents))].joined()
         rest = rest[self.documents.locate(rest.documents)[1] > 0]  # excluded ones may not fit: 0
         self.window = PackWindow(
-            self._order.epoch,
-            self._order.position,
+            pass_start=self._order.first,
+            epoch=self._order.epoch,
+            position=self._order.position,
             documents=rest.documents,
             starts=rest.starts,
             stops=self._saved_stops(rest),

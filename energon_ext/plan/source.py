@@ -8,6 +8,8 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, Sequence
 
+import numpy as np
+
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
@@ -163,17 +165,40 @@ class Blend:
         """Return the position of an optimizer step, whose first row is ``row`` if known."""
         return self.clock.at_step(step, row, self.row_lengths)
 
-    def planned_shares(self, position: int) -> dict[str, float]:
-        """Return the share of each source, or of each of its parts, at a position.
+    def shares_at_step(self, step: int, row: int | None = None) -> dict[str, float]:
+        """Return the share of each source, or of each of its parts, in an optimizer step.
+
+        Args:
+            step: optimizer step from 0 on, whatever unit the breakpoints count.
+            row: its first row, if steps had other sizes before.
+
+        See :meth:`shares_at`.
+        """
+        return self.shares_at(self.position(step, row))
+
+    def shares_at(self, position: int) -> dict[str, float]:
+        """Return the share of each source, or of each of its parts, at a position of the axis.
 
         Sources that have ended still count. If live weights do not cover the position yet, their
         last line is used.
         """
         for live in self.live_weights:
             live.read()
-        shares = Mixture(self.tree, self.keys, seed="").shares(position).tolist()
-        return {
-            part: share * of_source
-            for source, share in zip(self.sources.values(), shares)
-            for part, of_source in source.part_shares.items()
-        }
+        shares, (parts, sources, of_source) = self._mixture_of_shares.shares(position), self._parts
+        return dict(zip(parts, (shares[sources] * of_source).tolist()))
+
+    @functools.cached_property
+    def _mixture_of_shares(self) -> Mixture:
+        """Evaluates weights for :meth:`shares_at`, apart from the plan, which has its own."""
+        return Mixture(self.tree, self.keys, seed="")
+
+    @functools.cached_property
+    def _parts(self) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """The parts of all sources: key, number of the source, share in the source."""
+        parts = [
+            (part, number, share)
+            for number, source in enumerate(self.sources.values())
+            for part, share in source.part_shares.items()
+        ]
+        keys, numbers, shares = zip(*parts)
+        return list(keys), np.array(numbers), np.array(shares)

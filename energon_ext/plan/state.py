@@ -17,6 +17,7 @@ from energon_ext.packing import packing_of
 from energon_ext.plan.clock import RowLengths
 from energon_ext.plan.progress import Progress
 from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.settings import check_settings
 from energon_ext.state.match import (
     SourceChange,
     check_fingerprint,
@@ -52,7 +53,7 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
         "done": progress.done,
         "read": progress.read,
         "skipped": [list(each) for each in progress.skipped],
-        "inside": dataset.inside if progress.done else None,
+        "inside": dataset.step_settings if progress.done else None,
     }
 
 
@@ -85,8 +86,6 @@ def _data_digests(dataset: "PlannedDataset", step: int) -> list[list[Any]]:
     for stop, digest in dataset.earlier_digests:
         if stop > (spans[-1][0] if spans else 0):  # not of a run that was saved at once
             spans.append([stop, digest])
-    if spans and spans[-1][0] > step:  # the plan has started again
-        spans = []
     if spans and spans[-1][1] == dataset.data_digest:
         spans.pop()
     return [*spans, [step, dataset.data_digest]]
@@ -102,8 +101,10 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
     """
     state = read_format(state)
     _check_configuration(dataset, state)
+    if state["done"] or state["inside"] is not None:
+        check_settings(dataset, state["inside"] or {})
     if state["done"]:
-        _check_open_step(dataset, state)
+        _check_not_skipped(dataset, state)
     saved, plan = state["plan"], dataset.plan
     row_lengths = _row_lengths(state, dataset.clock.row_tokens)
     position = dataset.clock.at(saved["step"], saved["row"], row_lengths)
@@ -137,24 +138,18 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
 
 
 def _check_configuration(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
-    """Compare fingerprints; between two steps the packing may change if all sources allow it."""
+    """Compare fingerprints; the packing may change if no step is fixed and all sources allow it."""
     saved, current = dict(state["fingerprint"]), dict(dataset.fingerprint)
-    if not state["done"] and all(rows.may_be_repacked for rows in dataset.rows):
+    is_open = state["done"] or state["inside"] is not None
+    if not is_open and all(rows.may_be_repacked for rows in dataset.rows):
         for fields in (saved, current):
             for name in packing_of(fields):
                 del fields[name]
     check_fingerprint(saved, current)
 
 
-def _check_open_step(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
-    """Raise if the step in which a state was saved cannot be finished as it was begun."""
-    check_fingerprint(
-        state["inside"] or {},
-        dataset.inside,
-        advice="The state was saved inside a step, which must be finished with the same weights, "
-        "limits, excluded documents and packing buffers; to change them, save at the end of a "
-        "step.",
-    )
+def _check_not_skipped(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the step in which a state was saved must be skipped now."""
     step = state["plan"]["step"]
     if dataset.clock.is_skipped(step):
         raise ConfigError(

@@ -56,6 +56,11 @@ class Step:
         """Return a row as (rows taken together, index in them, source number); None if missing."""
         return self._places.get(number if self._order is None else int(self._order[number]))
 
+    def first(self) -> tuple[Taken, int, int]:
+        """Return the row that was added first, in the same form."""
+        _, taken, source = self._parts[0]
+        return taken, 0, source
+
     @functools.cached_property
     def _places(self) -> dict[int, tuple[Taken, int, int]]:
         return {
@@ -94,6 +99,7 @@ class Plan:
     Args:
         sources: in the order of their keys.
         mixture: over the same sources.
+        repeats: start another pass, in another order, whenever all sources have ended.
 
     Attributes:
         step, row: steps and rows drawn so far.
@@ -102,8 +108,8 @@ class Plan:
         just_ended: keys of the sources that ended with the last step.
     """
 
-    def __init__(self, sources: Sequence[RowSource], mixture: Mixture):
-        self.sources, self.mixture = list(sources), mixture
+    def __init__(self, sources: Sequence[RowSource], mixture: Mixture, *, repeats: bool = False):
+        self.sources, self.mixture, self.repeats = list(sources), mixture, repeats
         self._finite = [(number, rows) for number, rows in enumerate(sources) if rows.is_finite]
         self.step = self.row = 0
         self.row_lengths: RowLengths = ()
@@ -116,6 +122,23 @@ class Plan:
         """Adopt the current state of all sources; the next advance contains all windows."""
         self._next_rows = np.array([rows.next_row for rows in self.sources], np.int64)
         self._changed = {number: rows.window for number, rows in enumerate(self.sources)}
+        self._update_ended()
+
+    @property
+    def is_finite(self) -> bool:
+        """True if there is a last row."""
+        return not self.repeats and len(self._finite) == len(self.sources)
+
+    @property
+    def ended(self) -> bool:
+        """True if no row is left."""
+        return not self.repeats and bool(self.mixture.ended.all())
+
+    def _begin_pass(self) -> None:
+        """Let all sources start another pass."""
+        for number, rows in self._finite:
+            rows.begin_pass()
+            self._changed[number] = rows.window
         self._update_ended()
 
     def _update_ended(self) -> None:
@@ -136,7 +159,11 @@ class Plan:
         missing = np.arange(count)
         before = self.mixture.ended.copy()
         attempt = 0
-        while len(missing) and self.mixture.open(position):
+        while len(missing):
+            if self.repeats and self.mixture.ended.all():
+                self._begin_pass()
+            if not self.mixture.open(position):
+                break
             missing = self._draw(step, missing, attempt)
             attempt += 1  # draw again where a source had no row left
         if len(missing) == count:
@@ -150,7 +177,7 @@ class Plan:
         self.step += 1
         self.row += count
         self._update_ended()
-        new = np.flatnonzero(self.mixture.ended & ~before)
+        new = np.flatnonzero(self.mixture.ended & ~before & (not self.repeats))
         self.just_ended = [self.mixture.keys[number] for number in new.tolist()]
         return step
 

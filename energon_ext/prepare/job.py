@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.documents.permutation import stable_hash
-from energon_ext.errors import ConfigError, SampleError, log_of
+from energon_ext.errors import ConfigError, SampleError, log_of, one_line
 from energon_ext.prepare.documents import InputDocument, Unit
 
 logger = log_of(__name__)
@@ -181,7 +181,7 @@ def _encoded(
     job: Job, unit: Unit, skipped: Record, advance: Callable[[int], None]
 ) -> Iterator[tuple[InputDocument, str, Encoded]]:
     """Yield the documents of a unit with their splits and what is written for them."""
-    refused_in_a_row = 0
+    refused_in_a_row: list[SampleError] = []
     for batch in _batches(_readable(job, unit, skipped), advance):
         for document, encoded in zip(batch, job.encode(batch), strict=True):
             if job.keeps_all and isinstance(encoded, Encoded) and encoded.is_empty:
@@ -189,17 +189,18 @@ def _encoded(
             if isinstance(encoded, SampleError):
                 _count(skipped["refused"], encoded)
                 logger.debug("refused: %s", encoded)
-                refused_in_a_row += 1
-                if refused_in_a_row == MAX_REFUSED_IN_A_ROW:
+                refused_in_a_row.append(encoded)
+                if len(refused_in_a_row) == MAX_REFUSED_IN_A_ROW:
+                    advice = "Use the TaskEncoder for such samples (--task or --encoder)."
                     raise ConfigError(
                         f"{unit.description['path']}: {MAX_REFUSED_IN_A_ROW} documents in a row "
-                        f"cannot be trained on, the last: {str(encoded).rstrip('.')}. Is this the "
-                        f"data of another task?"
+                        f"cannot be trained on, the first: {one_line(refused_in_a_row[0])}. "
+                        f"{advice if job.keeps_all else ''}".rstrip()
                     ) from encoded
                 if not job.keeps_all:
                     continue
                 encoded = Encoded([(np.zeros(0, np.int64), None)])
             else:
-                refused_in_a_row = 0
+                refused_in_a_row.clear()
             split = document.split or split_of(document.text, job.val_fraction, job.seed)
             yield document, split, encoded

@@ -20,7 +20,7 @@ from megatron.energon.flavors.webdataset.sample_loader import (
 )
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from energon_ext.errors import ConfigError, StoreError
+from energon_ext.errors import ConfigError, EnergonExtError
 from energon_ext.samples.shards import StoredShards
 from energon_ext.samples.tar_reader import TarReader
 
@@ -87,7 +87,7 @@ class NumberedSamples:
         """Read a sample as it is stored, for :meth:`cooked`; None if the split excludes it."""
         try:
             data = tuple(reader[number] for reader in self._readers)
-        except StoreError:
+        except EnergonExtError:
             raise
         except Exception as error:  # Energon raises all kinds of errors for damaged files
             raise ConfigError(

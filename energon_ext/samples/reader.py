@@ -24,13 +24,18 @@ logger = log_of(__name__)
 #: Unusable samples in a row that end a run, unless the encoder sets another limit.
 _TOLERANCE = 100
 
+#: Errors that wrong code raises for every sample, and data only for some. They end the run if each
+#: of this many first samples raises one; a smaller number would let bad samples end a run.
+_CODE_ERRORS, _FIRST_SAMPLES = (NameError, TypeError, AttributeError), 10
+
 
 @dataclass
 class SampleReader:
     """Reads and encodes samples of a source by number.
 
     A sample that cannot be used is skipped. If this leaves a row empty, another sample of the
-    source takes its place, the same one on every rank and worker.
+    source takes its place, the same one on every rank and worker. Wrong code in the encoder is no
+    unusable sample: its error is raised.
     """
 
     encoder: Any
@@ -41,7 +46,8 @@ class SampleReader:
     samples: NumberedSamples  # each reading process opens the files itself
     table: Any = None  # lengths of the samples, if several are packed into a row
     _skipped: int = field(default=0, init=False)
-    _reason: str = field(default="", init=False)
+    _reasons: list[str] = field(default_factory=list, init=False)  # of failures in a row
+    _has_worked: bool = field(default=False, init=False)  # the encoder, for some sample
 
     def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         """Return the files of a sample, to display them."""
@@ -69,8 +75,8 @@ class SampleReader:
             if sample is not None:
                 return sample
         raise SampleError(
-            f"{self.key}: {self._tolerance + 1} samples in a row cannot be used, the last: "
-            f"{self._reason} Is this the data of another task?"
+            f"{self.key}: {len(self._reasons)} samples in a row cannot be used, the first: "
+            f"{self._reasons[0]}"
         )
 
     @property
@@ -82,18 +88,24 @@ class SampleReader:
         """Read and encode a sample; None if it cannot be used."""
         stored = self.samples.stored(number)
         if stored is None:
-            self._reason = "The split excludes it."
+            self._reasons.append("The split excludes it.")
             return None
         try:
             with keyed_random(self.encoder, f"{self.seed}/{self.key}/{number}/{epoch}"):
                 sample = encoded(self.encoder, self.samples.cooked(stored))
+                self._has_worked = True
                 self._check_length(number, sample)
+                self._reasons.clear()
                 return sample
         except SampleError as error:
+            self._has_worked = True
             self._note(number, f"Sample {key_of(stored)}: {error}")
         except EnergonExtError:
             raise
         except Exception as error:  # from a decoder, a cooker or an encoder, including SkipSample
+            self._has_worked |= not isinstance(error, _CODE_ERRORS)
+            if not self._has_worked and self._skipped + 1 >= min(_FIRST_SAMPLES, self._tolerance):
+                raise
             # Some of Energon's errors have a cause but no text.
             reason = " ".join(str(error).split()) or type(error.__cause__ or error).__name__
             self._note(number, f"Sample {key_of(stored)}: {type(error).__name__} ({reason}).")
@@ -115,7 +127,7 @@ class SampleReader:
     def _note(self, number: int, reason: str) -> None:
         """Log the 1st, 10th, 100th ... skipped sample, named as in `exclude`."""
         self._skipped += 1
-        self._reason = reason
+        self._reasons.append(reason)
         if str(self._skipped).strip("0") == "1":
             name = f"{self.key}:{number}"
             logger.warning("%s: sample skipped (%d so far): %s", name, self._skipped, reason)
@@ -148,9 +160,9 @@ def keyed_random(encoder: Any, key: str) -> Iterator[None]:
     """Seed torch, NumPy and ``random`` from a key, and restore their states afterwards.
 
     ``@stateless(restore_seeds=True)`` would seed them by the number of the worker; in this context
-    it has no effect. ``current_sample_index`` is derived from the key.
+    it has no effect. ``current_sample_index`` is derived from the key. Contexts may be nested.
     """
-    number = stable_hash(key)
+    number, outer_number = stable_hash(key), encoder.sample_number
     before, own_seed = SystemRng.save_state(), SystemRng.seed_args
     torch.default_generator.manual_seed(number)  # torch.manual_seed would also seed the GPUs
     np.random.seed(number % 2**32)
@@ -160,6 +172,6 @@ def keyed_random(encoder: Any, key: str) -> Iterator[None]:
     try:
         yield
     finally:
-        encoder.sample_number = None
+        encoder.sample_number = outer_number
         SystemRng.seed_args = staticmethod(own_seed)
         SystemRng.restore_state(before)

@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import resource
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -17,16 +20,35 @@ from energon_ext.documents.object_store import StoredObject, file_at, file_name,
 from energon_ext.documents.range_reader import range_reader
 from energon_ext.documents.stored_files import sample_ends
 
-#: Local shards that are open at once.
-MAX_OPEN = 64
+#: Local shards that a process keeps open, if its limit of open files allows it.
+MAX_OPEN = 1024
+
+#: The open shards of all sources, the most recently used one last: descriptor and ends of samples,
+#: by the numbers of the :class:`LocalShards` and of the shard in it.
+_opened: OrderedDict[tuple[int, int], tuple[int, np.ndarray]] = OrderedDict()
+
+_numbers = itertools.count()
+
+
+def _most_open() -> int:
+    """Return how many shards may be open; other code needs most of the process's open files."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_OPEN if allowed == resource.RLIM_INFINITY else max(1, min(MAX_OPEN, allowed // 4))
+
+
+def _close_all(number: int) -> None:
+    """Close the open shards of the :class:`LocalShards` with a number."""
+    for key in [key for key in _opened if key[0] == number]:
+        os.close(_opened.pop(key)[0])
 
 
 class LocalShards:
-    """Shards in local files, of which the most recently used ones are kept open."""
+    """Shards in local files; a process keeps those open that it used last, of all its sources."""
 
     def __init__(self, infos: Sequence[ShardInfo]):
         self._infos = infos
-        self._opened: OrderedDict[int, tuple[int, np.ndarray]] = OrderedDict()
+        self._number = next(_numbers)
+        weakref.finalize(self, _close_all, self._number)
 
     def ends(self, shard: int) -> np.ndarray:
         """Return the starts of the samples and the end of the last one, uint64 [samples + 1]."""
@@ -44,15 +66,16 @@ class LocalShards:
 
     def _open(self, shard: int) -> tuple[int, np.ndarray]:
         """Return the descriptor of a shard and the ends of its samples."""
-        if shard in self._opened:
-            self._opened.move_to_end(shard)
+        key = self._number, shard
+        if key in _opened:
+            _opened.move_to_end(key)
         else:
             path = file_name(self._infos[shard].path)
             ends = sample_ends(f"{path}.idx", self._infos[shard].count)
-            self._opened[shard] = open_descriptor(path), ends
-            if len(self._opened) > MAX_OPEN:
-                os.close(self._opened.popitem(last=False)[1][0])
-        return self._opened[shard]
+            while len(_opened) >= _most_open():
+                os.close(_opened.popitem(last=False)[1][0])
+            _opened[key] = open_descriptor(path), ends
+        return _opened[key]
 
 
 class StoredShards:

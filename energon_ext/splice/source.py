@@ -63,8 +63,7 @@ class SpliceSource(RowSource):
         self._documents = documents
         self._seq_len = seq_len
         self._fill_id = fill_id
-        self._end = ENDLESS if epochs is None else int(epochs * examples.size)
-        self.window = Window()
+        self._in_pass = ENDLESS if epochs is None else int(epochs * examples.size)
         self.restart()
 
     @property
@@ -88,14 +87,23 @@ class SpliceSource(RowSource):
         return dict(sums)
 
     def restart(self) -> None:
+        self.window = Window()
         self.next_row = 0  # contents that were shown
 
+    def begin_pass(self) -> None:
+        self.window = Window(pass_start=self.next_row)
+
     def options(self) -> dict[str, Any]:
-        return {"max_epochs": self._end}
+        return {"max_epochs": self._in_pass}
 
     @property
     def is_finite(self) -> bool:
-        return self._end < ENDLESS
+        return self._in_pass < ENDLESS
+
+    @property
+    def _end(self) -> int:
+        """The number of the content after the last one."""
+        return self.window.pass_start + self._in_pass
 
     @property
     def ended(self) -> bool:
@@ -161,6 +169,7 @@ class SpliceSource(RowSource):
 
     def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
         self.check_state(state)
+        self.window = Window(pass_start=state["pass_start"])
         self.next_row = state["next_row"]
 
 

@@ -5,6 +5,7 @@
 Every saved state is *sealed*: it contains a digest of itself, so that any change is detected.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -38,11 +39,12 @@ _PLANNED = {
     "excluded": [COUNT],
     "last": bool,
     "digest": str,
+    "pass_start": COUNT,
 }
 _ROWS = {
     "planned": _PLANNED,
     "samples": _PLANNED,
-    "spliced": {"kind": str, "documents": {str: object}, "next_row": COUNT},
+    "spliced": {"kind": str, "documents": {str: object}, "next_row": COUNT, "pass_start": COUNT},
 }
 #: The shape of the state of a mixture, for other states that contain one.
 MIXTURE = {str: {"identity": str, "credits": {str: float}, "tokens": COUNT}}
@@ -90,14 +92,29 @@ _STATE = {
 def read_format(state: Any) -> Mapping[str, Any]:
     """Return the state of a planned run in the current version; raise if it has another shape."""
     if isinstance(state, Mapping) and state.get("version") == 4 and "data_digests" not in state:
-        # Version 4 did not record which metadataset its steps were planned with.
-        state = {**state, "version": STATE_VERSION, "data_digests": []}
+        state = _from_version_4(state)
     advice = (
         "The state was saved by another loader or TaskEncoder. It identifies sources by position "
         "and contains samples drawn by old weights, so no source can be continued on its own. "
         f"{STOCK_RUN}"
     )
     check_class(state, STATE_CLASS, STATE_VERSION, _STATE, advice)
+    return state
+
+
+def _from_version_4(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Upgrade a state, whose shape was not checked yet.
+
+    Version 4 did not record which metadataset its steps were planned with, and every pass of a
+    repeated blend began from nothing.
+    """
+    state = {**copy.deepcopy(dict(state)), "version": STATE_VERSION, "data_digests": []}
+    plan = state.get("plan")
+    sources = plan.get("sources") if isinstance(plan, Mapping) else None
+    for source in sources.values() if isinstance(sources, dict) else ():
+        rows = source.get("rows") if isinstance(source, Mapping) else None
+        if isinstance(rows, dict):
+            rows["pass_start"] = 0
     return state
 
 

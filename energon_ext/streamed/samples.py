@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from typing import Any, Callable, Iterator, Mapping
 
@@ -85,10 +86,13 @@ class StreamedSamples:
         except FatalSampleError as error:
             last = error.__context__ or error
             kind = "" if isinstance(last, SampleError) else f"{type(last).__name__}: "
-            raise SampleError(
-                f"{key}: too many samples in a row cannot be used, the last: {kind}{last} Is this "
-                f"the data of another task?"
-            ) from (None if isinstance(last, SampleError) else last)
+            in_a_row = re.search(r"failed (\d+) times in a row", str(error))
+            what = (
+                f"{in_a_row[1]} samples in a row cannot be used, the last" if in_a_row else "failed"
+            )
+            # The text of a SampleError says all; the traceback of another error helps.
+            cause = None if isinstance(last, SampleError) else last
+            raise SampleError(f"{key}: {what}: {kind}{last}") from cause
         # Energon checks the content of an index by assertions.
         except (OSError, tarfile.TarError, ValueError, AssertionError) as error:
             reason = " ".join(str(error).split())

@@ -24,8 +24,10 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from energon_ext.arguments import check_integer, choices
 from energon_ext.data_files import open_data, read_to_limit
-from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
+from energon_ext.errors import ConfigError, StateMismatchError, WorkerError, log_of
 from energon_ext.weights.schedule import Segment, WeightSpec, checked_value
+
+logger = log_of(__name__)
 
 MAX_BYTES = 2**28
 _FIELDS = {"from_step", "through", "weights"}
@@ -63,6 +65,7 @@ class LiveWeights:
 
     Attributes:
         deadline: seconds that a planner waits for a line.
+        patience: seconds after which it logs that it waits, again after twice the time, and so on.
         lines: the lines read so far.
 
     State: the number of lines used, and a digest of their first steps and weights.
@@ -81,7 +84,7 @@ class LiveWeights:
     def __init__(self, path: str | Path, names: Iterable[str] | None = None, key: str = ""):
         self.path, self.key = Path(path), key
         self._names = None if names is None else frozenset(names)
-        self.deadline = 450.0
+        self.deadline, self.patience = 450.0, 10.0
         self.lines: list[Line] = []
         self._states: list[dict[str, Any]] = [{"lines": 0, "digest": ""}]  # after each line
         self._bytes = 0  # bytes of the complete lines read so far
@@ -161,7 +164,11 @@ class LiveWeights:
         names = line.weights if self._names is None else self._names
         for name in line.weights:
             if name not in names:
-                raise ConfigError(f"{where}: no source {name!r}; there are {choices(name, names)}")
+                raise ConfigError(
+                    f"{where}: no source {name!r}; there are {choices(name, names)} If a run has "
+                    f"used this line, which must then stay, and the source was removed or renamed, "
+                    f"name a new weights_file; it begins with the first step to come."
+                )
         state = self._states[-1]
         if self.lines or line.weights:  # a first line without weights changes nothing
             content = state["digest"] + json.dumps([line.from_step, line.weights], sort_keys=True)
@@ -192,7 +199,7 @@ class LiveWeights:
 
     def wait(self, step: int) -> None:
         """Wait until a line covers a step; raise WorkerError if none does before the deadline."""
-        began = time.monotonic()
+        began, patience = time.monotonic(), self.patience
         if not self.covers(step):
             self.read()
         while not self.covers(step):
@@ -201,6 +208,11 @@ class LiveWeights:
                 problem = f"no line covers step {step} after {self.deadline:g} s; {self._covered}"
                 advice = "Check that the controller is running and ahead of the plan."
                 raise WorkerError(f"{self.path}: {problem}. {advice}")
+            if waited >= patience:
+                problem = f"no line covers step {step} yet; {self._covered}"
+                times = f"waited {waited:.0f} s, until {self.deadline:g} s"
+                logger.warning("%s: %s (%s).", self.path, problem, times)
+                patience = 2 * waited
             time.sleep(min(_LONGEST_PAUSE, 0.01 + waited / 10))
             self.read()
 

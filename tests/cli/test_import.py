@@ -94,7 +94,7 @@ def test_a_list_without_weights_reads_everything_once(folder):
     assert min(found.exhausted.values()) > 0.9 * found.steps
 
 
-@pytest.mark.parametrize("split", ["90,10,0", "8,1,1", "969, 30, 1", "100"])
+@pytest.mark.parametrize("split", ["90,10,0", "8,1,1", "940, 30, 30", "100"])
 def test_splits_have_the_documents_megatron_assigns(folder, split):
     splits = import_splits("1", "web", "1", "code", "--split", split)
     matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
@@ -106,6 +106,65 @@ def test_splits_have_the_documents_megatron_assigns(folder, split):
             blend = find_blend(dataset)
             if blend.keys[0].startswith("../web"):
                 assert abs(sum(s.documents for s in blend.sources.values()) - count) <= 1
+
+
+def test_a_split_keeps_its_digits_and_leaves_out_what_is_empty(folder):
+    """Of 90 documents of web and 2 000 of large; train has the first 99.9 %: 89 and 1998."""
+    write_tokens(folder / "large", [[65] * 3] * 2000)
+    result = energon_ext("import", "out/mix.yaml", "1", "large", "1", "web", "--split", "9990,9,1")
+    assert result.exit_code == 0, result.output
+    content = (folder / "out/mix.yaml").read_text()
+    splits = yaml.safe_load(content)["splits"]
+    found = {
+        name: {entry["path"]: entry["subset"]["range"] for entry in node["interleave"]}
+        for name, node in splits.items()
+    }
+    # Documents 1998 and 89 begin the rest: 99.99 % are 1999 and 89 documents.
+    assert found == {
+        "train": {"../large": ["0%", "99.9%"], "../web": ["0%", "99.9%"]},
+        "val": {"../large": ["99.9%", "99.99%"]},
+        "test": {"../large": ["99.99%", "100%"], "../web": ["99.99%", "100%"]},
+    }
+    remark = "val: ../web has no document in 99.9% to 99.99%; left out."
+    assert f"# {remark}" in content and remark in result.stdout
+    for split in splits:
+        get_val_datasets("out/mix.yaml", **options(split))
+
+
+def test_shares_of_a_split_keep_eight_digits(folder):
+    splits = import_splits("web", "--split", "9999999,1,0")
+    assert splits["train"]["interleave"][0]["subset"]["range"] == ["0%", "99.99999%"]
+    # int(90 x .9999999) = 89 documents, so one is left for val.
+    assert splits["val"]["interleave"][0]["subset"]["range"] == ["99.99999%", "100%"]
+
+
+def test_an_empty_split_is_named_and_not_written(folder):
+    result = energon_ext("import", "out/mix.yaml", "web", "--split", "98,1,1")
+    # 98 % are 88 documents, 99 % are 89.
+    assert result.exit_code == 0 and "left out" not in result.stdout
+    result = energon_ext("import", "out/mix.yaml", "wiki", "--split", "98,1,1", "--overwrite")
+    # 98 % and 99 % of 30 are 29 documents.
+    assert result.stdout.splitlines()[1:] == [
+        "val: ../wiki has no document in 98% to 99%; left out.",
+        "val: empty, so there is no such split.",
+        "out/mix.yaml: train, test",
+    ]
+    write_tokens(folder / "one", [[65]])
+    line = error_line(energon_ext("import", "out/one.yaml", "one", "--split", "98,1,1"))
+    assert line == (
+        "--split: train: ../one has no document in 0% to 98%; left out. A train split is needed."
+    )
+
+
+@pytest.mark.parametrize("absent", [None, [], ""])
+def test_a_split_without_data_in_a_file_of_splits_is_absent(folder, absent):
+    content = {"train": ["web"], "valid": absent, "test": absent}
+    (folder / "splits.json").write_text(json.dumps(content))
+    assert list(import_splits("--per-split-data-args-path", "splits.json")) == ["train"]
+    (folder / "splits.json").write_text(json.dumps({**content, "train": absent}))
+    arguments = ("--overwrite", "--per-split-data-args-path", "splits.json")
+    line = error_line(energon_ext("import", "out/mix.yaml", *arguments))
+    assert line == "splits.json: a mapping with train, valid, test is needed, train not empty."
 
 
 def test_phases_become_steps_of_a_schedule(folder):
@@ -121,8 +180,8 @@ def test_phases_become_steps_of_a_schedule(folder):
         {"path": "../wiki", "weight": {"step": {0: 0, 100: 2}}},
     ]
     blend = find_blend(get_train_dataset("out/mix.yaml", **options()))
-    assert blend.planned_shares(99) == {"../code": 0.75, "../web": 0.25, "../wiki": 0}
-    assert blend.planned_shares(100) == {"../code": 0, "../web": 0.5, "../wiki": 0.5}
+    assert blend.shares_at_step(99) == {"../code": 0.75, "../web": 0.25, "../wiki": 0}
+    assert blend.shares_at_step(100) == {"../code": 0, "../web": 0.5, "../wiki": 0.5}
 
 
 def test_validation_has_the_sources_of_the_first_phase(folder):

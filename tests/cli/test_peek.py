@@ -2,14 +2,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext peek``; tokens are bytes, with one special token before and after each text."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
+import torch
+from megatron.energon import Sample, stateless
+from megatron.energon.edataclass import edataclass
 from PIL import Image
 
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
-from tests.samples.vision import write_images
+from tests.samples.vision import PackedCaptions, write_images
 from tests.support import write_mix, write_tokens, write_weights
 
 ABC = [1, 101, 102, 103, 2]  # <bos> a b c <eos>
@@ -112,7 +117,10 @@ def photos(tmp_path_factory):
 
 def test_samples_are_shown_as_stored_with_image_sizes(photos):
     shown = peek(photos, "--encoder", "tests.samples.vision:PlannedCaptions", "--rows", 12)
-    assert len(shown) == 3 * 12
+    assert len(shown) == 4 * 12
+    # Its encode_batch makes lists of the encoded samples, which have one tensor.
+    assert shown[0] == "row 0: 1 sample, batch of type list"
+    assert shown[3] == "  batch: noise float64 [4]"
     by_sample = {line.split("sample ")[1][:6]: line for line in shown if "sample 0" in line}
     # Sample n has n % 3 images of 6 x (4 + n % 5) pixels.
     assert by_sample["000008"].endswith("sample 000008 of shard_000.tar, 0.webp 6x7, 1.jpeg 6x7")
@@ -132,16 +140,111 @@ def test_the_rows_of_packed_samples_are_shown_and_drawn(photos, tmp_path):
     assert sum(images) and grey > 0  # something was drawn
 
 
+class CaptionIds(PackedCaptions):
+    """Batches as a user's: two placeholders per image, then the caption, of which 7 are masked."""
+
+    tokenizer = ByteTokenizer()
+    placeholder = -200
+
+    @stateless
+    def encode_sample(self, sample):
+        ids = [*[self.placeholder] * 2 * len(sample.images), *self.tokenizer.encode(sample.caption)]
+        weights = [float(place >= len(ids) - 3) for place in range(len(ids))]
+        images = [torch.zeros(3, 2 * place + 2, 4) for place in range(len(sample.images))]
+        return Ids.derive_from(sample, ids=ids, weights=weights, images=images)
+
+    def length_of(self, encoded):
+        return len(encoded.ids)
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return Ids.derive_from(
+            samples[0],
+            ids=sum((each.ids for each in samples), []),
+            weights=sum((each.weights for each in samples), []),
+            images=sum((each.images for each in samples), []),
+        )
+
+    def batch(self, samples):
+        ids = torch.tensor([each.ids for each in samples])
+        return {
+            "tokens": ids,
+            "labels": ids.roll(-1, 1),
+            "loss_mask": torch.tensor([each.weights for each in samples]).roll(-1, 1),
+            "images": [image for each in samples for image in each.images],
+        }
+
+    def encode_batch(self, batch):
+        return batch
+
+
+@edataclass
+class Ids(Sample):
+    ids: list
+    weights: list
+    images: list
+
+
+class Anonymous(CaptionIds):
+    """Has no tokenizer that commands could use."""
+
+    tokenizer = None
+    encoding = ByteTokenizer()
+
+    @stateless
+    def encode_sample(self, sample):
+        ids = self.encoding.encode(sample.caption)
+        weights = [float(place >= len(ids) - 3) for place in range(len(ids))]
+        return Ids.derive_from(sample, ids=ids, weights=weights, images=[])
+
+
+def test_the_encoded_rows_of_a_users_encoder_are_shown_with_loss_marks(tmp_path):
+    """Sample 2 has two images: 4 placeholders and `<bos>caption 2<eos>`; the last 3 are trained."""
+    write_images(tmp_path / "photos", 3)
+    mix = write_mix(tmp_path / "mix.yaml", [("photos", 1)])
+    shown = peek(mix, "--encoder", "tests.cli.test_peek:CaptionIds", "--rows", 1)
+    assert shown[0] == "row 0: 3 samples, 39 positions"
+    samples = [line.split(": sample ")[1] for line in shown if ": sample " in line]
+    assert sorted(samples) == [
+        "000000 of shard_000.tar, 11 tokens",
+        "000001 of shard_000.tar, 13 tokens, 0.png 6x5",
+        "000002 of shard_000.tar, 15 tokens, 0.webp 6x6, 1.jpeg 6x6",
+    ]
+    order = [int(name[:6]) for name in samples]
+    lines = [f"[-200 x {2 * number}]" * (number > 0) + f"caption {number}" for number in order]
+    assert '  photos:train{"caption": true}: 39 tokens, 9 trained' in shown
+    text = shown[-2].strip()
+    assert text.replace("<", "").replace(">", "") == "".join(lines)
+    assert text.endswith(f" {order[2]}") and text.count("<") == 3
+    shapes = {1: ["float32 [3, 2, 4]"], 2: ["float32 [3, 2, 4]", "float32 [3, 4, 4]"]}
+    found = sum((shapes.get(number, []) for number in order), [])
+    merged = [(shape, len([*run])) for shape, run in itertools.groupby(found)]
+    expected = ", ".join(f"{count} x {shape}" for shape, count in merged)
+    assert shown[-1] == f"  batch: images {expected}"
+
+
+def test_ids_are_numbers_without_a_tokenizer(tmp_path):
+    write_images(tmp_path / "photos", 1)
+    mix = write_mix(tmp_path / "mix.yaml", [("photos", 1)])
+    own = ("--encoder", "tests.cli.test_peek:Anonymous", "--rows", 1)
+    # Ids of bytes begin with 4: c is 99 + 4, the space 32 + 4 and 0 is 48 + 4.
+    ids = "<1 103 101 116 120 109 115 114>36 52 2"
+    assert ids in "\n".join(peek(mix, *own))
+
+
+def test_many_images_of_a_row_take_several_lines(tmp_path):
+    write_images(tmp_path / "photos", 1, images=lambda number: 19)
+    mix = write_mix(tmp_path / "mix.yaml", [("photos", 1)])
+    own = ("--encoder", "tests.samples.vision:PlannedCaptions", "--rows", 1)
+    peek(mix, *own, "--png", tmp_path / "sheet.png")
+    # 19 images in lines of 8: three lines.
+    assert Image.open(tmp_path / "sheet.png").size == (8 * 168 + 8, 3 * 182 + 8)
+
+
 def test_options_of_our_encoders_conflict_with_a_user_encoder(photos):
     encoder = ("--encoder", "tests.samples.vision:PlannedCaptions")
     line = error_line(energon_ext("peek", photos, *encoder, "--seq-length", 8))
     assert "--seq-length: is set by --encoder" in line
-
-
-def test_images_without_an_encoder_ask_for_one(photos):
-    assert "need your own TaskEncoder; pass it to commands with --encoder" in error_line(
-        energon_ext("plan", photos)
-    )
 
 
 def test_a_forecast_of_samples_counts_documents_and_epochs(photos):

@@ -245,7 +245,7 @@ def test_an_input_of_refused_conversations_is_an_error(tmp_path):
     line = error_line(
         energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *CHAT, "--jsonl", many)
     )
-    assert "100 documents in a row cannot be trained on, the last: Sample" in line
+    assert "100 documents in a row cannot be trained on, the first: Sample" in line
     assert not (tmp_path / "out").exists()
 
 

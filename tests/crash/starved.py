@@ -50,6 +50,7 @@ def outcome(work, *arguments, stderr, is_killed=False):
         pytest.fail(Path(stderr).read_text())
     finally:
         process.kill()
+        process.join()
     if isinstance(found, NoMounts):
         pytest.skip(f"no private mounts: {found}")
     return found

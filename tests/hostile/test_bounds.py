@@ -144,26 +144,35 @@ def test_an_index_with_huge_offsets_is_refused(tmp_path):
 # Parquet and metrics ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text, times, message",
-    [
-        ("x" * 60_000, 20_000, ""),
-        pytest.param("x", 2**28 + 1, "row", marks=pytest.mark.nightly),
-    ],
-)
-def test_a_small_parquet_file_cannot_exhaust_memory(text, times, message, tmp_path):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    if message:  # one value
-        texts = arrow.array([text * times])
-    else:
-        texts = arrow.DictionaryArray.from_arrays(arrow.array(np.zeros(times, "i4")), [text])
-    path = tmp_path / "a.parquet"
-    parquet.write_table(arrow.table({"text": texts}), path, compression="zstd")
-    del texts
-    command = ("prepare", tmp_path / "o", "--parquet", path, "--min-chars", 10**6)
-    line = error_line(energon_ext(*command, "--tokenizer", "bytes"))
-    assert ("a row group of" if message else "(20000 shorter)") in line
+def prepare_parquet(folder):
+    """Return the error line of a command that reads ``a.parquet``, which is a small file."""
+    path = folder / "a.parquet"
     assert path.stat().st_size < 2**18
+    command = ("prepare", folder / "o", "--parquet", path, "--min-chars", 10**6)
+    return error_line(energon_ext(*command, "--tokenizer", "bytes"))
+
+
+def test_a_small_parquet_file_cannot_exhaust_memory(tmp_path):
+    """It has 20,000 rows of one long text, which it stores once."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    numbers = arrow.array(np.zeros(20_000, "i4"))
+    texts = arrow.DictionaryArray.from_arrays(numbers, ["x" * 60_000])
+    parquet.write_table(arrow.table({"text": texts}), tmp_path / "a.parquet", compression="zstd")
+    assert "(20000 shorter)" in prepare_parquet(tmp_path)
+
+
+@pytest.mark.nightly
+def test_a_small_parquet_file_with_a_huge_row_group_is_refused(tmp_path):
+    """Its row group has 257 MiB of zeros beside the text, which compress to little."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    zeros = arrow.FixedSizeBinaryArray.from_buffers(
+        arrow.binary(2**20), 257, [None, arrow.py_buffer(bytes(257 * 2**20))]
+    )
+    table = arrow.table({"text": ["x"] * 257, "zeros": zeros})
+    options = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
+    parquet.write_table(table, tmp_path / "a.parquet", **options)
+    del table, zeros
+    assert "a row group of" in prepare_parquet(tmp_path)
 
 
 def test_metrics_of_too_many_sources_are_refused(tmp_path):

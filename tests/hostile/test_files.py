@@ -76,12 +76,18 @@ def test_a_special_or_sparse_file_in_a_pair_is_refused(put, name, message, pair)
 
 
 PLAN = ("plan", "d", "--tokenizer", "tokenizer.json")
+FORECAST = ("plan", "d", "--steps", "1")
 DIFF = ("checkpoint", "diff", "run", "d")
 PREPARE = ("prepare", "o", "--text", "text.txt", "--tokenizer", "bytes", "--val", "0")
 IMPORT = ("import", "o.yaml", "--data-args-path", "list")
 OF_SAMPLES = [
-    (pipe, "d/shard_000.tar", ("plan", "d"), "shard_000.tar: is not a regular file"),
-    (pipe, "d/shard_000.tar.idx", ("plan", "d"), "not an index of 9 samples"),
+    (
+        pipe,
+        "d/shard_000.tar",
+        ("plan", "d", "--steps", "1"),
+        "shard_000.tar: is not a regular file",
+    ),
+    (pipe, "d/shard_000.tar.idx", ("plan", "d", "--steps", "1"), "not an index of 9 samples"),
     (pipe, "d/.nv-meta/split.yaml", ("plan", "d"), "no .nv-meta/split.yaml"),
     (device, "d/.nv-meta/dataset.yaml", ("plan", "d"), "no .nv-meta/dataset.yaml"),
     (sparse, "d/.nv-meta/split.yaml", ("plan", "d"), "has more than"),

@@ -197,11 +197,12 @@ def test_an_epochized_blend_resumes_anywhere_in_its_second_pass(
     path = write_mix(folder / "epochized.yaml", [])
     entries = [{"path": name, "repetitions": 1} for name in "acd"]
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "splits": {"train": {"blend_epochized": entries}}}))
+    splits = {"train": {"blend_epochized": entries}}
+    path.write_text(json.dumps({**content, "splits": splits}))
     options = {"rows_per_step": BATCH}
     whole = len(list(new_loader(path, repeat=False, **options)))
+    path.write_text(json.dumps({**content, "splits": splits, "skip": [[whole + 2, whole + 4]]}))
     expected = history(new_loader(path, **options), whole + 20)
-    assert [batch for batch, _ in expected[whole:]] == [batch for batch, _ in expected[:20]]
     for done in (whole + offset for offset in offsets):
         again = resumed(path, expected[done - 1][1], workers, **options)
         assert history(again, 16) == expected[done : done + 16], done

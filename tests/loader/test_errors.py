@@ -104,6 +104,24 @@ def test_an_encoder_error_is_raised_unchanged_at_its_batch(folder, workers, erro
     check_the_run_goes_on(loader, folder / "mix.yaml", found)
 
 
+class NoBatch(PackedTaskEncoder):
+    """Returns None for batch 7."""
+
+    def encode_batch(self, batch):
+        index = WorkerConfig.active_worker_config.active_worker_batch_index
+        return (
+            None if index == 7 // max(1, WorkerConfig.active_worker_config.num_workers) else batch
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_none_is_an_error_of_the_encoder_and_the_state_stays_before_it(folder, workers):
+    loader = new_loader(folder / "mix.yaml", workers, NoBatch)
+    found, raised = drawn_before(loader, ConfigError)
+    assert len(found) == 7 and str(raised).startswith("NoBatch.encode_batch: returned None; ")
+    check_the_run_goes_on(loader, folder / "mix.yaml", found)
+
+
 @every_number_of_workers
 def test_stop_iteration_from_an_encoder_is_an_error(folder, workers):
     loader = new_loader(folder / "mix.yaml", workers, Failing, StopIteration())

@@ -37,6 +37,7 @@ def finish(processes, seconds=TIMEOUT_SECONDS):
     hanging = [process for process in processes if process.is_alive()]
     for process in hanging:
         process.kill()
+        process.join()
     if hanging:
         pytest.fail(f"{len(hanging)} of {len(processes)} processes hung")
     return [process.exitcode for process in processes]

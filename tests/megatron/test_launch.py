@@ -21,6 +21,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError
 from energon_ext.megatron import add_energon_args
+from tests.samples.vision import write_images
 from tests.support import write_mix, write_tokens
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
@@ -85,6 +86,7 @@ def test_configs_with_their_parallelism_are_built(check, model):
         ({"gpus": 12}, "--gpus 12 is not a multiple of 16."),  # 8 expert parallel x 2 stages
         ({"num_experts": 100}, "--num-experts 100 is not a multiple of 8."),
         ({"num_layers": 47}, "--num-layers 47 is not a multiple of 2."),
+        ({"num_query_groups": 12}, "--num-attention-heads 32 is not a multiple of 12."),
         ({"num_query_groups": 1}, "--num-query-groups 1 is not a multiple of 2."),
         ({"seq_length": 4095}, "--seq-length 4095 is not a multiple of 2."),
         (
@@ -99,6 +101,102 @@ def test_sizes_that_do_not_fit_are_refused(check, changed, message):
     with pytest.raises(ConfigError) as error:
         check.check_parallelism({**options_of(check, "qwen3_30b_a3b"), **changed}, gpus)
     assert str(error.value) == message
+
+
+SMALL = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 2048 "
+    "--max-position-embeddings 2048 --vocab-size 50256 --micro-batch-size 1 --bf16 "
+)
+
+
+def small_options(check, tmp_path, *more):
+    path = tmp_path / "small.args"
+    path.write_text(SMALL)
+    return check.read_options(path, " ".join(more).split())
+
+
+def test_a_script_like_gpt_3s_has_megatron_lms_defaults(check, tmp_path):
+    """Without --num-query-groups each head has its own keys; positions are learned."""
+    options = small_options(check, tmp_path, "--tensor-model-parallel-size 2")
+    assert check.check_parallelism(options, 8) == 4
+    attention = 4 * 512 * 512 + 4 * 512
+    mlp = 2 * 512 * 2048 + 2048 + 512
+    norm = 2 * 512
+    vocabulary = 50432  # 50256 and one special token, to a multiple of 2 x 128
+    expected = 4 * (attention + mlp + 2 * norm) + norm + (vocabulary + 2048) * 512
+    said = check.describe_model(options, 4)
+    assert f"parameters: {expected:,} (" in said and "tensor 2, pipeline 1, context 1" in said
+
+
+def test_a_script_like_mixtrals_switches_sequence_parallelism_off(check, tmp_path):
+    """Megatron-LM ignores it without tensor parallelism; experts split by it by default."""
+    more = "--sequence-parallel --group-query-attention --num-query-groups 8 --swiglu"
+    options = small_options(check, tmp_path, more, "--num-experts 8 --expert-model-parallel-size 4")
+    assert options["sequence_parallel"] is False
+    assert options["ffn_hidden_size"] == 1344  # 2/3 of 4 x 512, down to a multiple of 64
+    assert check.check_parallelism(options, 8) == 8
+    assert "parameters: " in check.describe_model(options, 8)
+    with pytest.raises(ConfigError, match="--gpus 6 is not a multiple of 4"):
+        check.check_parallelism(options, 6)
+
+
+def test_a_script_like_deepseeks_has_lists_and_uneven_stages(check, tmp_path):
+    options = small_options(
+        *(check, tmp_path),
+        "--recompute-granularity selective --recompute-modules mlp moe --num-experts 4",
+        "--moe-layer-freq ([0]*1+[1]*3) --pipeline-model-parallel-size 3",
+        "--decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 1",
+        "--position-embedding-type rope --disable-bias-linear --mtp-num-layers 1",
+    )
+    assert options["recompute_modules"] == ["mlp", "moe"]
+    assert options["moe_layer_freq"] == [0, 1, 1, 1]
+    assert check.check_parallelism(options, 12) == 4
+    said = check.describe_model(options, 4)
+    assert said.endswith("B active, without its MTP layers")
+    one = small_options(check, tmp_path, "--recompute-modules moe --moe-layer-freq ([0,1]*2)")
+    assert check.build_config({**one, "num_experts": 4}).recompute_modules == ["moe"]
+    assert one["moe_layer_freq"] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("--hidden-size $HIDDEN", "--hidden-size: '$HIDDEN' found, one integer is needed."),
+        ("--num-layers 2 4", "--num-layers: [2, 4] found, one integer is needed."),
+        ("--seq-length", "--seq-length: True found, one integer is needed."),
+        ("--hybrid-override-pattern M*-", "--hybrid-override-pattern: this script builds only GPT"),
+        ("--multi-latent-attention --q-lora-rank 64", "is built only with Transformer Engine"),
+        ("--recompute-granularity selective --recompute-modules all", "Megatron-core rejects the"),
+        ("--softmax-type learnable", "softmax_type='learnable' needs Transformer Engine"),
+    ],
+)
+def test_options_that_cannot_be_counted_are_one_line(check, tmp_path, more, words):
+    with pytest.raises(ConfigError) as error:
+        check.describe_model(small_options(check, tmp_path, more), 1)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["num-layers", "hidden-size", "num-attention-heads", "seq-length"])
+def test_a_missing_size_is_named(check, tmp_path, name):
+    (tmp_path / "x.args").write_text(SMALL.replace(f"--{name} ", "--unknown-option "))
+    with pytest.raises(ConfigError, match=f"--{name} is missing."):
+        check.read_options(tmp_path / "x.args")
+
+
+def test_a_missing_vocabulary_is_named(check, tmp_path):
+    options = small_options(check, tmp_path)
+    del options["vocab_size"]
+    with pytest.raises(ConfigError, match="--vocab-size is missing"):
+        check.describe_model(options, 1)
+
+
+def test_the_first_batches_of_a_users_encoder_are_described(check, tmp_path):
+    write_images(tmp_path / "photos", 8)
+    mix = write_mix(tmp_path / "mix.yaml", [("photos", 1)])
+    options = small_options(check, tmp_path)
+    own = "tests.samples.vision:PlannedCaptions"
+    said = check.first_batch(options, mix, own, 1, 2)
+    assert said == "data: rank 1 of 2 reads a batch of type list first"
 
 
 @pytest.mark.parametrize("model", GPUS)

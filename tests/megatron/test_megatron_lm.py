@@ -191,7 +191,7 @@ def test_breakpoints_use_the_axis_of_the_metadataset(
     assert blend.clock.end == end
     a = blend.keys[0]
     steps = (first_step - 1, first_step)
-    assert [blend.planned_shares(blend.position(step))[a] for step in steps] == [0.5, 0]
+    assert [blend.shares_at_step(step)[a] for step in steps] == [0.5, 0]
     drawn = [a in next(loader).tokens_per_source() for _ in range(8 * first_step + 8)]
     assert any(drawn[: 8 * first_step])
     assert not any(drawn[8 * first_step :])

@@ -3,6 +3,7 @@
 """Checks at build time: gaps in the weights, and likely mistakes."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_t
 from energon_ext.mixture.checks import BlendWarning, check_mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
-from energon_ext.weights import ScheduleAxis, weight_from_config
+from energon_ext.weights import ScheduleAxis, ScheduledWeight, weight_from_config
 from tests.plan.runs import write_split
 from tests.support import config, write_dataset, write_mix, write_tokens
 
@@ -51,6 +52,19 @@ def warnings_of(data, entries, **options):
         warnings.simplefilter("always")
         load(data, entries, **options)
     return [str(w.message) for w in caught if issubclass(w.category, BlendWarning)]
+
+
+def test_a_warning_shows_the_line_of_the_user(data):
+    """Not a line of this package, of Energon, or of this file's own helpers further up."""
+    path = write_split(data / "mix.yaml", {"blend": [{"path": "books"}, {"path": "books"}]})
+    encoder = PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
+    with pytest.warns(BlendWarning) as caught:
+        options = {"worker_config": config(), "batch_size": 2, "task_encoder": encoder}
+        get_train_dataset(path, **options)
+    (warning,) = caught
+    lines = Path(__file__).read_text().splitlines()
+    assert warning.filename == __file__
+    assert lines[warning.lineno - 1] == "        get_train_dataset(path, **options)"
 
 
 # Gaps ---------------------------------------------------------------------------------------------
@@ -153,6 +167,27 @@ def test_every_worker_of_a_shared_plan_draws_from_every_source(data):
     """All workers plan all rows, so one document is enough for eight of them."""
     write_tokens(data / "one_document", [[5, 6, 7]])
     load(data, [("one_document", 1), ("books", {"step": {0: 1, 30: 0}})], num_workers=8)
+
+
+class Counting(ScheduledWeight):
+    """Counts how often its rule is looked up."""
+
+    looked_up = 0
+
+    def segment(self, position):
+        Counting.looked_up += 1
+        return super().segment(position)
+
+
+@pytest.mark.parametrize("sources", [2, 40])
+def test_a_weight_is_evaluated_at_its_own_breakpoints_and_not_at_those_of_all_others(sources):
+    """Each of two checks looks at 0, ten breakpoints and the positions after them."""
+    Counting.looked_up = 0
+    weights = [
+        Counting("step", {50 * n + number: 1 for n in range(10)}) for number in range(sources)
+    ]
+    check(Tree(Node(BLEND, weights), [f"source {number:02d}" for number in range(sources)]))
+    assert Counting.looked_up <= 2 * (2 * 10 + 1) * sources
 
 
 # Likely mistakes ----------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_order_of_entries_does_not_matter(data, rule):
     assert runs[0] == runs[1] == runs[2] == runs[3]
 
 
-def test_planned_shares_of_nested_nodes_multiply(data):
+def test_shares_of_nested_nodes_multiply(data):
     write_split(
         data / "interleave.yaml", {"interleave": [{"path": "short"}, {"path": "long", "weight": 3}]}
     )
@@ -135,7 +135,7 @@ def test_planned_shares_of_nested_nodes_multiply(data):
         data / "nested.yaml",
         {"blend": [{"path": "interleave.yaml", "weight": 2}, {"path": "other", "weight": 2}]},
     )
-    assert find_blend(build(path)).planned_shares(0) == pytest.approx(
+    assert find_blend(build(path)).shares_at_step(0) == pytest.approx(
         {"short:train": 0.125, "long:train": 0.375, "other:train": 0.5}
     )
 

@@ -10,7 +10,13 @@ import sys
 import numpy as np
 import pytest
 
-from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
+from energon_ext import (
+    ExactDataLoader,
+    PackedTaskEncoder,
+    get_train_dataset,
+    get_val_datasets,
+    written_tokenizer,
+)
 from energon_ext.cli.main import main
 from energon_ext.documents import object_store, range_reader
 from energon_ext.documents.file_set import open_token_files
@@ -216,3 +222,21 @@ def test_a_process_that_ends_during_read_ahead_exits_cleanly(pairs, store, monke
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(store.asked("GET", "part-0.bin")) < 400  # of some 1,200: queued requests are dropped
+
+
+def test_a_metadataset_in_a_store_is_validated_and_names_its_tokenizer(pairs, tmp_path, store):
+    folder, name = pairs
+    mix = write_mix(folder / "mix.yaml", [("part-0", 1)], split="val")
+    store.put(folder, f"{name}/mixed")
+    stored = f"msc://store/{name}/mixed/mix.yaml"
+    found = []
+    for path in (mix, stored):
+        ((dataset, _),) = get_val_datasets(
+            path,
+            worker_config=config(),
+            batch_size=2,
+            task_encoder=PackedTaskEncoder(ByteTokenizer(), 64),
+        )
+        found.append([batch_hash(batch) for batch in loader_for(dataset)])
+        assert isinstance(written_tokenizer(path, "val"), ByteTokenizer)
+    assert found[0] == found[1] != []

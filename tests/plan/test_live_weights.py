@@ -3,7 +3,9 @@
 """Runs whose weights a controller sets while they read."""
 
 import json
+import logging
 import os
+import shutil
 import threading
 import time
 import warnings
@@ -239,10 +241,74 @@ def test_every_rank_raises_at_the_deadline(mix, live, workers, ranks, tmp_path):
         assert "the last line (1) covers steps 0 to 0." in str(error.value)
 
 
+@pytest.fixture
+def log(tmp_path):
+    """A file with the log of this process and of those that it forks."""
+    handler, logger = logging.FileHandler(tmp_path / "log"), logging.getLogger("energon_ext")
+    logger.addHandler(handler)
+    yield tmp_path / "log"
+    logger.removeHandler(handler)
+    handler.close()
+
+
+@pytest.mark.parametrize("workers", (0, 1))
+def test_a_run_that_waits_names_step_and_file(mix, live, workers, tmp_path, log):
+    """With workers, another process plans and waits."""
+    live((0, 0, 1, 1))
+    run = Run(mix(), workers=workers, batch=ROWS)
+    find_blend(run.loaders[0]).live_weights[0].patience = 0
+    reading = threading.Thread(target=run.steps, args=[2])
+    reading.start()
+    while reading.is_alive() and not log.read_text():
+        time.sleep(0.01)
+    live((1, None, 1, 1))
+    reading.join()
+    begin = f"{tmp_path}/live.jsonl: no line covers step 1 yet; the last line (1) covers"
+    assert log.read_text().startswith(begin)
+
+
 def test_the_deadline_is_a_quarter_of_the_loaders_timeout(mix):
     dataset = Run(mix()).loaders[0].dataset
     ExactDataLoader(dataset, timeout=60)
     assert [live.deadline for live in dataset.live_weights] == [15]
+
+
+def test_other_ranks_log_a_wait_later_than_rank_0(mix):
+    loaders = Run(mix(), ranks=2).loaders
+    assert [find_blend(loader).live_weights[0].patience for loader in loaders] == [10, 60]
+
+
+def test_a_source_that_a_used_line_names_is_removed_with_a_new_weights_file(mix, live, tmp_path):
+    live((0, 1, 1, 1), (2, None, 1, 3))
+    run = Run(mix(), batch=8)
+    run.steps(3)
+    state = run.state()
+    path = mix()
+    edit_yaml(path, lambda split: split["interleave"].pop())
+    with pytest.raises(ConfigError, match="line 1: no source .*web.* a new weights_file"):
+        Run(path, batch=8)
+    edit_yaml(path, lambda split: split.update(weights_file="second.jsonl"))
+    (name,) = find_blend(Run(path, batch=8).loaders[0]).keys
+    LiveWeights(tmp_path / "second.jsonl").set(3, {name: 1})
+    steps = Run(path, batch=8).resume(state).steps(2)
+    assert [web_rows(step) for step in steps] == [0, 0]
+
+
+def test_a_source_that_lines_name_by_its_name_may_move(mix, live, data, tmp_path):
+    def mix_of(folder):
+        path = mix()
+        moved = {"path": str(folder / "web"), "name": "The web"}
+        edit_yaml(path, lambda split: split["interleave"][1].update(moved))
+        return path
+
+    LiveWeights(tmp_path / "live.jsonl").set(0, {"The web": 3})
+    run = Run(mix_of(data), batch=8)
+    assert [web_rows(step) for step in run.steps(2)] == [12, 12]
+    (tmp_path / "new").mkdir()
+    for file in data.glob("web.*"):
+        shutil.copy(file, tmp_path / "new")
+    moved = Run(mix_of(tmp_path / "new"), batch=8).resume(run.state())
+    assert [web_rows(step) for step in moved.steps(2)] == [12, 12]
 
 
 def test_a_run_that_has_ended_does_not_wait_for_a_line(mix, live, data):

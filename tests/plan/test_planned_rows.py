@@ -391,6 +391,7 @@ def test_the_initial_state_is_empty():
         "next_row": 0,
         "last": False,
         "digest": "",
+        "pass_start": 0,
     }
 
 

@@ -48,7 +48,7 @@ QUESTIONS = {
     "forecast from a state": lambda blend, state: planned(blend, 30, state=state),
     "steps": lambda blend, state: take(blend.fork().draw_steps(), 9),
     "imbalance": lambda blend, state: imbalance_of(blend),
-    "shares": lambda blend, state: [blend.planned_shares(blend.position(n)) for n in (0, 50)],
+    "shares": lambda blend, state: [blend.shares_at_step(n) for n in (0, 50)],
     "sizes": lambda blend, state: (blend.documents, blend.epoch_tokens, blend.config(), blend.rows),
     "breakpoints": lambda blend, state: (late_breakpoints(blend, 9), window_edges(blend, 9)),
     "state": lambda blend, state: blend.save_state(),

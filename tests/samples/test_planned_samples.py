@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 from megatron.energon import DefaultTaskEncoder, SkipSample, TaskEncoder, stateless
+from megatron.energon.rng import SystemRng
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
 from energon_ext.documents.order import EpochOrder
 from energon_ext.encoders import sources
 from energon_ext.errors import ConfigError, SampleError, StateMismatchError
 from energon_ext.plan.lookup import find_blend
+from energon_ext.samples.reader import keyed_random
 from energon_ext.streamed.blend import StreamedBlend
 from tests.samples.vision import Encoded, PlannedCaptions, write_images
 from tests.support import config, loader_for, stock_loader_for, take, write_dataset, write_tokens
@@ -125,7 +127,7 @@ def test_rows_short_of_a_full_step_are_read_after_a_raised_limit(data, caplog):
         loader = loader_for(dataset_of(path))
         read = list(loader)
     assert [len(step) for step in read] == [8] * 6
-    assert "The last 2 rows do not fill a step and are dropped." in caplog.text
+    assert "The last 2 rows do not fill a step and are dropped; a method make_pad" in caplog.text
     write(path, {"blend": [{"path": "photos", "max_epochs": 2}]})
     more, _ = run(path, 6, state=loader.state_dict())
     numbers = [number for step in read + more for _, number, *_ in step]
@@ -238,7 +240,7 @@ def test_an_excluded_sample_is_never_a_replacement(data):
 def test_a_run_without_usable_samples_ends_with_the_reason(data):
     encoder = Choosy()
     encoder.wanted = set()
-    with pytest.raises(SampleError, match="101 samples in a row .*SkipSample"):
+    with pytest.raises(SampleError, match="101 samples in a row cannot be used, the first: Sample"):
         run(mix(data), 1, encoder=encoder)
 
 
@@ -311,7 +313,7 @@ def streamed():
         (OwnStages(), {}, "build_batch builds its own stages"),
         (Sized(), {}, "blend_sample_size needs samples that have been read"),
         (Packing(), {"packing_buffer_size": 4}, "packing_buffer_size packs samples whose lengths"),
-        (PlannedCaptions(), {"repeat": False}, "repeat=False reads every sample once"),
+        (PlannedCaptions(), {"repeat": False}, "every sample is read once, and without make_pad"),
         (PlannedCaptions(), {"batch_size": None}, "without a batch_size there are no batches"),
         (streamed(), {}, "plan_samples is False"),
     ],
@@ -389,3 +391,62 @@ def test_sources_the_encoder_cannot_read_are_refused_at_build_time(data, path, m
     mix_path = write(data / "refused.yaml", {"blend": [{"path": path}]})
     with pytest.raises(ConfigError, match=message):
         dataset_of(mix_path, encoder=Plain())
+
+
+# Wrong code in an encoder -------------------------------------------------------------------------
+
+
+class Misspelled(PlannedCaptions):
+    @stateless
+    def encode_sample(self, sample):
+        return Encodd.derive_from(sample)  # noqa: F821
+
+
+class SomeAreNull(PlannedCaptions):
+    """Code that expects a number, which the first samples of an epoch do not have."""
+
+    missing = frozenset()
+
+    @stateless
+    def encode_sample(self, sample):
+        encoded = super().encode_sample(sample)
+        encoded.number += None if encoded.number in self.missing else 0
+        return encoded
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_wrong_code_ends_the_run_with_its_own_error_and_traceback(data, workers):
+    loader = loader_for(dataset_of(mix(data), workers=workers, encoder=Misspelled()))
+    with pytest.raises(NameError, match="name 'Encodd' is not defined") as raised:
+        next(iter(loader))
+    text = str(raised.value.__cause__) if workers else str(raised.getrepr())
+    assert "return Encodd.derive_from(sample)" in text
+
+
+def test_samples_that_raise_such_an_error_are_skipped_even_as_the_first_ones(data, caplog):
+    path = write(data / "null.yaml", {"blend": [{"path": "photos"}]})
+    expected = [number for step in run(path, 6)[0] for _, number, *_ in step]
+    encoder = SomeAreNull()
+    encoder.missing = frozenset(expected[:5])
+    found = [number for step in run(path, 6, encoder=encoder)[0] for _, number, *_ in step]
+    assert found[5:] == expected[5:] and not encoder.missing & set(found)
+    assert "sample skipped (1 so far)" in caplog.text and "TypeError" in caplog.text
+
+
+def test_keyed_random_numbers_may_be_nested():
+    encoder = PlannedCaptions()
+
+    def drawn(nested):
+        with keyed_random(encoder, "outer"):
+            first = random.random(), encoder.current_sample_index
+            if nested:
+                with keyed_random(encoder, "inner"):
+                    SystemRng.seed_args(3)
+                    random.random(), np.random.rand(), torch.rand(())
+            SystemRng.seed_args(3)  # no effect inside the context
+            second = random.random(), np.random.rand(), torch.rand(()).item()
+            return first, second, encoder.current_sample_index
+
+    seed_args = SystemRng.seed_args
+    assert drawn(nested=True) == drawn(nested=False)
+    assert encoder.sample_number is None and SystemRng.seed_args is seed_args

@@ -2,8 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Samples of tar files by number equal those that Energon reads, in any tar format."""
 
+import contextlib
+import gc
 import io
+import os
 import random
+import resource
 import tarfile
 
 import pytest
@@ -11,6 +15,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
 
+from energon_ext.errors import ConfigError
 from energon_ext.samples import shards
 from energon_ext.samples.tar_reader import TarReader, plain_files
 from tests.samples.vision import CRUDE, prepare, write_images
@@ -83,3 +88,40 @@ def test_a_truncated_shard_is_an_error(tmp_path):
     shard.write_bytes(shard.read_bytes()[:3000])
     with pytest.raises((ValueError, tarfile.TarError)):
         reader[15]
+
+
+@contextlib.contextmanager
+def open_files_limited_to(count):
+    """Lower the limit of open files of this process."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def num_open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_many_sources_with_many_shards_stay_below_the_limit_of_open_files(tmp_path):
+    """Six sources of 20 shards in a process that may open 80 more files."""
+    gc.collect()
+    folder = write_images(tmp_path / "data", 20, shard_size=1)
+    readers = [TarReader(reader_of(folder)) for _ in range(6)]
+    expected = [reader_of(folder)[number] for number in range(20)]
+    before = num_open_files()
+    with open_files_limited_to(before + 80):
+        for number in random.Random(0).choices(range(20), k=60):
+            assert all(reader[number] == expected[number] for reader in readers)
+        assert num_open_files() <= before + (before + 80) // 4
+    del readers
+    gc.collect()
+    assert num_open_files() == before
+
+
+def test_too_many_open_files_are_named_with_the_limit(tmp_path):
+    reader = TarReader(reader_of(write_images(tmp_path / "data", 1)))
+    with open_files_limited_to(1), pytest.raises(ConfigError, match="too many files.*`ulimit -n`"):
+        reader[0]

@@ -1,19 +1,18 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Token files and images in one plan, and validation of packed samples."""
+"""Token files and images in one plan."""
 
 import json
 
 import pytest
 
-from energon_ext import get_val_datasets
 from energon_ext.errors import ConfigError
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
 from tests.samples.vision import Packed, PackedCaptions, PlannedCaptions, write_images
 from tests.saves import save_cursor
-from tests.support import config, loader_for, stock_loader_for, write_texts
+from tests.support import loader_for, write_texts
 
 TEXTS = [f"Text {number} {'x' * (number * 7 % 60)}." for number in range(80)]
 
@@ -120,53 +119,3 @@ def test_token_files_of_another_tokenizer_are_refused(data):
 
     with pytest.raises(ConfigError, match="a NoneType has no"):
         dataset_of(mix(data), encoder=Without())
-
-
-# Validation -------------------------------------------------------------------------------------
-
-
-def validation(path, ranks, rank, encoder, **options):
-    found = get_val_datasets(
-        path,
-        worker_config=config(0, rank, ranks),
-        batch_size=4 // ranks,
-        task_encoder=encoder,
-        split_part="train",
-        **options,
-    )
-    return [dataset for dataset, _ in found]
-
-
-def test_packed_validation_reads_each_sample_once_on_any_ranks(data):
-    path = mix(data)
-    by_ranks = []
-    for ranks in (1, 2):
-        steps = {}
-        for rank in range(ranks):
-            for place, dataset in enumerate(validation(path, ranks, rank, CaptionsAndText())):
-                loader = loader_for(dataset)
-                first, second = list(loader), list(loader)
-                assert first == second
-                for number, rows in enumerate(first):
-                    steps.setdefault((place, number), []).extend(rows)
-        by_ranks.append(steps)
-    assert by_ranks[0] == by_ranks[1]
-    numbers = [
-        [sample[0] for (place, _), rows in by_ranks[0].items() if place == source for _, row in rows
-         for sample in row]
-        for source in range(3)
-    ]  # fmt: skip
-    for read, count in zip(numbers[:2], (50, 30)):
-        assert len(read) == len(set(read)) and count - 4 * 4 <= len(read) <= count
-
-
-def test_a_limit_ends_validation(data):
-    for dataset in validation(mix(data), 1, 0, CaptionsAndText(), limit=2):
-        assert len(list(loader_for(dataset))) == 2
-
-
-def test_unpacked_samples_are_validated_by_energon(data):
-    path = write(data / "photos.yaml", {"path": "photos"})
-    (dataset,) = validation(path, 1, 0, PlannedCaptions())
-    read = [sample[1] for batch in stock_loader_for(dataset) for sample in batch]
-    assert sorted(read) == list(range(50))

@@ -218,10 +218,10 @@ def test_spliced_and_packed_sources_share_a_schedule(mix, num_workers):
     dataset = build(mix, encoder, num_workers=num_workers, batch_size=16)
     blend = find_blend(dataset)
     names = [f'book:train{{"splice": true}}/doc{n}' for n in three_longest_short()]
-    shares = blend.planned_shares(0)
+    shares = blend.shares_at_step(0)
     assert set(shares) == {*names, "web"} and shares["web"] == 0.5
     assert sum(shares.values()) == pytest.approx(1)
-    assert blend.planned_shares(6)["web"] == 1
+    assert blend.shares_at_step(6)["web"] == 1
     for index, batch in enumerate(take(loader_for(dataset), 9)):
         batch.validate()
         assert bool(set(batch.tokens_per_source()) & set(names)) == (index < 6)
@@ -257,7 +257,7 @@ def test_a_spliced_source_takes_its_share_of_an_interleave_in_tokens(data, weigh
 def test_a_folder_name_selects_the_spliced_source(data):
     path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
-    assert "web" in find_blend(build(path, many(splice))).planned_shares(0)
+    assert "web" in find_blend(build(path, many(splice))).shares_at_step(0)
 
 
 def test_a_name_or_subflavors_without_a_match_list_the_sources(data):
@@ -305,7 +305,7 @@ def test_spliced_state_is_one_number_and_a_fingerprint(data):
     take(loader, 5)
     (source,) = loader.state_dict()["plan"]["sources"].values()
     documents = source["rows"].pop("documents")
-    assert source["rows"] == {"kind": "spliced", "next_row": 20}
+    assert source["rows"] == {"kind": "spliced", "next_row": 20, "pass_start": 0}
     assert len(documents.pop("documents")) == 64  # a digest
     assert documents == {**SHORT.to_json(), "order": "even starts"}
     other = MultiSpliceConfig(**{**SHORT.to_json(), "content_length": 5})
@@ -400,7 +400,7 @@ def test_every_seed_and_key_has_its_own_order(data):
 def test_many_documents_are_counted_under_their_source_key(data):
     for named, names in ((False, {"book:train"}), (None, None)):
         encoder = many(named_documents=named)
-        shares = find_blend(build(in_blend(data), encoder)).planned_shares(0)
+        shares = find_blend(build(in_blend(data), encoder)).shares_at_step(0)
         assert set(shares) == (names or {f"book:train/doc{n}" for n in three_longest_short()})
     assert find_blend(build(in_blend(data), many())).documents == {
         f"book:train/doc{n}": len(slow.pairs(LENGTHS[n], SEQ_LEN)) for n in three_longest_short()
@@ -424,7 +424,7 @@ def test_batches_give_access_to_document_metadata(data):
 
 def test_doc_key_in_the_yaml_selects_a_document(data):
     splice = SpliceConfig(doc_key="*21")
-    shares = find_blend(build(in_blend(data), one(splice))).planned_shares(0)
+    shares = find_blend(build(in_blend(data), one(splice))).shares_at_step(0)
     assert shares == {"book:train/doc21": 1}
 
 

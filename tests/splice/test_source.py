@@ -103,7 +103,7 @@ def test_a_resume_at_any_row_continues_like_the_source(pack):
     rows = source(pack, **options)
     for done in range(len(expected) + 1):
         state = state_of(rows)
-        assert set(state) == {"kind", "documents", "next_row"}
+        assert set(state) == {"kind", "documents", "next_row", "pass_start"}
         assert take(resumed(state, pack, **options), 12) == expected[done : done + 12]
         assert take(copy.copy(rows), 12) == expected[done : done + 12]
         take(rows, 1)
@@ -157,3 +157,15 @@ def test_a_state_of_another_configuration_is_refused_naming_the_field():
     with pytest.raises(StateMismatchError) as refused:
         resumed(state_of(source()), content_length=7)
     assert refused.value.differences == {"book: content_length": (8, 7)}
+
+
+def test_another_pass_shows_as_many_contents_again_like_an_endless_source():
+    rows, endless = source(False, epochs=1), source(False, epochs=None)
+    first = take(rows)
+    assert rows.ended and first == take(endless, len(first))
+    rows.begin_pass()
+    state = state_of(rows)
+    assert state["pass_start"] == len(first)
+    second = take(rows)
+    assert second == take(endless, len(first)) != first and rows.ended
+    assert take(resumed(state, False, epochs=1)) == second

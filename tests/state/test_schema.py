@@ -82,9 +82,11 @@ ACCEPTED = {
     "plan.sources.web.rows.next_row": COUNT,
     "plan.sources.web.rows.last": {"bool"},
     "plan.sources.web.rows.digest": {"text"},
+    "plan.sources.web.rows.pass_start": COUNT,
     "plan.sources.book.rows": set(),
     "plan.sources.book.rows.documents": MAPPING,
     "plan.sources.book.rows.next_row": COUNT,
+    "plan.sources.book.rows.pass_start": COUNT,
     "data_digests": LIST,
     "data_digests.0": (),
     "data_digests.0.0": COUNT,
@@ -133,8 +135,9 @@ STATE = {
                 next_row=2,
                 last=False,
                 digest="c0ffee",
+                pass_start=1,
             ),
-            "book": source(kind="spliced", documents={}, next_row=5),
+            "book": source(kind="spliced", documents={}, next_row=5, pass_start=0),
         },
     },
     "weights": {"live": {"lines": 1, "digest": "c0ffee"}},
@@ -201,9 +204,17 @@ def test_a_wrong_class_or_version_is_reported_first():
             read_format({"__class__": STATE_CLASS, "version": version})
 
 
-def test_a_state_of_version_4_is_read_without_data_digests():
-    old = {name: value for name, value in STATE.items() if name != "data_digests"} | {"version": 4}
-    assert read_format(old) == {**STATE, "data_digests": []}
+def test_a_state_of_version_4_is_read_without_data_digests_and_starts_of_passes():
+    old, new = copy.deepcopy(STATE), {**copy.deepcopy(STATE), "data_digests": []}
+    del old["data_digests"]
+    old["version"] = 4
+    for old_source, new_source in zip(*(s["plan"]["sources"].values() for s in (old, new))):
+        del old_source["rows"]["pass_start"]
+        new_source["rows"]["pass_start"] = 0
+    assert read_format(copy.deepcopy(old)) == new
+    for damaged in ({**old, "plan": None}, {**old, "plan": {**old["plan"], "sources": [3]}}):
+        with pytest.raises(StateFormatError):
+            read_format(damaged)
     with pytest.raises(StateFormatError, match="version 4 was found, only 5 is supported"):
         read_format({**STATE, "version": 4})
 

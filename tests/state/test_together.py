@@ -88,6 +88,7 @@ def found(tmp_path_factory):
     finally:
         for process in ranks:
             process.kill()
+            process.join()
 
 
 def each(found, name):

@@ -215,3 +215,16 @@ def test_open_loader_picks_the_loader_for_a_dataset():
     assert isinstance(open_loader(dataset()), StreamedLoader)
     with pytest.raises(ConfigError, match="streamed sources found.*get_savable_loader"):
         ExactDataLoader(dataset())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_none_is_an_error_and_not_the_end(workers):
+    of = config(workers)
+    batches = BatchDataset(
+        blend([source("a", 50, of=of)], of=of),
+        2,
+        lambda samples: None if "a7" in str(samples) else samples,
+        worker_config=of,
+    )
+    with pytest.raises(ConfigError, match="encode_batch returned None; return every batch"):
+        list(loader_for(batches))

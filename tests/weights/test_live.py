@@ -3,6 +3,7 @@
 """The file of live weights: what a controller may append, and what a planner reads."""
 
 import json
+import logging
 import math
 import os
 import threading
@@ -200,6 +201,46 @@ def test_the_deadline_error_gives_file_step_and_last_line(path):
         f"{path}: no line covers step 7 after 0 s; the last line (1) covers steps 0 to 6, and an "
         "incomplete line follows." in str(error.value)
     )
+
+
+def test_a_planner_that_waits_logs_file_and_step_before_the_line_arrives(path):
+    class AppendLine(logging.Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+            LiveWeights(path).set(7, {"web": 1})
+
+    path.write_text(line(0, 6, web=1))
+    live, messages, handler = LiveWeights(path), [], AppendLine()
+    live.patience = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger("energon_ext.weights.live"), "handlers", [handler])
+        live.wait(7)
+    assert messages == [
+        f"{path}: no line covers step 7 yet; the last line (1) covers steps 0 to 6 "
+        f"(waited 0 s, until 450 s)."
+    ]
+
+
+def test_waiting_is_logged_after_10_seconds_and_then_at_twice_the_time(path, monkeypatch, caplog):
+    class Clock:
+        """Runs only while a planner sleeps."""
+
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.now += seconds
+
+    monkeypatch.setattr("energon_ext.weights.live.time", Clock())
+    with pytest.raises(WorkerError, match="after 450 s"):
+        LiveWeights(path).wait(3)
+    waited = [float(message.split("waited ")[1].split(" s")[0]) for message in caplog.messages]
+    assert len(waited) == 6
+    # A file is read once a second.
+    for found, due in zip(waited, (10, 20, 40, 80, 160, 320)):
+        assert due <= found <= 1.25 * due
 
 
 def test_lines_that_disappear_are_an_error(path):
