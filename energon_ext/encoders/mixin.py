@@ -31,12 +31,12 @@ from energon_ext.encoders.planned_samples import (
 from energon_ext.encoders.sources import (
     absent_sources,
     build_sources,
+    check_fields,
     check_omissions,
     check_unlimited,
     even_virtual_epoch,
     load_source,
     open_live_weights,
-    reject_splices,
 )
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.mixture.checks import check_mixture
@@ -300,7 +300,7 @@ class DynamicBlendMixin:
 
         Subclasses remove options that they handle themselves from Energon's ``stages``.
         """
-        reject_splices(self, entries)
+        check_fields(self, entries)
         bound = copy.copy(self)
         bound._validating = validating
         is_complete = repeat or self.make_padding is not None

@@ -27,6 +27,7 @@ from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import epochs_of, planned_buffer_docs, planned_options
 from energon_ext.encoders.splicing import check_names, check_splices, names_of, spliced_rows
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
+from energon_ext.encoders.text_key import check_text_keys
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.packing import Packer, make_packer
@@ -252,6 +253,7 @@ have no transition to train.
             self._check_chosen(entries)
         bound._buffer_docs = max(self.packing_buffer_docs, planned_buffer_docs(len(entries)))
         pad_id = check_splices(self, entries)
+        check_text_keys(self, entries)
         bound._assembler = dataclasses.replace(self._assembler, pad_id=pad_id)
         bound._tokenized = ensure_tokenized(self, entries)
         return bound

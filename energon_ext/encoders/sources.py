@@ -16,6 +16,7 @@ from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.stored_files import fingerprint_files, num_samples
 from energon_ext.encoders.quiet import quiet_energon, quiet_errors
+from energon_ext.encoders.text_key import check_text_keys, with_text_key
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
@@ -132,6 +133,7 @@ def _worker_by_name(entry: Entry, config: WorkerConfig) -> int:
 
 def open_alone(task_encoder: Any, entry: Entry) -> SavableDataset:
     """Open the samples of one source in stored order, as on one rank without workers."""
+    task_encoder = with_text_key(task_encoder, entry)
     loaded = copy.copy(entry.loaded)
     loaded.dataset = copy.copy(entry.dataset)
     loaded.dataset.worker_config = ALONE
@@ -237,6 +239,12 @@ def even_virtual_epoch(length: int, worker_config: WorkerConfig) -> int:
     if even != length and worker_config.rank == 0:
         logger.info("virtual_epoch_length: %d, from %d, for %d workers", even, length, workers)
     return even
+
+
+def check_fields(encoder: Any, entries: Sequence[Entry]) -> None:
+    """Raise ConfigError for fields of entries that need an encoder of text."""
+    reject_splices(encoder, entries)
+    check_text_keys(encoder, entries)
 
 
 def reject_splices(encoder: Any, entries: Sequence[Entry]) -> None:

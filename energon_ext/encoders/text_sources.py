@@ -142,8 +142,9 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
     for key, tokens in files.items():
         if len(tokens) and not tokens.num_tokens:
             raise ConfigError(
-                f"{key}: none of its {len(tokens):,} samples has tokens. Samples that are not "
-                f"text need your own TaskEncoder; pass it to commands with --encoder."
+                f"{key}: none of its {len(tokens):,} samples has tokens. Give the field that has "
+                f"the text as `key` of the entry. Samples that are not text need your own "
+                f"TaskEncoder; pass it to commands with --encoder."
             )
     return files
 
@@ -207,6 +208,7 @@ def cached_samples(
         **files,
         "encoding": encoding,
         "excluded": excluded,
+        **({} if entry.text_key is None else {"key": entry.text_key}),
         "subflavors": getattr(entry.dataset, "subflavors", None),
         "aux": sorted(str(store.get_path()) for store in (entry.loaded.aux or {}).values()),
     }
