@@ -82,7 +82,8 @@ def open_unsaved(
     metadataset: Path,
     tokenizer: str | None,
     *,
-    seq_len: int,
+    encoder: str | None = None,
+    seq_len: int = 2,
     packing: str = "bin",
     seed: int = 0,
     ranks: int = 1,
@@ -91,17 +92,20 @@ def open_unsaved(
     split_part: str,
     trusted_modules: tuple[str, ...],
 ) -> PlannedDataset:
-    """Open the dataset of a run of text that has no state yet."""
-    if tokenizer is None:
+    """Open the dataset of a run that has no state yet, by default of text."""
+    if encoder is not None:
+        task_encoder = named_encoder(encoder, DynamicBlendMixin)
+    elif tokenizer is None:
         loaded = written_tokenizer(metadataset, split_part, trusted_modules)
+        task_encoder = PackedTaskEncoder(loaded, seq_len, packing=packing)
     else:
-        loaded = load_tokenizer(tokenizer)
+        task_encoder = PackedTaskEncoder(load_tokenizer(tokenizer), seq_len, packing=packing)
     dataset = get_train_dataset(
         metadataset,
         worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0, seed_offset=seed),
         batch_size=batch_size,
         rows_per_step=rows_per_step,
-        task_encoder=PackedTaskEncoder(loaded, seq_len, packing=packing),
+        task_encoder=task_encoder,
         split_part=split_part,
         trusted_modules=trusted_modules,
     )

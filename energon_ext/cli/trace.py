@@ -87,7 +87,8 @@ def trace(
     cursors = saved_cursors(run, may_be_none=True)
     if cursors and given:
         raise ConfigError(f"{', '.join(given)}: {run} has states, which contain it; leave it out.")
-    if not cursors and None in (seq_length, options["rows_per_step"]):
+    has_encoder = seq_length is not None or options["encoder"] is not None
+    if not cursors and not (has_encoder and options["rows_per_step"] is not None):
         raise ConfigError(
             f"{run}: no data.json of a planned run, and no train_dataloader_dprank000.pt of "
             f"Megatron-LM; give the folder of a run, or --seq-length and --global-batch-size of a "

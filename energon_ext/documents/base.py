@@ -17,9 +17,8 @@ class Documents(Protocol):
     def __len__(self) -> int:
         """Return the number of documents."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Total number of tokens."""
+    def tokens_in(self, first: int, stop: int) -> int:
+        """Return the number of tokens in the documents ``first`` to ``stop - 1``, 1 at least."""
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the place of each document and its length in tokens, both int64 [n]."""

@@ -123,6 +123,11 @@ class CutDocuments:
     def __len__(self) -> int:
         return len(self.files)
 
+    def tokens_in(self, first: int, stop: int) -> int:
+        if stop - first == len(self):
+            return self.num_tokens
+        return int(self.locate(np.arange(first, stop))[1].sum())
+
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Like :meth:`energon_ext.documents.base.Documents.locate`."""
         places, lengths = self.files.locate(numbers)

@@ -109,6 +109,10 @@ class TokenFiles(Documents):
         located[order] = places
         return located[:, 0].copy(), located[:, 1] - located[:, 0]
 
+    def tokens_in(self, first: int, stop: int) -> int:
+        places, lengths = self.locate(np.array([first, stop - 1]))
+        return int(places[1] + lengths[1] - places[0])  # documents are stored without gaps
+
     def _fetch_indices(self, files: list[int]) -> None:
         """Copy the indices of pairs in an object store, many in parallel."""
         wanted = self._unfetched.intersection(files)

@@ -102,11 +102,9 @@ class DynamicBlendMixin:
     #: dealt so that ranks finish together. A cost that ``length_of`` returns is added.
     cost: Cost | None = None
 
-    #: Number of the planned sample that is being encoded, and the key of its source.
+    #: Number of the planned sample that is being encoded, the key of its source, and all keys.
     sample_number: int | None = None
     source_key: str = ""
-
-    #: Keys of all sources of the dataset, sorted.
     source_keys: tuple[str, ...] = ()
 
     #: Whether the encoder was rebuilt from a state, without the code that encodes a sample.
@@ -117,7 +115,6 @@ class DynamicBlendMixin:
     #: Makes padding of a row that was read, to complete the last step: an encoded sample, or the
     #: result of ``pack_selected_samples``, in which nothing counts any more.
     make_padding: Callable[[Any], Any] | None = None
-
     _tables: Mapping[str, LengthTable] = MappingProxyType({})
 
     #: Rows of a global batch; None for one batch per rank.

@@ -60,6 +60,18 @@ class Mixture:
             self._root.add_shares(shares, 1.0)
         return shares
 
+    def row_shares(self, position: int, row_tokens: np.ndarray) -> np.ndarray:
+        """Return the share of each source in the rows; all 0 if nothing can be drawn.
+
+        An interleave keeps shares of tokens, so it draws sources with emptier rows more often.
+
+        Args:
+            row_tokens: average tokens in a row of each source, float64 [sources].
+        """
+        if not self.open(position):
+            return np.zeros(len(self.keys))
+        return self._root.row_shares(row_tokens)[0]
+
     def draw(self, rows: np.ndarray, attempt: int = 0) -> np.ndarray:
         """Draw the source of each row, int64 [n]; call :meth:`open` first.
 
@@ -187,6 +199,27 @@ class _Branch:
         shares[self._sources[self._is_source]] += above * self._shares[self._is_source]
         for index, child in self._children.items():
             child.add_shares(shares, above * float(self._shares[index]))
+
+    def row_shares(self, row_tokens: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the share of each source in the rows of this node, and their average tokens."""
+        tokens = np.ones(len(self._sources))
+        tokens[self._is_source] = row_tokens[self._sources[self._is_source]]
+        below = {
+            index: child.row_shares(row_tokens)
+            for index, child in self._children.items()
+            if self._shares[index] > 0
+        }
+        for index, (_, average) in below.items():
+            tokens[index] = average
+        rows = (
+            self._shares / tokens if isinstance(self.sampler, InterleaveSampler) else self._shares
+        )
+        rows = rows / rows.sum()
+        shares = np.zeros(len(row_tokens))
+        shares[self._sources[self._is_source]] = rows[self._is_source]
+        for index, (of_child, _) in below.items():
+            shares += rows[index] * of_child
+        return shares, float((rows * tokens).sum())
 
     def shares_of_new(self) -> np.ndarray | None:
         """Return the current shares if new members begin at zero, else None."""

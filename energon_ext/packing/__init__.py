@@ -22,6 +22,7 @@ from typing import Any
 
 from energon_ext.arguments import choices
 from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.packing.apart import pack_apart
 from energon_ext.packing.best_fit import BestFitPacker
 from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces
@@ -108,4 +109,5 @@ __all__ = [
     "Pieces",
     "SequentialPacker",
     "make_packer",
+    "pack_apart",
 ]

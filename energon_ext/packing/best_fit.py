@@ -6,6 +6,10 @@ Best-fit decreasing leaves the last bins of a buffer half empty, because no shor
 to fill them. A pack plan therefore turns all bins into rows except the emptiest ones. The pieces in
 those are carried over to the next plan, whose short documents fill the gaps.
 
+Pieces that are carried over the end of an epoch meet the copies of the next one. Copies have the
+same length, so best fit would place them side by side; a bin with a piece of the same document is
+therefore passed over.
+
 No piece starves: the oldest sixteenth of the carried-over pieces is placed first, and a bin with
 one of them becomes a row however empty it is. With at most 256 pieces carried over, a piece is in a
 row after at most 53 more plans (7 with web pages and books).
@@ -17,9 +21,9 @@ import numpy as np
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
-from energon_ext.packing.bins import best_fit, longest_first
+from energon_ext.packing.bins import best_fit
 from energon_ext.packing.packer import Packer
-from energon_ext.packing.pieces import PackPlan, Pieces
+from energon_ext.packing.pieces import PackPlan, Pieces, repeated
 
 #: Most pieces carried over. With buffers of at least 512 web pages and books this is enough to fill
 #: 99.95 % of all positions.
@@ -75,11 +79,18 @@ class BestFitPacker(Packer):
         carried = carried.cut(self.seq_len + 1)  # after a resume with a smaller seq_len
         pieces = carried + new.cut(self.seq_len + 1)
         sizes, capacity = self._sizes(pieces.stops - pieces.starts)
-        num_due = -(-len(carried) // CARRIED_PER_DUE)
-        items = np.concatenate(
-            (longest_first(sizes[:num_due]), num_due + longest_first(sizes[num_due:]))
+        copies = _copies(pieces.documents, sizes < capacity)
+        is_due = np.arange(len(pieces)) < -(-len(carried) // CARRIED_PER_DUE)
+        if copies is not None:
+            is_due[: len(carried)] |= copies[: len(carried)] >= 0
+        items = np.lexsort((-sizes, ~is_due))
+        num_due = np.count_nonzero(is_due)
+        bin_of = best_fit(
+            sizes[items].tolist(),
+            capacity,
+            self.max_docs_per_bin,
+            None if copies is None else copies[items].tolist(),
         )
-        bin_of = best_fit(sizes[items].tolist(), capacity, self.max_docs_per_bin)
         bins = np.arange(bin_of.max(initial=-1) + 1)
         if not last:
             filled = np.bincount(bin_of, sizes[items])
@@ -105,6 +116,21 @@ class BestFitPacker(Packer):
         bins = np.argsort(filled, kind="stable")[: int(self.carry * len(counts))]
         bins = bins[filled[bins] < capacity]
         return bins[np.cumsum(counts[bins]) <= MAX_CARRIED]
+
+
+def _copies(documents: np.ndarray, is_short: np.ndarray) -> np.ndarray | None:
+    """Return the document of each piece that must be kept apart from others, -1 for the rest.
+
+    A piece that fills a row needs no care. None if all other pieces are of different documents.
+
+    Args:
+        documents: the document of each piece, int64 [n].
+        is_short: whether a piece leaves room for others, bool [n].
+    """
+    numbers = repeated(documents[is_short])
+    if not len(numbers):
+        return None
+    return np.where(is_short & np.isin(documents, numbers), documents, -1)
 
 
 def _shuffled(bins: np.ndarray, seed: int) -> np.ndarray:

@@ -148,6 +148,18 @@ class PackPlan:
         nothing = np.zeros(0, np.int64)
         return cls(Pieces.none(), nothing, nothing, nothing, Pieces.none())
 
+    def __add__(self, later: "PackPlan") -> "PackPlan":
+        """Return the rows of this plan and of a later one, and what the later one carries over."""
+        if not len(self):
+            return later
+        return PackPlan(
+            self.pieces + later.pieces,
+            np.concatenate((self.ends, len(self.pieces) + later.ends)),
+            np.concatenate((self.tokens, later.tokens)),
+            np.concatenate((self.documents, later.documents)),
+            later.carried,
+        )
+
     @functools.cached_property
     def totals(self) -> np.ndarray:
         """Cumulative tokens and documents before each row and of all rows, int64 [2, rows + 1]."""
@@ -173,3 +185,9 @@ class PackPlan:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.ends)
+
+
+def repeated(documents: np.ndarray) -> np.ndarray:
+    """Return the numbers that occur more than once, sorted."""
+    ordered = np.sort(documents)
+    return ordered[1:][ordered[1:] == ordered[:-1]]

@@ -48,7 +48,7 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
     tokens_per_row, documents_per_row = np.array(contents).T
     limits = np.array([(each.max_epochs or np.inf) * max(each.documents, 1) for each in sources])
     documents_left = np.maximum(limits - start_of(blend).documents, 0)
-    reading = _Reading(blend, documents_left / documents_per_row)
+    reading = _Reading(blend, documents_left / documents_per_row, tokens_per_row)
     rows, edges = [], [start_of(blend).step]
     for begin, end in itertools.pairwise(window_edges(blend, steps)):
         drawn, last = reading.window(begin, end)
@@ -69,7 +69,7 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
         tokens=by_window * tokens_per_row,
         documents=by_window * documents_per_row,
         exhausted=reading.exhausted,
-        positions=int(total * row_tokens),
+        positions=round(total * row_tokens),
         is_exact=False,
         spread=2 * deviation / total,
     )
@@ -80,14 +80,15 @@ class _Reading:
 
     Args:
         left: rows that each source has left, float64 [sources]; inf without an epoch limit.
+        tokens_per_row: average tokens in a row of each source, float64 [sources].
 
     Attributes:
         exhausted: key -> the first step without the source.
         variance: variance of the rows that a blend draws from each source, float64 [sources].
     """
 
-    def __init__(self, blend: Blend, left: np.ndarray):
-        self._blend, self._left = blend, left
+    def __init__(self, blend: Blend, left: np.ndarray, tokens_per_row: np.ndarray):
+        self._blend, self._left, self._tokens_per_row = blend, left, tokens_per_row
         self._mixture = Mixture(blend.tree, blend.keys, seed="")
         self._mixture.ended |= left == 0
         first = start_of(blend).step
@@ -102,7 +103,10 @@ class _Reading:
         position = position_of(self._blend, (begin + end) // 2)
         rows_per_step = self._blend.topology.rows_per_step
         missing, drawn = float(end - begin), np.zeros(len(self._left))
-        while missing > 0 and (share := self._mixture.shares(position)).any():
+        while missing > 0:
+            share = self._mixture.row_shares(position, self._tokens_per_row)
+            if not share.any():
+                break
             rate = share * rows_per_step
             lasts = np.full(len(rate), np.inf)  # steps until each source ends
             np.divide(self._left, rate, out=lasts, where=rate > 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from typing import Any, Mapping
 
 import numpy as np
@@ -20,9 +21,10 @@ from energon_ext.documents.base import Documents
 from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.order import EpochOrder
 from energon_ext.errors import ConfigError, StateFormatError, StoreError
-from energon_ext.packing import Packer, PackPlan, Pieces, saved_packer
+from energon_ext.packing import Packer, PackPlan, Pieces, pack_apart, saved_packer
 from energon_ext.plan.pack_window import PackWindow
-from energon_ext.plan.row_source import RowSource, Taken
+from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.taken_rows import Description, TakenRows
 from energon_ext.state.match import check_fingerprint
 
 #: If documents are long, a pack plan takes at most this many rows of tokens.
@@ -30,10 +32,6 @@ MAX_ROWS = 4096
 
 #: Approximate bytes per token in an object store.
 _TOKEN_BYTES = 4
-
-#: ``(places, starts, stops, documents, tokens)`` of a row: its pieces, the number of documents that
-#: end in it, and the number of its tokens.
-Description = tuple[list[int], list[int], list[int], int, int]
 
 
 class PlannedRows(RowSource):
@@ -125,10 +123,13 @@ class PlannedRows(RowSource):
         numbers = np.arange(self._first, self._first + self._order.size)
         return numbers[~_among(numbers, self.excluded)]
 
-    @property
+    @functools.cached_property
     def epoch_tokens(self) -> int:
-        """Tokens in one epoch."""
-        return int(self.documents.locate(self.kept_numbers)[1].sum())
+        """Tokens in one epoch; only excluded documents are looked up, and only once."""
+        stop = self._first + self._order.size
+        is_in_epoch = (self._first <= self.excluded) & (self.excluded < stop)
+        excluded = self.documents.locate(self.excluded[is_in_epoch])[1].sum()
+        return self.documents.tokens_in(self._first, stop) - int(excluded)
 
     @property
     def is_finite(self) -> bool:
@@ -193,7 +194,9 @@ class PlannedRows(RowSource):
         return None if is_implied else carried.stops
 
     def _pack(self, packer: Packer, window: PackWindow, carried: Pieces, new: Pieces) -> None:
-        self._plan = packer.plan(carried, new, rows_before=window.rows_before, last=window.is_last)
+        self._plan = pack_apart(
+            packer, carried, new, rows_before=window.rows_before, last=window.is_last
+        )
         self.window = dataclasses.replace(window, digest=self._plan.digest)
         self.next_row = 0
 
@@ -258,8 +261,9 @@ class PlannedRows(RowSource):
                 {"rows of the open plan": window.digest},
                 {"rows of the open plan": self.window.digest},
                 self.key,
-                "The same documents give different rows: a custom packer may depend on lengths and "
-                "options only, `select_samples_to_pack` on lengths and `self.seq_len` only.",
+                "The same documents give different rows: another version saved the state, or a "
+                "custom packer depends on more than lengths and options (`self.seq_len` for "
+                "`select_samples_to_pack`).",
             )
         self.next_row = state["next_row"]
         if packer != self._packer:
@@ -272,7 +276,7 @@ class PlannedRows(RowSource):
         rest = plan.pieces[taken:] + plan.carried
         rows_before = 0
         if former.cuts_documents:
-            rows_before = window.rows_before + self.next_row
+            rows_before = window.rows_before + self.next_row if len(rest) else 0  # a new stream
             rest = rest.with_windows_joined(plan.ends[self.next_row :] - taken)
             # If one token is left of a document, it was the last label read; skip it.
             is_read = rest.starts[:1] == rest.lengths[:1] - 1
@@ -297,35 +301,3 @@ def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:
     """Return whether each number is excluded, bool [n]."""
     # Most sources exclude nothing, and np.isin is slow even then.
     return np.isin(numbers, excluded) if len(excluded) else np.zeros(len(numbers), bool)
-
-
-class TakenRows(Taken):
-    """Packed rows, not yet read."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[PackPlan, int, int]] = []  # pack plan, row in the plan, epoch
-        self.num_tokens = self.num_documents = 0
-
-    def add(self, plan: PackPlan, first: int, stop: int, epoch: int) -> None:
-        """Append rows of a plan."""
-        self._rows += [(plan, row, epoch) for row in range(first, stop)]
-        tokens, documents = (plan.totals[:, stop] - plan.totals[:, first]).tolist()
-        self.num_tokens += tokens
-        self.num_documents += documents
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        lengths = [plan.sizes[plan.extent(row)] for plan, row, _ in self._rows]
-        return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
-
-    def contents(self, number: int) -> list[tuple[int, int, int]]:
-        plan, row, _ = self._rows[number]
-        return plan.pieces[plan.extent(row)].ranges()
-
-    def description(self, number: int) -> Description:
-        plan, row, _ = self._rows[number]
-        pieces = plan.pieces[plan.extent(row)]
-        ranges = pieces.places.tolist(), pieces.starts.tolist(), pieces.stops.tolist()
-        return *ranges, int(plan.documents[row]), int(plan.tokens[row])

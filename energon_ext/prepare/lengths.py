@@ -94,6 +94,10 @@ class LengthTable:
         lengths = self.lengths[numbers].astype(np.int64)
         return numbers, np.where(lengths <= self.longest, lengths, 0)
 
+    def tokens_in(self, first: int, stop: int) -> int:
+        """Return the tokens of the samples ``first`` to ``stop - 1`` that are in a row."""
+        return int(self.locate(np.arange(first, stop))[1].sum())
+
     def costs_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the cost of each sample in addition to its tokens, float32 [n]."""
         return self.costs[numbers]

@@ -110,8 +110,14 @@ class OwnPacker(Packer):
                 f"select_samples_to_pack: a row has {longest} tokens, at most {self.seq_len} fit."
             )
         chosen = [number for row in rows for number in row]
-        if not chosen or len(set(chosen)) < len(chosen):
+        if len(set(chosen)) < len(chosen):
             raise ConfigError(
-                "select_samples_to_pack: no rows, or a sample in two rows; put each sample in one "
-                "row or leave it for the next buffer."
+                "select_samples_to_pack: a sample is in two rows; put each sample in one row or "
+                "leave it for the next buffer."
+            )
+        if not chosen and sum(lengths) >= 2 * self.seq_len:
+            raise ConfigError(
+                f"select_samples_to_pack: no row is made of {len(lengths)} samples with "
+                f"{sum(lengths)} tokens, {self.seq_len} of which fit in a row; return some rows, "
+                f"so that the samples left for the next buffer do not pile up."
             )

@@ -17,7 +17,8 @@ from energon_ext.batch.rows import Row
 from energon_ext.documents.base import Documents
 from energon_ext.errors import ConfigError
 from energon_ext.packing import Packer
-from energon_ext.plan.rows import Description, PlannedRows, TakenRows
+from energon_ext.plan.rows import PlannedRows
+from energon_ext.plan.taken_rows import Description, TakenRows
 from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
 from energon_ext.samples.reader import SampleReader
 
@@ -36,6 +37,9 @@ class OneEach:
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers themselves, and 1 for each."""
         return numbers, np.ones(len(numbers), np.int64)
+
+    def tokens_in(self, first: int, stop: int) -> int:
+        return stop - first
 
     def costs_of(self, numbers: np.ndarray) -> np.ndarray:
         return np.zeros(len(numbers))

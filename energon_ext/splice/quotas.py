@@ -6,6 +6,7 @@ from typing import Sequence
 
 import numpy as np
 
+from energon_ext.elementwise import power
 from energon_ext.errors import ConfigError
 from energon_ext.splice.config import MultiSpliceConfig
 
@@ -109,7 +110,7 @@ def _parts(
 ) -> np.ndarray:
     """Return the examples of each document before rounding; 0 if it is not present."""
     tau = _TAU.get(config.balance_mode, config.balance_tau)
-    shares = lengths.astype(np.float64) ** tau * present
+    shares = power(lengths, tau) * present
     weights = config.doc_weights
     if weights is not None and len(weights) != len(lengths):
         found = f"{len(weights)} found for {len(lengths)} documents"

@@ -6,6 +6,8 @@ from typing import Callable
 
 import numpy as np
 
+from energon_ext.elementwise import power
+
 #: Any first N multiples of the golden ratio, modulo 1, fill [0, 1) evenly.
 GOLDEN = (5**0.5 - 1) / 2
 
@@ -56,7 +58,7 @@ class EdgeWeights:
 
     def __init__(self, content_length: int, content_stride: int, alpha: float):
         distances = np.arange(0, content_length, content_stride) + 1
-        self._weights = np.append((content_length / distances) ** alpha, 1.0)
+        self._weights = np.append(power(content_length / distances, alpha), 1.0)
         self._sums = np.pad(self._weights[:-1].cumsum(), (1, 0))
         self._steps = len(distances)  # from this distance on, all starts have the same weight
 

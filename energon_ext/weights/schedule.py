@@ -21,6 +21,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from energon_ext.elementwise import apply
 from energon_ext.errors import ConfigError
 from energon_ext.weights.axis import as_pairs, checked_breakpoint
 
@@ -44,7 +45,8 @@ class Kind(NamedTuple):
 KINDS = {
     "step": Kind(np.zeros_like),
     "linear": Kind(lambda t: t),
-    "cosine": Kind(lambda t: np.sin(0.5 * np.pi * t) ** 2),  # 1 - cos rounds to 0 for small t
+    # 1 - cos would round to 0 for small t.
+    "cosine": Kind(lambda t: np.square(apply(math.sin, 0.5 * math.pi * t))),
     "exponential": Kind(lambda t: t, is_ratio=True),
 }
 
@@ -203,11 +205,11 @@ class Weights:
             return self._values
         values = self._values.copy()
         rest = float(position - self._origin)
-        for kind, where, (before, widths, low, high) in self._moving:
+        for kind, where, (before, widths, low, high, log_ratio) in self._moving:
             warp = np.minimum(kind.warp((rest + before) / widths), _BELOW_ONE)
             if kind.is_ratio:
                 # Apply the ratio in two halves, since the whole may overflow a float.
-                half = np.exp(0.5 * warp * (np.log(high) - np.log(low)))
+                half = apply(math.exp, 0.5 * warp * log_ratio)
                 values[where] = low * half * half
             else:
                 values[where] = low + warp * (high - low)
@@ -224,7 +226,13 @@ class Weights:
             where = [i for i, s in enumerate(segments) if s.kind == name != "step" and s.y0 != s.y1]
             if where:
                 moving = [segments[i] for i in where]
-                columns = [(self._origin - s.x0, s.x1 - s.x0, s.y0, s.y1) for s in moving]
+                columns = [
+                    (
+                        *(self._origin - s.x0, s.x1 - s.x0, s.y0, s.y1),
+                        math.log(s.y1) - math.log(s.y0) if kind.is_ratio else 0.0,
+                    )
+                    for s in moving
+                ]
                 self._moving.append((kind, np.array(where), np.array(columns, np.float64).T))
 
 

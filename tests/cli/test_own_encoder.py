@@ -65,7 +65,7 @@ def test_a_command_without_measured_lengths_asks_for_them_and_writes_none(photos
     known = energon_ext(*arguments)
     assert known.exit_code == 0, known.output
     forget(photos)
-    line = error_line(energon_ext(*arguments))
+    line = error_line(energon_ext(*arguments)).removeprefix("Step 2: ")
     measure = f"`energon-ext measure {photos} --encoder MODULE:FUNCTION`"
     assert line == (
         f"{photos.parent}/photos: not measured, and a state does not contain the encoder; run "

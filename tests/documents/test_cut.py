@@ -41,6 +41,7 @@ def test_long_documents_are_cut_and_dropped_if_no_answer_is_left(files, caplog):
     with caplog.at_level(logging.WARNING):
         cut = CutDocuments(files, source="chat", max_tokens=6, over_long="cut")
     assert lengths(cut) == [4, 6, 0, 2, 2, 0, 6]
+    assert (cut.tokens_in(0, 7), cut.tokens_in(1, 5)) == (20, 10)
     assert cut.num_tokens == 20 and cut.fingerprint() == files.fingerprint()
     assert caplog.messages == [
         "chat: 1 of 7 documents have no trained label in their first 6 tokens and are excluded; "

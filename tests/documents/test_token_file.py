@@ -101,6 +101,9 @@ def test_random_documents_of_many_pairs_match_a_list(tmp_path):
     assert places.tolist() == starts[numbers].tolist()
     assert lengths.tolist() == [len(expected[number]) for number in numbers]
     assert all_documents(files) == expected
+    for first, stop in [(0, len(expected)), *np.sort(rng.integers(0, len(expected), (50, 2)))]:
+        if first < stop:
+            assert files.tokens_in(first, stop) == sum(map(len, expected[first:stop]))
 
 
 def test_an_unpickled_source_reads_the_same_files(two):

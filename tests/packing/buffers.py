@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from energon_ext.packing import Pieces
+from energon_ext.packing import Pieces, pack_apart
 
 
 def documents(first, lengths):
@@ -31,25 +31,36 @@ def rows_of(plan):
     ]
 
 
-def plans_of(packer, lengths, buffer_docs=6):
-    """Yield every plan of documents ``0 .. n - 1``."""
-    carried, rows_before, arrived = Pieces.none(), 0, 0
-    while arrived < len(lengths) or len(carried):
-        new = max(1, buffer_docs - len(np.unique(carried.documents)))
-        stop = min(len(lengths), arrived + new)
-        plan = packer.plan(
-            carried,
-            documents(arrived, lengths[arrived:stop]),
-            rows_before=rows_before,
-            last=stop == len(lengths),
-        )
-        yield plan
-        arrived, carried, rows_before = stop, plan.carried, rows_before + len(plan)
+def plans_of(packer, lengths, buffer_docs=6, epochs=1):
+    """Yield every plan of documents ``0 .. n - 1``; an epoch begins with a new buffer."""
+    carried, rows_before = Pieces.none(), 0
+    for epoch in range(epochs):
+        arrived = 0
+        while arrived < len(lengths):
+            new = max(1, buffer_docs - len(np.unique(carried.documents)))
+            stop = min(len(lengths), arrived + new)
+            plan = pack_apart(
+                packer,
+                carried,
+                documents(arrived, lengths[arrived:stop]),
+                rows_before=rows_before,
+                last=stop == len(lengths) and epoch == epochs - 1,
+            )
+            yield plan
+            arrived, carried, rows_before = stop, plan.carried, rows_before + len(plan)
+    assert not len(carried)
 
 
-def pack_all(packer, lengths, buffer_docs=6):
+def pack_all(packer, lengths, buffer_docs=6, epochs=1):
     """Return every row of documents ``0 .. n - 1``."""
-    return [row for plan in plans_of(packer, lengths, buffer_docs) for row in rows_of(plan)]
+    plans = plans_of(packer, lengths, buffer_docs, epochs)
+    return [row for plan in plans for row in rows_of(plan)]
+
+
+def has_copies(spans):
+    """Return True if a row has a token of a document twice."""
+    tokens = [(doc, p) for doc, start, stop in spans for p in range(start, stop)]
+    return len(set(tokens)) < len(tokens)
 
 
 def transitions(rows):

@@ -67,14 +67,20 @@ def sequential(lengths, seq_len):
     return list(packer.flush())
 
 
-def decreasing(lengths, capacity, prefer, most=None, num_first=0):
-    """Put the longest items first, each into the preferred bin with room; O(items x bins)."""
+def decreasing(lengths, capacity, prefer, most=None, first=(), documents=None):
+    """Put the longest items first, each into the preferred bin with room; O(items x bins).
+
+    Items in ``first`` come before all others. No bin gets two items of one document.
+    """
     bins, spaces = [], []
-    for item in sorted(range(len(lengths)), key=lambda i: (i >= num_first, -lengths[i], i)):
+    documents = range(len(lengths)) if documents is None else documents
+    for item in sorted(range(len(lengths)), key=lambda i: (i not in first, -lengths[i], i)):
         fitting = [
             index
             for index, space in enumerate(spaces)
-            if space >= lengths[item] and len(bins[index]) != most
+            if space >= lengths[item]
+            and len(bins[index]) != most
+            and documents[item] not in [documents[other] for other in bins[index]]
         ]
         if fitting:
             chosen = min(fitting, key=lambda index: prefer(spaces[index], index))
@@ -87,9 +93,11 @@ def decreasing(lengths, capacity, prefer, most=None, num_first=0):
     return bins
 
 
-def best_fit_decreasing(lengths, capacity, most=None, num_first=0):
+def best_fit_decreasing(lengths, capacity, most=None, first=(), documents=None):
     """Put each item into the fullest bin, or the first of equally full ones."""
-    return decreasing(lengths, capacity, lambda space, index: (space, index), most, num_first)
+    return decreasing(
+        lengths, capacity, lambda space, index: (space, index), most, first, documents
+    )
 
 
 def first_fit_decreasing(lengths, capacity):
@@ -97,13 +105,13 @@ def first_fit_decreasing(lengths, capacity):
     return decreasing(lengths, capacity, lambda space, index: index)
 
 
-def carried_over(bins, lengths, capacity, carry, num_due, max_carried):
+def carried_over(bins, lengths, capacity, carry, due, max_carried):
     """Return the emptiest bins without a due item, up to ``max_carried`` items in total."""
     filled = [sum(lengths[item] for item in items) for items in bins]
     may_stay = [
         index
         for index, items in enumerate(bins)
-        if filled[index] < capacity and min(items) >= num_due
+        if filled[index] < capacity and not due.intersection(items)
     ]
     may_stay.sort(key=lambda index: (filled[index], index))
     staying, count = [], 0
@@ -115,20 +123,30 @@ def carried_over(bins, lengths, capacity, carry, num_due, max_carried):
     return staying
 
 
-def best_fit(lengths, seq_len, buffer_docs, carry=0.3, most=None, max_carried=256):
+def best_fit(lengths, seq_len, buffer_docs, carry=0.3, most=None, max_carried=256, epochs=1):
     """Yield the sorted rows of each buffer, which includes the documents carried over."""
-    buffer, arrived, capacity = [], 0, seq_len + 1
-    while arrived < len(lengths) or buffer:
-        num_due = (len(buffer) + 15) // 16
+    buffer, arrived, epoch, capacity = [], 0, 0, seq_len + 1
+    while epoch < epochs:
+        num_carried = len(buffer)
         new = max(1, buffer_docs - len({span[0] for span in buffer}))
         for document in range(arrived, min(len(lengths), arrived + new)):
             buffer += cut(document, lengths[document], capacity)
         arrived = min(len(lengths), arrived + new)
+        if arrived == len(lengths):
+            epoch, arrived = epoch + 1, 0
         sizes = [stop - start for _, start, stop in buffer]
-        bins = best_fit_decreasing(sizes, capacity, most, num_due)
+        documents = [span[0] for span in buffer]
+        short = [document for document, size in zip(documents, sizes) if size < capacity]
+        due = {
+            item
+            for item in range(num_carried)
+            if item < (num_carried + 15) // 16
+            or (sizes[item] < capacity and short.count(documents[item]) > 1)
+        }
+        bins = best_fit_decreasing(sizes, capacity, most, due, documents)
         staying = []
-        if arrived < len(lengths):
-            staying = carried_over(bins, sizes, capacity, carry, num_due, max_carried)
+        if epoch < epochs:
+            staying = carried_over(bins, sizes, capacity, carry, due, max_carried)
         rows = []
         for items in (items for index, items in enumerate(bins) if index not in staying):
             spans = [buffer[item] for item in items]

@@ -30,12 +30,13 @@ def web_lengths(count, seq_len, seed=0):
     buffer_docs=st.integers(1, 9),
     carry=st.sampled_from([0, 0.3, 0.9]),
     most=st.none() | st.integers(1, 3),
+    epochs=st.integers(1, 4),
 )
-def test_rows_equal_the_slow_definition(lengths, seq_len, buffer_docs, carry, most):
+def test_rows_equal_the_slow_definition(lengths, seq_len, buffer_docs, carry, most, epochs):
     packer = BestFitPacker(seq_len, carry=carry, max_docs_per_bin=most)
-    plans = plans_of(packer, lengths, buffer_docs)
+    plans = plans_of(packer, lengths, buffer_docs, epochs)
     assert [sorted(rows_of(plan)) for plan in plans] == list(
-        slow.best_fit(lengths, seq_len, buffer_docs, carry, most)
+        slow.best_fit(lengths, seq_len, buffer_docs, carry, most, epochs=epochs)
     )
 
 

@@ -6,15 +6,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_ext.packing.bins import best_fit, longest_first
+from energon_ext.packing.bins import best_fit
 from tests.packing import slow
 
 
-def best_fit_decreasing(lengths, capacity, most=None):
+def best_fit_decreasing(lengths, capacity, most=None, kinds=None):
     """Return the items of every bin, in the form of the slow definition."""
-    order = longest_first(np.array(lengths, np.int64)).tolist()
+    order = sorted(range(len(lengths)), key=lambda item: -lengths[item])
+    ordered = [None if each is None else [each[n] for n in order] for each in (lengths, kinds)]
     bins = {}
-    for item, number in zip(order, best_fit([lengths[n] for n in order], capacity, most).tolist()):
+    for item, number in zip(order, best_fit(ordered[0], capacity, most, ordered[1]).tolist()):
         bins.setdefault(number, []).append(item)
     return list(bins.values())
 
@@ -31,6 +32,18 @@ def test_fast_best_fit_is_the_slow_definition(lengths, capacity, most):
     assert all(sum(lengths[item] for item in items) <= capacity for items in bins)
 
 
+@given(
+    items=st.lists(st.tuples(st.integers(1, 20), st.integers(-1, 4)), max_size=40),
+    most=st.none() | st.integers(1, 5),
+)
+def test_no_bin_gets_two_items_of_a_kind(items, most):
+    lengths, kinds = [length for length, _ in items], [kind for _, kind in items]
+    alone = [kind if kind >= 0 else 100 + item for item, kind in enumerate(kinds)]
+    bins = best_fit_decreasing(lengths, 30, most, kinds)
+    assert bins == slow.best_fit_decreasing(lengths, 30, most, documents=alone)
+    assert all(len({alone[item] for item in items}) == len(items) for items in bins)
+
+
 def test_best_fit_of_known_items():
     assert best_fit_decreasing([6, 2, 6, 2], 8) == [[0, 1], [2, 3]]
     assert best_fit_decreasing([1, 1, 1, 1], 8) == [[0, 1, 2, 3]]
@@ -39,6 +52,10 @@ def test_best_fit_of_known_items():
     # The 2 fits into both bins: the first contains 12 of 20, the fullest 18.
     assert slow.first_fit_decreasing([12, 9, 9, 2], 20) == [[0, 3], [1, 2]]
     assert best_fit_decreasing([12, 9, 9, 2], 20) == [[0], [1, 2, 3]]
+    # The last 2 may be in neither the fullest bin nor the next one, which have one of its kind.
+    assert best_fit_decreasing([7, 6, 5, 2, 2, 2], 9, kinds=[-1, -1, -1, 8, 8, 8]) == [
+        *([0, 3], [1, 4], [2, 5])
+    ]
 
 
 def test_random_lengths_fill_bins_well():

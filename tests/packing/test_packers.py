@@ -12,8 +12,22 @@ from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError
 from energon_ext.packing import PACKERS as REGISTRY
-from energon_ext.packing import BestFitPacker, Pieces, SequentialPacker, make_packer
-from tests.packing.buffers import documents, pack_all, plans_of, rows_of, transitions
+from energon_ext.packing import (
+    BestFitPacker,
+    Pieces,
+    SequentialPacker,
+    make_packer,
+    pack_apart,
+)
+from energon_ext.samples.packers import OwnPacker, WholePacker
+from tests.packing.buffers import (
+    documents,
+    has_copies,
+    pack_all,
+    plans_of,
+    rows_of,
+    transitions,
+)
 
 PACKERS = {
     "sequential": SequentialPacker,
@@ -22,6 +36,36 @@ PACKERS = {
     "best fit, nothing is carried": lambda seq_len: BestFitPacker(seq_len, carry=0),
     "best fit, most is carried": lambda seq_len: BestFitPacker(seq_len, carry=0.9),
     "best fit, aligned": lambda seq_len: BestFitPacker(2 * seq_len, alignment=2),
+}
+
+
+class Taker:
+    """Selects samples in their order until a row is full, and leaves the rest for later."""
+
+    length_attribute = "length"
+
+    def __init__(self, seq_len, leaves_rest):
+        self.seq_len, self._leaves_rest = seq_len, leaves_rest
+
+    def select_samples_to_pack(self, samples):
+        rows, row = [], []
+        for sample in samples:
+            if sum(each.length for each in row) + sample.length > self.seq_len:
+                rows.append(row)
+                row = []
+            row.append(sample)
+        return rows if self._leaves_rest else [*rows, row]
+
+
+def own(seq_len, leaves_rest):
+    return OwnPacker(seq_len, encoder=Taker(seq_len, leaves_rest))
+
+
+#: Packers of samples, which are not longer than a row.
+SAMPLE_PACKERS = {
+    "whole samples": WholePacker,
+    "select_samples_to_pack": lambda seq_len: own(seq_len, False),
+    "select_samples_to_pack, the rest waits": lambda seq_len: own(seq_len, True),
 }
 every_packer = pytest.mark.parametrize("make", PACKERS.values(), ids=PACKERS)
 lengths_lists = st.lists(st.integers(0, 30), min_size=1, max_size=25)
@@ -121,6 +165,57 @@ def test_the_last_plan_carries_nothing_and_no_documents_make_no_rows(make):
 def test_rows_too_short_for_a_transition_are_refused(make, seq_len):
     with pytest.raises(ConfigError, match="seq_len: .* an integer >= 2 is needed"):
         make(seq_len)
+
+
+# Several epochs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [*PACKERS.values(), *SAMPLE_PACKERS.values()])
+@given(data=st.data(), seq_len=st.integers(3, 12), buffer_docs=buffers, epochs=st.integers(1, 4))
+def test_no_row_has_copies_if_other_documents_fill_a_row(make, data, seq_len, buffer_docs, epochs):
+    packer = make(seq_len)
+    longest = packer.seq_len if make in SAMPLE_PACKERS.values() else 30
+    lengths = data.draw(st.lists(st.integers(0, longest), min_size=1, max_size=25))
+    rows = pack_all(packer, lengths, buffer_docs, epochs)
+    assert transitions(rows) == {
+        (document, position): epochs
+        for document, length in enumerate(lengths)
+        for position in range(length - 1)
+    }
+    assert sum(ended for _, ended in rows) == epochs * sum(length > 0 for length in lengths)
+    # A row of a stream may begin with a part of the longest document.
+    if sum(lengths) - max(lengths) > packer.seq_len:
+        assert not any(has_copies(spans) for spans, _ in rows)
+
+
+@pytest.mark.parametrize("name", ["bin", "sequential"])
+def test_copies_of_known_documents_are_in_different_rows(name):
+    """One document is carried over from the first epoch, and is the first of the second."""
+    packer = make_packer(name, 4)
+    epochs = [documents(0, [5, 5, 5, 2]), documents(3, [2]), documents(0, [5, 2, 1])]
+    carried = packer.plan(Pieces.none(), epochs[0]).carried
+    assert carried.documents.tolist()[-1] == 3
+    plan = pack_apart(packer, carried, epochs[1] + epochs[2], rows_before=3, last=True)
+    assert not any(has_copies(spans) for spans, _ in rows_of(plan))
+
+
+def test_a_copy_waits_for_another_document_until_there_is_a_third():
+    packer, copy = SequentialPacker(4), documents(3, [3])
+    waiting = pack_apart(packer, copy, copy, rows_before=0, last=False)
+    assert rows_of(waiting) == [] and waiting.carried.ranges() == [(3, 0, 3), (3, 0, 3)]
+    other = pack_apart(packer, waiting.carried, documents(0, [3]), rows_before=0, last=False)
+    assert rows_of(other) == [([(3, 0, 3), (0, 0, 2)], 1), ([(0, 1, 3), (3, 0, 3)], 2)]
+    third = pack_apart(packer, waiting.carried, copy, rows_before=0, last=False)
+    assert rows_of(third) == [([(3, 0, 3), (3, 0, 2)], 1), ([(3, 1, 3), (3, 0, 3)], 2)]
+
+
+def test_copies_of_a_source_smaller_than_a_row_share_rows_of_a_stream():
+    rows = pack_all(SequentialPacker(9), [2, 3], epochs=4)
+    assert [spans for spans, _ in rows] == [
+        [(0, 0, 2), (1, 0, 3), (0, 0, 2), (1, 0, 3)],
+        [(1, 2, 3), (0, 0, 2), (1, 0, 3), (0, 0, 2), (1, 0, 2)],
+        [(1, 1, 3)],
+    ]
 
 
 # The registry -------------------------------------------------------------------------------------

@@ -33,6 +33,9 @@ class MemoryDocuments:
         self.looked_up += len(numbers)
         return self._starts[numbers], self._lengths[numbers]
 
+    def tokens_in(self, first, stop):
+        return int(self._lengths[first:stop].sum())
+
     def tokens(self, place, start, stop):
         return self._tokens[place + start : place + stop]
 

@@ -126,6 +126,18 @@ def test_an_estimate_uses_the_fill_of_each_sources_rows(tmp_path):
     assert guess.documents.sum(0) == pytest.approx([50, 50])
 
 
+def test_an_estimate_of_an_interleave_keeps_shares_of_tokens(tmp_path):
+    """Five rows of 64 have as many tokens as eight of 40, so 50 of 130 rows are full."""
+    write_tokens(tmp_path / "full", [[100] * 64] * 300, np.int32)
+    write_tokens(tmp_path / "part", [[100] * 40] * 300, np.int32)
+    path = mix(tmp_path, [("full", 1), ("part", 1)], "interleave")
+    guess = estimated(planned_blend(path, rows=1, batch=1), 130)
+    assert guess.tokens.sum(0) == pytest.approx([50 * 64, 80 * 40])
+    assert guess.documents.sum(0) == pytest.approx([50, 80])
+    exact = planned(planned_blend(path, rows=1, batch=1), 130)
+    assert exact.documents.sum(0).tolist() == [50, 80]
+
+
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 def test_an_estimate_is_within_its_spread_of_the_plan(folder, rule):
     path = mix(folder, MOVING, rule)

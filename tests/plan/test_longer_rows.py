@@ -168,6 +168,37 @@ def test_ten_hops_over_lengths_packings_topologies_and_mixes_read_everything_onc
     assert run.counts == {"a": 60, "b": 60, "c": 60}
 
 
+@pytest.mark.parametrize("first", PACKERS)
+def test_no_row_has_a_token_twice_over_epochs_lengths_packings_and_topologies(data, first):
+    run, mix = Run(), write(data, {"a": 1, "b": 2}, epochs=9)
+    (second,) = set(PACKERS) - {first}
+    hops = [(first, 300, 12, 1), (first, 900, 9, 2), (second, 300, 12, 4), (second, 64, 60, 1)]
+    for packing, seq_len, steps, ranks in [*hops, (first, 900, 9, 2), (first, 900, 9, 1)]:
+        before = len(run.batches)
+        run.read(mix, steps, ranks=ranks, batch=ROWS // ranks, seq_len=seq_len, packing=packing)
+        for batch in run.batches[before:]:
+            is_padding = batch.padding_mask().view(-1, seq_len).tolist()
+            for tokens, padding in zip(batch.tokens.view(-1, seq_len).tolist(), is_padding):
+                tokens = [token for token, is_empty in zip(tokens, padding) if not is_empty]
+                assert len(set(tokens)) == len(tokens)
+    counts = trained_transitions(run.batches)
+    assert min(counts[pair] for pair in transitions_of("ab")) >= 3
+
+
+@pytest.mark.parametrize("second", ["bin", "sequential"])
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 5], [40_000, 1]])
+def test_a_stream_that_was_read_to_its_end_begins_again_with_other_rows(lengths, second):
+    """A document of one token that begins a stream is no label that was already read."""
+    for epochs in (1, 2, 3):
+        short = planned(lengths, packing="sequential", seq_len=4, epochs=epochs)
+        found = take(short)
+        long = planned(lengths, packing=second, seq_len=8, epochs=4)
+        long.restore_state(json.loads(json.dumps(state_of(short))), PACKERS["sequential"](4))
+        found += take(long)
+        assert documents_in(found) == 4 * len(lengths)
+        assert trained(found) == pairs(lengths, 4)
+
+
 @pytest.mark.parametrize("second", ["bin", "sequential"])
 @pytest.mark.parametrize("first", ["bin", "sequential"])
 def test_documents_of_one_token_count_once_wherever_rows_change(first, second):

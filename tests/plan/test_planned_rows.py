@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_ext.documents.order import EpochOrder
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
+from energon_ext.packing import Pieces
 from energon_ext.plan import rows as plan_rows
+from energon_ext.plan.rows import PlannedRows
+from energon_ext.samples.packers import OwnPacker
 from tests.packing import slow
 from tests.plan.memory_documents import (
+    MemoryDocuments,
     documents_in,
     pairs,
     planned,
@@ -375,6 +380,60 @@ def test_empty_documents_are_passed_over(packing):
     assert trained(found) == pairs(lengths, 2)
     assert documents_in(found) == 6
     assert len(take(planned(lengths, packing=packing, buffer_docs=4), 20)) == 20
+
+
+class FullRows:
+    """Selects rows of two samples; one that remains waits."""
+
+    length_attribute = "length"
+
+    def select_samples_to_pack(self, samples):
+        assert samples, "an empty buffer needs no packer"
+        return [list(pair) for pair in zip(samples[::2], samples[1::2])]
+
+
+@pytest.mark.parametrize("lengths", [[5] * 8 + [0], [0] * 8 + [5] * 8, [5] * 9, [5, 0, 0, 5, 5]])
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_a_packer_of_the_user_reads_everything_with_empty_and_short_buffers(lengths, epochs):
+    def source():
+        return PlannedRows(
+            MemoryDocuments(lengths),
+            source="web",
+            packer=OwnPacker(16, encoder=FullRows()),
+            order=EpochOrder(len(lengths), "web", epochs=epochs, shuffled=False),
+            buffer_docs=8,
+        )
+
+    rows = source()
+    found = take(rows)
+    assert trained(found) == pairs(lengths, epochs)
+    assert rows.ended
+    for number in range(len(found) + 1):
+        resumed_rows = source()
+        resumed_rows.take(number)
+        state = json.loads(json.dumps(state_of(resumed_rows)))
+        again = source()
+        again.restore_state(state)
+        assert take(again) == found[number:]
+
+
+def test_a_packer_that_selects_nothing_is_refused_once_samples_pile_up():
+    encoder = FullRows()
+    encoder.select_samples_to_pack = lambda samples: []
+    packer = OwnPacker(16, encoder=encoder)
+    few, many = (Pieces.whole(*[np.arange(n)] * 2, np.full(n, 8)) for n in (3, 4))
+    assert packer.plan(Pieces.none(), few).carried.ranges() == few.ranges()
+    with pytest.raises(ConfigError, match="no row is made of 4 samples with 32 tokens, 16 of"):
+        packer.plan(Pieces.none(), many)
+
+
+def test_the_tokens_of_an_epoch_are_counted_without_looking_documents_up():
+    excluded = np.array([1, 4, 9])
+    rows = planned(LENGTHS, first=3, excluded=excluded)
+    before = rows.documents.looked_up
+    expected = sum(LENGTHS[3:]) - LENGTHS[4] - LENGTHS[9]
+    assert [rows.epoch_tokens for _ in range(3)] == [expected] * 3
+    assert rows.documents.looked_up - before == 2  # the excluded ones of the epoch, once
 
 
 def test_the_initial_state_is_empty():

@@ -65,16 +65,58 @@ class ListSource:
             new = order[self.place : self.place + wanted]
             self.place += len(new)
             pieces += [(d, self.documents[d]) for d in new if d not in excluded]
-        stream = [(document, token) for document, tokens in pieces for token in tokens]
+        is_last = self.has_read(limit)
+        rows, rest = self.cut(pieces, is_last)
+        while any(are_copies(*each) for row in rows for each in itertools.combinations(row, 2)):
+            earlier = [
+                sum(document == pieces[other][0] for other in range(index))
+                for index, (document, _) in enumerate(pieces)
+            ]
+            firsts = [piece for piece, count in zip(pieces, earlier) if not count]
+            held = [piece for piece, count in zip(pieces, earlier) if count]
+            first_rows, first_rest = self.cut(firsts, False)
+            if not first_rows:
+                if not is_last and max(earlier) < 2:  # the copies wait for other documents
+                    rows, rest = [], pieces
+                break
+            self.add(first_rows)
+            pieces = first_rest + held
+            rows, rest = self.cut(pieces, is_last)
+        self.add(rows)
+        self.carried = rest
+        if is_last and not rest:
+            self.first_was_label = False
+
+    def add(self, rows):
+        self.rows += [[token for _, tokens in row for token in tokens] for row in rows]
+        self.first_was_label = self.first_was_label or bool(rows)
+
+    def cut(self, pieces, is_last):
+        """Return the rows of a stream as lists of pieces, and the pieces left."""
+
+        def grouped(tokens):
+            groups = itertools.groupby(tokens, lambda each: each[0])
+            return [(pieces[n][0], [token for _, token in group]) for n, group in groups]
+
+        stream = [(n, token) for n, (_, tokens) in enumerate(pieces) for token in tokens]
+        rows, first_was_label = [], self.first_was_label
         while len(stream) > SEQ_LEN:
-            self.rows.append([token for _, token in stream[: SEQ_LEN + 1]])
-            stream, self.first_was_label = stream[SEQ_LEN:], True
-        if self.has_read(limit):
-            if len(stream) > self.first_was_label:
-                self.rows.append([token for _, token in stream])
-            stream, self.first_was_label = [], False
-        groups = itertools.groupby(stream, lambda each: each[0])
-        self.carried = [(document, [token for _, token in group]) for document, group in groups]
+            rows.append(grouped(stream[: SEQ_LEN + 1]))
+            stream, first_was_label = stream[SEQ_LEN:], True
+        if is_last:
+            if len(stream) > first_was_label:
+                rows.append(grouped(stream))
+            stream = []
+        return rows, grouped(stream)
+
+
+def are_copies(one, other):
+    """Return True if two pieces of a row are of one document and share more than a boundary."""
+    (first, tokens), (second, others) = one, other
+    if first != second:
+        return False
+    shared = len(set(tokens) & set(others))
+    return tokens[0] == others[0] or tokens[-1] == others[-1] or shared > 1
 
 
 class ListRun:

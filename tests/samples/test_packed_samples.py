@@ -95,6 +95,16 @@ def test_every_sample_is_in_one_row_per_epoch_and_no_row_overflows(data, encoder
     assert tokens / (40 * len(rows)) > (0.9 if encoder is OwnPacker else 0.97)
 
 
+@pytest.mark.parametrize("encoder", [PackedCaptions, OwnPacker])
+def test_no_row_has_a_sample_twice_over_epochs_and_resumes(data, encoder):
+    path, rows, state = alone(data), [], None
+    for steps, ranks in ((5, 1), (4, 2), (6, 4)):
+        found, state = run(path, steps, ranks, state=state, encoder=encoder())
+        rows += [[number for number, *_ in row] for step in found for row in step]
+    assert min(Counter(number for row in rows for number in row).values()) >= 5
+    assert all(len(set(row)) == len(row) for row in rows)
+
+
 def test_an_interleave_counts_the_tokens_of_the_rows(data):
     path = write(data / "even.yaml", {"interleave": [{"path": "photos"}, {"path": "charts"}]})
     loader = loader_for(dataset_of(path, encoder=PackedCaptions()))
