@@ -99,7 +99,7 @@ class DynamicBlendMixin:
     length_attribute: str = "length"
 
     #: Cost of the lengths in a row, if samples are packed by length; the rows of a step are then
-    #: dealt so that ranks finish together. A cost that ``length_of`` returns is added.
+    #: balanced, so that ranks finish together. A cost that ``length_of`` returns is added.
     cost: Cost | None = None
 
     #: Number of the planned sample that is being encoded, the key of its source, and all keys.

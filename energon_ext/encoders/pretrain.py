@@ -62,7 +62,7 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
         mask_boundary_loss: weight 0 where input and label belong to different documents; by
             default only with ``bin``.
         train_on_eos: False gives weight 0 to labels that are the end-of-document token.
-        balance: ``attention`` deals the rows of a planned step to ranks and micro-batches by cost.
+        balance: ``attention`` balances the rows of a planned step over ranks and micro-batches.
         cost: cost of a document by its length; by default
             :class:`~energon_ext.plan.cost.AttentionCost`.
 
