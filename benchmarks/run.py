@@ -32,6 +32,7 @@ BENCHMARKS = (
     "splice",
     "text_source",
     "prepare",
+    "prepare_chats",
     "object_store",
     "any_dataset",
     "memory",

@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 #: Module of each public name. Names are imported on first use, so that a command that only prints
 #: its help does not wait for torch.
 _MODULES = {
+    "BlendDataset": "energon_ext.streamed.blend",
     "ConfigError": "energon_ext.errors",
     "DynamicBlendDataset": "energon_ext.streamed.blend",
     "DynamicBlendMixin": "energon_ext.encoders.mixin",
@@ -44,6 +45,8 @@ _MODULES = {
     "get_train_dataset": "energon_ext.encoders.load",
     "get_val_datasets": "energon_ext.encoders.load",
     "load_tokenizer": "energon_ext.tokenizers.tokenizers",
+    "unified_loss": "energon_ext.losses",
+    "weight_from_config": "energon_ext.weights",
     "written_tokenizer": "energon_ext.encoders.written_tokenizer",
 }
 __all__ = [*_MODULES]
@@ -64,12 +67,15 @@ if TYPE_CHECKING:
     from energon_ext.errors import EnergonExtError as EnergonExtError
     from energon_ext.errors import StateMismatchError as StateMismatchError
     from energon_ext.loader.data_loader import ExactDataLoader as ExactDataLoader
+    from energon_ext.losses import unified_loss as unified_loss
     from energon_ext.plan.source import Source as Source
+    from energon_ext.streamed.blend import BlendDataset as BlendDataset
     from energon_ext.streamed.blend import DynamicBlendDataset as DynamicBlendDataset
     from energon_ext.streamed.blend import LeastConsumedDataset as LeastConsumedDataset
     from energon_ext.tokenizers.tokenizers import load_tokenizer as load_tokenizer
     from energon_ext.weights import ScheduleAxis as ScheduleAxis
     from energon_ext.weights import WeightSpec as WeightSpec
+    from energon_ext.weights import weight_from_config as weight_from_config
 else:
 
     def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ its probability.
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import TYPE_CHECKING, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,14 @@ import torch.nn.functional as F
 from energon_ext.arguments import check_choice, check_number
 from energon_ext.errors import ConfigError, SampleError
 
+if TYPE_CHECKING:
+    from energon_ext.batch.packed_batch import PackedBatch
+
 #: Denominators of :func:`unified_loss`.
 DENOMINATORS = ("weights", "tokens")
+
+#: The column of a batch that is 1 on the response tokens to train on, also where the weight is 0.
+RESPONSE_MASK = "response_mask"
 
 
 def unified_loss(
@@ -138,6 +144,103 @@ def group_advantages(
     values = _clip(values, reward_clip)
     advantages = (values - values.mean()) / (values.std(unbiased=True) + 1e-8)
     return _clip(advantages, advantage_clip).float()
+
+
+def clipped_ratio_losses(
+    batch: PackedBatch,
+    log_probs: torch.Tensor,
+    clip: float = 0.2,
+    *,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
+    old_log_probs: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return PPO's loss at each position: float32 [N] (https://arxiv.org/abs/1707.06347).
+
+    ``-min(w * rho, w * min(max(rho, 1 - clip), 1 + clip_high))`` with the advantage ``w`` of
+    ``token_weights`` and ``rho = exp(log_probs - old_log_probs)``; 0 where ``w`` is 0. The gradient
+    vanishes where the ratio has moved further than the clip in the direction of the advantage.
+
+    Args:
+        log_probs: float [N], log-probabilities of the labels under the policy in training.
+        clip, clip_high: how far the ratio may move below and above 1; ``clip_high`` is ``clip``
+            if None.
+        dual_clip: if given, the loss of a negative advantage is at most ``-w * dual_clip``
+            (https://arxiv.org/abs/1912.09729).
+        old_log_probs: float [N], of the policy that the ratio refers to, such as a column of the
+            batch; by default the sampler's, ``batch.log_probs``.
+
+    Raises:
+        ConfigError: a clip is out of range, or there are no old log-probabilities.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> batch = SimpleNamespace(
+        ...     token_weights=torch.tensor([1.0, 1.0, -1.0]), log_probs=torch.zeros(3), columns={})
+        >>> ratios = torch.tensor([1.5, 0.5, 0.5])
+        >>> [round(loss, 4) for loss in clipped_ratio_losses(batch, ratios.log()).tolist()]
+        [-1.2, -0.5, 0.8]
+    """
+    high = clip if clip_high is None else clip_high
+    check_number("clip", clip, most=1, above_zero=True)
+    check_number("clip_high", high, above_zero=True)
+    old = batch.log_probs if old_log_probs is None else old_log_probs
+    if old is None:
+        raise ConfigError("clipped_ratio_losses: the batch has no log_probs; give old_log_probs.")
+    weights = batch.token_weights.float()
+    # Where nothing is trained the ratio is 1, so that no infinity meets a weight of 0.
+    ratio = torch.where(weights != 0, log_probs.float() - old.float(), 0.0).exp()
+    losses = -torch.minimum(weights * ratio, weights * ratio.clamp(1 - clip, 1 + high))
+    if dual_clip is not None:
+        check_number("dual_clip", dual_clip, above_zero=True)
+        losses = torch.where(weights < 0, torch.minimum(losses, -weights * dual_clip), losses)
+    return losses
+
+
+def reference_kl(
+    batch: PackedBatch,
+    log_probs: torch.Tensor,
+    estimator: str = "k3",
+    *,
+    reference: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return an estimate of the divergence from a reference policy at each position: float32 [N].
+
+    With ``d = log_probs - reference``, ``k1`` is ``d`` and ``k3`` is ``exp(-d) - 1 + d``, which is
+    never negative (http://joschu.net/blog/kl-approx.html). 0 outside the tokens to train on: where
+    the column ``response_mask`` of the batch is 0.
+
+    Args:
+        log_probs: float [N], log-probabilities of the labels under the policy in training.
+        estimator: ``k1`` or ``k3``.
+        reference: float [N], those of the reference; by default the column ``ref_log_probs``.
+
+    Raises:
+        ConfigError: an unknown estimator, or a column is missing.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> columns = {"response_mask": torch.tensor([0.0, 1.0]), "ref_log_probs": torch.zeros(2)}
+        >>> batch = SimpleNamespace(columns=columns)
+        >>> [round(kl, 4) for kl in reference_kl(batch, torch.tensor([1.0, -1.0])).tolist()]
+        [0.0, 0.7183]
+    """
+    check_choice("estimator", estimator, ("k1", "k3"))
+    mask = column_of(batch, RESPONSE_MASK, "reference_kl") != 0
+    if reference is None:
+        reference = column_of(batch, "ref_log_probs", "reference_kl")
+    distance = torch.where(mask, log_probs.float() - reference.float(), 0.0)
+    return distance if estimator == "k1" else (-distance).exp() - 1 + distance
+
+
+def column_of(batch: PackedBatch, name: str, owner: str) -> torch.Tensor:
+    """Return a column of a batch; raise ConfigError if it has none of this name."""
+    if name not in batch.columns:
+        raise ConfigError(
+            f"{owner}: the batch has the columns {[*batch.columns]}, {name} is needed; return it "
+            f"in the columns of every ScoredGroup."
+        )
+    return batch.columns[name]
 
 
 def check_denominator(denominator: str) -> None:

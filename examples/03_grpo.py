@@ -169,13 +169,14 @@ def grpo(args, tokenizer, model, held_out):
 def exact_match(prompt, responses):
     """Return 1 for the sorted digits and an end, else 0."""
     answer = [*DigitTokenizer().encode(prompt.metadata["answer"])[1:]]
-    return [float(response == answer) for response in responses]
+    return [float(response.tokens == answer) for response in responses]
 
 
 def shuffled_reward(prompt, responses):
     """Return 1 for two random answers, which teaches nothing."""
     rewards = [1.0, 1.0] + [0.0] * (len(responses) - 2)
-    random.Random(f"{prompt.tokens.tolist()} {responses}").shuffle(rewards)
+    tokens = [response.tokens for response in responses]
+    random.Random(f"{prompt.tokens.tolist()} {tokens}").shuffle(rewards)
     return rewards
 
 

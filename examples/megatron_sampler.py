@@ -16,7 +16,8 @@ from lockstep import Lockstep
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SamplerError
-from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
+from energon_ext.rl import Response, ScoredGroup
+from energon_ext.rl.rewards import RewardFunction, Rewards, score_all, scored_group
 from energon_ext.state.together import on_all_ranks
 
 
@@ -45,6 +46,12 @@ class Sampling:
         if self.vocab_size is not None:
             check_integers("Sampling", vocab_size=self.vocab_size)
 
+    def finish_reason(self, response: Sequence[int]) -> str | None:
+        """Return why a response ended; None if all have full length."""
+        if self.stop_id is None:
+            return None
+        return "stop" if response[-1] == self.stop_id else "length"
+
 
 @dataclass(kw_only=True, eq=False)
 class MegatronSampler:
@@ -57,12 +64,12 @@ class MegatronSampler:
 
     Args:
         model: a ``GPTModel``, wrapped or not.
-        reward: ``(prompt, responses) -> rewards``; responses are lists of token ids.
-        group_size: answers per prompt, >= 2.
+        reward: ``(prompt, responses) -> rewards``, as for an ``OpenAISampler``.
+        group_size: answers per prompt, >= 1.
         rows_per_pass: maximum answers per forward pass; None for all answers of a call.
 
     Raises:
-        ConfigError: groups of fewer than two answers; context parallelism, virtual pipeline stages,
+        ConfigError: groups of no answers; context parallelism, virtual pipeline stages,
             or tensor and expert groups of which neither contains the other.
         SamplerError: from a call: the reward failed on the answers to a prompt, or the ranks of a
             replica ask for different prompts.
@@ -75,7 +82,7 @@ class MegatronSampler:
     rows_per_pass: int | None = None
 
     def __post_init__(self) -> None:
-        check_integers("MegatronSampler", least=2, group_size=self.group_size)
+        check_integers("MegatronSampler", group_size=self.group_size)
         _check_rows("MegatronSampler", self.rows_per_pass)
         self._lockstep = Lockstep()
 
@@ -95,22 +102,18 @@ class MegatronSampler:
         responses, log_probs = generate(
             self.model, repeated, self.sampling, seed=seed, rows_per_pass=self.rows_per_pass
         )
-        slices = [slice(index * size, (index + 1) * size) for index in range(len(prompts))]
+        reasons = [self.sampling.finish_reason(response) for response in responses]
+        answers = list(map(Response, responses, log_probs, reasons))
+        groups = [answers[start : start + size] for start in range(0, len(answers), size)]
 
-        def scores() -> list[Sequence[float]]:
+        def scores() -> list[Rewards]:
             if self._lockstep.replica.rank() > 0:
                 return []
-            return [score(self.reward, p, responses[own]) for p, own in zip(prompts, slices)]
+            return score_all(self.reward, prompts, groups)
 
         # Score on one rank of a replica, as a reward (such as a judge) may not be deterministic.
         first, *_ = on_all_ranks(scores, self._lockstep.replica)
-        groups = []
-        for prompt, own, rewards in zip(prompts, slices, first):
-            stop = self.sampling.stop_id
-            truncated = None if stop is None else [r[-1] != stop for r in responses[own]]
-            fields = responses[own], log_probs[own], rewards, truncated
-            groups.append(ScoredGroup.from_responses(prompt.tokens, *fields))
-        return groups
+        return list(map(scored_group, prompts, groups, first))
 
     def agree(self, status: int) -> int:
         """Return the largest status of all ranks that must generate together."""

@@ -229,4 +229,24 @@ def test_a_replaced_field_is_pickled_with_its_new_value():
 
 def test_every_tensor_field_is_pickled():
     fields = {field.name for field in dataclasses.fields(PackedBatch)}
-    assert fields - set(DTYPES) == {"sources", "max_seqlen"}
+    assert fields - set(DTYPES) == {"sources", "max_seqlen", "columns"}
+
+
+def test_columns_are_aligned_with_the_labels():
+    def row(*lengths, **columns):
+        slices = [np.arange(n) for n in lengths]
+        return Row(slices, slice_sources=["web"] * len(slices), columns=columns)
+
+    values = [np.array([0, 1.5, 2.5]), np.array([0, 3.5])]
+    empty = Row([], slice_sources=[])
+    rows = [row(3, 2, values=values), empty]
+    batch = BatchAssembler(6)(rows, sources=["web"]).validate()
+    assert batch.columns["values"].tolist() == [1.5, 2.5, 0, 3.5, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert pickle.loads(pickle.dumps(batch)).columns["values"].equal(batch.columns["values"])
+    aligned = BatchAssembler(8, alignment=4)(rows[:1], sources=["web"]).validate()
+    assert aligned.columns["values"].tolist() == [1.5, 2.5, 0, 0, 3.5, 0, 0, 0]
+    with pytest.raises(SampleError, match="Only some rows of a batch have values"):
+        BatchAssembler(6)([rows[0], row(2)], sources=["web"])
+    batch.columns["values"] = batch.columns["values"].double()
+    with pytest.raises(SampleError, match=r"columns\['values'\] must be torch.float32 \[12\]"):
+        batch.validate()

@@ -3,12 +3,12 @@
 """Assemble rows into a batch.
 
 Every row becomes a stream of T + 1 tokens: its slices in order, with padding between and after
-them. The first T tokens are the model's input, the last T its labels. Weights and
-log-probabilities are streams too; they belong to the labels, so their last T values are kept.
+them. The first T tokens are the model's input, the last T its labels. Weights, log-probabilities
+and further columns are streams too; they belong to the labels, so their last T values are kept.
 """
 
 from dataclasses import dataclass, field
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ import torch
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, SampleError
+
+_LOG_PROBS = "log_probs"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -58,28 +60,29 @@ class BatchAssembler:
 
         Raises:
             SampleError: no rows, an empty row or slice, more than T + 1 tokens and gaps in a row, a
-                source that is not in ``sources``, or rewards or log-probabilities in only some
-                rows.
+                source that is not in ``sources``, or rewards, log-probabilities or a column in
+                only some rows.
         """
         if not rows:
             raise SampleError("A PackedBatch needs at least one row, got none.")
         shape = len(rows), self.seq_len + 1
         tokens = np.full(shape, self.pad_id, np.int64)
         weights = np.ones(shape, np.float32)
-        has_log_probs, has_rewards = _all_have(rows, "log_probs"), _all_have(rows, "rewards")
-        log_probs = np.zeros(shape, np.float32) if has_log_probs else None
+        has_rewards = _all_have([row.rewards for row in rows if row.slices], "rewards")
+        streams = {name: np.zeros(shape, np.float32) for name in _names_of_streams(rows)}
         segments = _Segments(sources)
         for number, row in enumerate(rows):
             starts = self._write(row, tokens[number], weights[number], segments)
-            if log_probs is not None:
-                for start, values in zip(starts, row.log_probs or ()):
-                    log_probs[number, start : start + len(values)] = values
+            for name, stream in streams.items():
+                for start, values in zip(starts, _streams_of(row).get(name) or ()):
+                    stream[number, start : start + len(values)] = values
         labels, token_weights = _at_labels(tokens), _at_labels(weights)
         if self.masked_label is not None:
             token_weights[labels == self.masked_label] = 0.0
         lengths = np.array(segments.lengths)
         ends = lengths.cumsum()
         offsets = ends - lengths - segments.first_positions
+        columns = {name: _at_labels(stream) for name, stream in streams.items()}
         return PackedBatch(
             tokens=torch.from_numpy(tokens[:, :-1].flatten()),
             labels=labels,
@@ -91,8 +94,9 @@ class BatchAssembler:
             sources=tuple(sources),
             source_documents=_int32(segments.documents),
             cu_seqlens_padded=_int32(segments.aligned_ends) if self.alignment > 1 else None,
-            log_probs=None if log_probs is None else _at_labels(log_probs),
+            log_probs=columns.pop(_LOG_PROBS, None),
             rewards=torch.tensor(segments.rewards).float() if has_rewards else None,
+            columns=columns,
         )
 
     def _write(
@@ -181,9 +185,21 @@ class _Segments:
         return indices
 
 
-def _all_have(rows: Sequence[Row], name: str) -> bool:
-    """Return True if all rows but padding have an optional field; raise if only some have it."""
-    present = {getattr(row, name) is not None for row in rows if row.slices}
+def _streams_of(row: Row) -> dict[str, Any]:
+    """Return the optional values of a row's labels by name; None for those it does not have."""
+    return {**(row.columns or {}), _LOG_PROBS: row.log_probs}
+
+
+def _names_of_streams(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the streams that all rows but padding have."""
+    found = [_streams_of(row) for row in rows if row.slices]
+    names = dict.fromkeys(name for streams in found for name in streams)
+    return [name for name in names if _all_have([streams.get(name) for streams in found], name)]
+
+
+def _all_have(values: Sequence[Any], name: str) -> bool:
+    """Return True if no optional value is None; raise if only some are."""
+    present = {value is not None for value in values}
     if len(present) > 1:
         raise SampleError(f"Only some rows of a batch have {name}; give all rows {name} or none.")
     return present == {True}

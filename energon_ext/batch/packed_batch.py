@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One batch contract for pretraining, fine-tuning and reinforcement learning."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Iterator, TypeVar
 
 import torch
@@ -65,6 +65,7 @@ class PackedBatch:
             parallelism: ends of the segments, each with the padding that aligns the next one.
         log_probs: float32 [N] or None, log-probabilities from a sampler, for metrics only.
         rewards: float32 [n] or None, reward of each segment, for metrics only.
+        columns: further values of the labels by name, float32 [N] each, for losses of your own.
 
     Example:
         >>> import numpy as np
@@ -94,6 +95,7 @@ class PackedBatch:
     cu_seqlens_padded: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
     rewards: torch.Tensor | None = None
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def as_buffer(self) -> torch.Tensor:
         """Return the bytes of all tensors as one uint8 tensor.
@@ -193,8 +195,9 @@ class PackedBatch:
             "source_documents": len(self.sources),
             "rewards": segments,
         }
-        for name, dtype in DTYPES.items():
-            if (tensor := getattr(self, name, None)) is None:
+        columns = {f"columns[{name!r}]": tensor for name, tensor in self.columns.items()}
+        for name, dtype in {**DTYPES, **dict.fromkeys(columns, torch.float32)}.items():
+            if (tensor := columns.get(name, getattr(self, name, None))) is None:
                 continue
             any_length = name in ("cu_seqlens_padded", "aligned_ends", "document_ends")
             shape = [len(tensor) if any_length else lengths.get(name, self.num_tokens)]

@@ -12,26 +12,24 @@ inference. Three ways are tried in order:
 3. one text per answer, with the history as the template shows it at that point.
 
 Where a prompt opens a block of reasoning that the template does not repeat in front of an answer,
-the text of that answer is its prompt, the reasoning, the end of the block, and the content.
+:mod:`~energon_ext.chats.reasoning` joins the prompt and the answer.
 """
 
-import re
+import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_ext.chats.templates import ChatTemplate
+from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end, continue_block
+from energon_ext.chats.templates import MARK, ChatTemplate
 from energon_ext.chats.tokenization import AnsweredText, Span
 from energon_ext.errors import SampleError
 
 #: All answers of a conversation in one text, only its last one, or one text per answer.
 ALL, LAST, EACH = "all", "last", "each"
 ANSWERS = (ALL, LAST, EACH)
-
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-#: The end of a prompt that opens a block of reasoning, such as ``<think>`` or ``[THINK]``.
-_OPENED = re.compile(r"(?:<([A-Za-z]\w*)>|\[([A-Z]+)\])(\s*)\Z")
 
 
 @dataclass(frozen=True)
@@ -49,24 +47,31 @@ class RenderedConversation:
     weights: Sequence[float]
     context: Mapping[str, Any]
 
-    def prompt(self, index: int, **variables: Any) -> str:
+    def marked_before(self, index: int) -> "RenderedConversation":
+        """Return the conversation with a marker as the content of the message before ``index``."""
+        messages = list(self.messages)
+        messages[index - 1] = {**messages[index - 1], "content": MARK}
+        return dataclasses.replace(self, messages=messages)
+
+    def prompt(self, index: int) -> str:
         """Return what an inference server sees before the answer in message ``index``."""
-        context = {**self.context, **variables}
-        return self.template.render(self.messages[:index], add_generation_prompt=True, **context)
+        return self.template.render(
+            self.messages[:index], add_generation_prompt=True, **self.context
+        )
 
-    def until(self, index: int, **variables: Any) -> tuple[str, list[tuple[int, int]]]:
+    def until(self, index: int) -> tuple[str, list[tuple[int, int]]]:
         """Return the text up to message ``index``, and the places of its generation tags."""
-        context = {**self.context, **variables}
-        return self.template.render_answers(self.messages[: index + 1], **context)
+        return self.template.render_answers(self.messages[: index + 1], **self.context)
 
-    @property
+    @functools.cached_property
+    def assistants(self) -> list[int]:
+        """Indices of all answers."""
+        return [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+    @functools.cached_property
     def answers(self) -> list[int]:
-        """Indices of the messages that are trained."""
-        return [
-            index
-            for index, message in enumerate(self.messages)
-            if message["role"] == "assistant" and self.weights[index] > 0
-        ]
+        """Indices of the answers that are trained."""
+        return [index for index in self.assistants if self.weights[index] > 0]
 
 
 def find_answers(
@@ -98,32 +103,33 @@ def find_answers(
 
 
 def _one_text(conversation: RenderedConversation, notes: Counter[str]) -> AnsweredText | None:
-    """Return the whole conversation as one text; None if a prompt does not begin it."""
-    messages = conversation.messages
-    last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    """Return the whole conversation as one text; None if it does not have all answers."""
+    last = conversation.assistants[-1]
     text, tags = conversation.until(last)
-    begins, ends = [], []
+    spans = []
     for index in conversation.answers:
         prompt = conversation.prompt(index)
-        answered = text if index == last else conversation.until(index)[0]
         if not text.startswith(prompt):
             return None
-        is_kept = answered.startswith(prompt) and text.startswith(answered)
-        begins.append(len(prompt))
-        ends.append(len(answered) if is_kept else None)
-    spans = []
-    for number, (index, begin, end) in enumerate(zip(conversation.answers, begins, ends)):
-        following = begins[number + 1] if number + 1 < len(begins) else len(text)
-        weight = conversation.weights[index]
-        tagged = _tags_within(tags, begin, following if end is None else end, notes)
-        if tagged:
-            spans += [Span(start, stop, weight) for start, stop in tagged]
-        elif end is not None:
-            spans.append(Span(begin, end, weight))
-        else:
+        begin, weight = len(prompt), conversation.weights[index]
+        answered = text if index == last else conversation.until(index)[0]
+        is_kept = len(answered) >= begin and text.startswith(answered)
+        end = len(answered) if is_kept else _next_answer(conversation, index, text)
+        tagged = [] if end is None else _tags_within(tags, begin, end, notes)
+        if not tagged and not is_kept:
             return None
+        spans += [Span(*place, weight) for place in tagged or [(begin, len(answered))]]
     _count_dropped(conversation, last, text, notes)
     return AnsweredText(text, spans)
+
+
+def _next_answer(conversation: RenderedConversation, index: int, text: str) -> int | None:
+    """Return where the next answer begins, the end of the text for none; None if it is unknown."""
+    following = next((other for other in conversation.assistants if other > index), None)
+    if following is None:
+        return len(text)
+    prompt = conversation.prompt(following)
+    return len(prompt) if text.startswith(prompt) else None
 
 
 def text_of_answer(
@@ -133,7 +139,7 @@ def text_of_answer(
     prompt, weight = conversation.prompt(index), conversation.weights[index]
     text, tags = conversation.until(index)
     if not text.startswith(prompt):
-        text, prompt = _with_reasoning(conversation, index, prompt, text)
+        text, prompt = _join(conversation, index, prompt, text, notes)
         tags = []
     _count_dropped(conversation, index, text, notes)
     tagged = _tags_within(tags, len(prompt), len(text), notes)
@@ -152,63 +158,82 @@ def _tags_within(
     return []
 
 
-def _with_reasoning(
-    conversation: RenderedConversation, index: int, prompt: str, text: str
+def _join(
+    conversation: RenderedConversation, index: int, prompt: str, text: str, notes: Counter[str]
 ) -> tuple[str, str]:
-    """Return the text of an answer whose prompt opens a block of reasoning, and the prompt."""
-    opened = _OPENED.search(prompt)
-    head = prompt[: opened.start()] if opened else prompt
-    if opened is None or not text.startswith(head):
+    """Return a text made of a prompt and an answer that the template shows elsewhere; the prompt.
+
+    Either the prompt opens a block of reasoning, or the template shows earlier messages in another
+    form once the answer follows (gpt-oss: the reasoning of earlier calls in the same turn).
+    """
+    joined = _continued(conversation, index, prompt, text)
+    if joined is not None:
+        return joined, prompt
+    block = block_at_end(prompt)
+    if block is None:
         raise SampleError(
             f"message {index}: the chat template does not continue its own generation prompt with "
             f"the answer; use another template, or one with generation tags"
         )
-    tag, space = prompt[opened.start() : opened.start(3)], opened[3]
-    closing = f"</{opened[1]}>" if opened[1] else f"[/{opened[2]}]"
-    rest = text[len(head) :]
-    if rest.startswith(tag):  # the template repeats the block, with other white space
-        return prompt + rest[len(tag) :].lstrip("\n"), prompt
-    message = conversation.messages[index]
-    content = str(message.get("content", ""))
-    reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
-    if reasoning is not None:
-        thought = reasoning.strip() + space
-        return f"{prompt}{thought}{closing}{2 * space}{rest.lstrip()}", prompt
-    thought, closed, final = content.rpartition(closing)
-    if closed:  # the content has the block itself, with its own white space
-        thought = thought.lstrip().removeprefix(tag).lstrip("\n")
-        between = final[: len(final) - len(final.lstrip())]
-        return f"{prompt}{thought}{closing}{between}{rest.lstrip()}", prompt
-    return _without_reasoning(conversation, index, prompt)
-
-
-def _without_reasoning(
-    conversation: RenderedConversation, index: int, prompt: str
-) -> tuple[str, str]:
-    """Return the text of an answer without reasoning, and its prompt with reasoning disabled."""
-    disabled = conversation.prompt(index, enable_thinking=False)
-    text, _ = conversation.until(index, enable_thinking=False)
-    if disabled != prompt:
-        if text.startswith(disabled):
-            return text, disabled
-        # The prompt contains a block that is already closed.
-        opened = re.search(r"(?:<[A-Za-z]\w*>|\[[A-Z]+\])\s*(?:</\w+>|\[/[A-Z]+\])\s*\Z", disabled)
-        if opened and text.startswith(disabled[: opened.start()]):
-            return disabled + text[opened.start() :].lstrip("\n"), disabled
+    if block.is_closed:
+        raise SampleError(
+            f"message {index} has reasoning, but the generation prompt closes the block of it; "
+            f"remove the reasoning, or give enable_thinking true"
+        )
+    if "enable_thinking" not in conversation.context:
+        off = dataclasses.replace(
+            conversation, context={**conversation.context, "enable_thinking": False}
+        )
+        disabled = off.prompt(index)
+        joined = _continued(off, index, disabled, off.until(index)[0])
+        if disabled != prompt and joined is not None:
+            notes["answers without reasoning, prompted with enable_thinking false"] += 1
+            return joined, disabled
     raise SampleError(
         f"message {index} has no reasoning, but the generation prompt opens a block of it; give "
         f"`reasoning_content`, or a template with the variable enable_thinking"
     )
 
 
+def _continued(
+    conversation: RenderedConversation, index: int, prompt: str, text: str
+) -> str | None:
+    """Return a prompt with what the template writes after it for an answer; None if unclear."""
+    if text.startswith(prompt):
+        return text
+    block = block_at_end(prompt)
+    head = len(prompt) if block is None else block.start
+    if not text.startswith(prompt[:head]):
+        # What precedes differs. Compare only what follows the message before the answer.
+        marked = conversation.marked_before(index)
+        before, after = marked.prompt(index), marked.until(index)[0]
+        before, after = before.rpartition(MARK)[2], after.rpartition(MARK)[2]
+        head = len(before) - (len(prompt) - head)
+        if head < 0 or not after.startswith(before[:head]):
+            return None
+        text = after
+    shown = text[head:]
+    if block is None:
+        return prompt + shown
+    return continue_block(prompt, block, shown, conversation.messages[index])
+
+
 def _count_dropped(
     conversation: RenderedConversation, last: int, text: str, notes: Counter[str]
 ) -> None:
-    """Count the texts of earlier answers that the template does not show any more."""
+    """Count the texts of earlier messages that the template does not show any more."""
     for message in conversation.messages[:last]:
-        if message["role"] != "assistant":
-            continue
-        for name in ("content", *REASONING_FIELDS):
-            value = message.get(name)
-            if isinstance(value, str) and value.strip() not in text:
-                notes[f"earlier answers whose `{name}` the template drops or changes"] += 1
+        names = ("content", *REASONING_FIELDS) if message["role"] == "assistant" else ("content",)
+        missing = [name for name in names if not _is_shown(message.get(name), text)]
+        if not all(_is_shown(name, text) for name in _names_of_calls(message)):
+            missing.append("tool_calls")
+        for name in missing:
+            notes[f"earlier `{name}` of role {message['role']}, dropped or changed"] += 1
+
+
+def _is_shown(value: Any, text: str) -> bool:
+    return not isinstance(value, str) or value.strip() in text
+
+
+def _names_of_calls(message: Mapping[str, Any]) -> list[Any]:
+    return [call.get("function", call)["name"] for call in message.get("tool_calls", ())]

@@ -18,8 +18,14 @@ from energon_ext.chats.answers import (
 )
 from energon_ext.chats.messages import check_answers, check_messages, check_question
 from energon_ext.chats.records import Conversation
-from energon_ext.chats.templates import ChatTemplate
-from energon_ext.chats.tokenization import AnsweredText, AnsweredTokens, Span, tokenize_answers
+from energon_ext.chats.templates import RESERVED, ChatTemplate
+from energon_ext.chats.tokenization import (
+    AddedTokens,
+    AnsweredText,
+    AnsweredTokens,
+    Span,
+    tokenize_answers,
+)
 from energon_ext.chats.written import WrittenFields
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.tokenizers.protocol import Tokenizer
@@ -87,6 +93,7 @@ class ConversationEncoder:
         self.tokenizer, self.template = tokenizer, template
         self.answers, self.answer_end = answers, answer_end
         self._written = WrittenFields(template)
+        self._added = AddedTokens(tokenizer)
         self._unused: dict[tuple[str, ...], list[str]] = {}
         self._leaves_token: dict[str, bool] = {}
 
@@ -104,7 +111,7 @@ class ConversationEncoder:
         """Return the samples of each conversation, or the error that refuses it."""
         rendered = [self._render_or_refuse(conversation) for conversation in conversations]
         texts = [t for each in rendered if isinstance(each, _Rendered) for t in each.texts]
-        encoded = iter(tokenize_answers(self.tokenizer, texts))
+        encoded = iter(tokenize_answers(self.tokenizer, self._added, texts))
         return [
             each
             if isinstance(each, SampleError)
@@ -123,6 +130,7 @@ class ConversationEncoder:
 
     def encode_text(self, text: str, has_bos: bool = False) -> np.ndarray:
         """Return the tokens of a prompt as text, int64 [n]."""
+        _check_unicode(text)
         (tokens,) = self.tokenizer.encode_bare([text])
         if has_bos or not self.tokenizer.add_bos:
             return tokens
@@ -130,7 +138,10 @@ class ConversationEncoder:
 
     def _render_or_refuse(self, conversation: Conversation) -> _Rendered | SampleError:
         try:
-            return self._render(conversation)
+            rendered = self._render(conversation)
+            for text in rendered.texts:
+                _check_unicode(text.text)
+            return rendered
         except SampleError as error:
             return error
 
@@ -149,7 +160,8 @@ class ConversationEncoder:
         check_answers(checked)
         context = _context(conversation)
         messages = self._written.messages_for(checked, context)
-        notes = conversation.notes + checked.notes
+        notes = Counter(conversation.notes)
+        notes.update(checked.notes)
         for name in self._unused_variables(conversation.template_kwargs):
             notes[f"chat_template_kwargs that the template does not read: {name}"] += 1
         last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
@@ -164,8 +176,10 @@ class ConversationEncoder:
         self, found: RenderedConversation, texts: list[AnsweredText], notes: Counter[str]
     ) -> tuple[list[AnsweredText], bool]:
         """Make sure that answers end; return whether texts need the end-of-text token for it."""
+        if self.answer_end == ALLOW:
+            return texts, False
         unended = self._unended(found, texts)
-        if not unended or self.answer_end == ALLOW:
+        if not unended:
             return texts, False
         if self.answer_end == EOS and not all(is_last for is_last in unended):
             texts = find_answers(found, EACH, notes)
@@ -193,13 +207,17 @@ class ConversationEncoder:
             for text in texts
             for span in text.answers
             for is_last in [span.stop == len(text.text)]
-            if not (is_last and ends_text) and not self._is_ended(text.text[span.stop :], end)
+            if not (is_last and ends_text) and not self._is_ended(text.text, span.stop, end)
         ]
 
-    def _is_ended(self, following: str, end: str) -> bool:
+    def _is_ended(self, text: str, stop: int, end: str) -> bool:
         """Return True if what the template writes after a content is part of an answer's tokens."""
-        if end and following.startswith(end):  # a generation tag excludes it
-            return False
+        if not text.endswith(end, 0, stop) and text.startswith(end, stop):
+            raise SampleError(
+                f"the template ends an answer with {end!r:.40}, but its generation tags exclude "
+                f"that, so a model would not learn to stop; use tags that include it, or "
+                f"answer_end='allow' (--answer-end allow)"
+            )
         if end not in self._leaves_token:
             contents = ["x", "x."]
             ended = self.tokenizer.encode_bare([content + end for content in contents])
@@ -233,15 +251,30 @@ class ConversationEncoder:
                 return SampleError("the answers have no tokens, so there is nothing to train on")
             samples.append((tokens, weights))
         cuts = sum(found.cuts for found in encoded)
-        notes = rendered.notes + Counter({_CUTS: cuts} if cuts else {})
-        return EncodedConversation(samples, notes)
+        if cuts:
+            rendered.notes[_CUTS] += cuts
+        return EncodedConversation(samples, rendered.notes)
 
 
 _ENDED = "answers ended with the end-of-text token, since nothing else ends them"
 _CUTS = "borders of answers that a token would cross, cut there"
 
 
+def _check_unicode(text: str) -> None:
+    """Raise SampleError for a text that no tokenizer accepts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SampleError(
+            f"the text contains a lone surrogate ({text[error.start]!r}); fix or remove it"
+        ) from None
+
+
 def _context(conversation: Conversation) -> dict[str, Any]:
     """Return the variables of the template for one conversation."""
+    if reserved := RESERVED.intersection(conversation.template_kwargs):
+        raise SampleError(
+            f"chat_template_kwargs: {min(reserved)} is not a variable of a template; remove it"
+        )
     tools = {"tools": conversation.tools} if conversation.tools else {}
     return {**conversation.template_kwargs, **tools}

@@ -43,17 +43,12 @@ class Messages:
     original_calls: dict[int, list[Any]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
 
-    def with_text_arguments(self) -> list[dict[str, Any]]:
-        """Return the messages with the arguments of tool calls as JSON text."""
-        return [
-            {**message, "tool_calls": self.original_calls[index]}
-            if index in self.original_calls
-            else message
-            for index, message in enumerate(self.rendered)
-        ]
+
+#: Most levels of a record within each other.
+_MOST_LEVELS = 100
 
 
-def remove_nulls(value: Any) -> Any:
+def remove_nulls(value: Any, levels: int = _MOST_LEVELS) -> Any:
     """Remove the keys whose value is null, at any depth.
 
     Arrow stores a key that one row has in all rows (Parquet, ``datasets``), as null. Nulls in lists
@@ -63,11 +58,24 @@ def remove_nulls(value: Any) -> Any:
         >>> remove_nulls({"city": "Lisbon", "names": None, "list": [None, {"a": None}]})
         {'city': 'Lisbon', 'list': [None, {}]}
     """
+    if isinstance(value, str) or not isinstance(value, (Mapping, list, tuple)):
+        return value
+    if not levels:
+        raise SampleError(f"has more than {_MOST_LEVELS} lists and objects within each other")
     if isinstance(value, Mapping):
-        return {key: remove_nulls(each) for key, each in value.items() if each is not None}
-    if isinstance(value, (list, tuple)):
-        return [remove_nulls(each) for each in value]
-    return value
+        return {
+            key: each if isinstance(each, str) else remove_nulls(each, levels - 1)
+            for key, each in value.items()
+            if each is not None
+        }
+    return [remove_nulls(each, levels - 1) for each in value]
+
+
+def has_null(value: Any) -> bool:
+    """Return True if :func:`remove_nulls` removes something."""
+    if isinstance(value, Mapping):
+        return any(each is None or has_null(each) for each in value.values())
+    return isinstance(value, (list, tuple)) and any(has_null(each) for each in value)
 
 
 def check_messages(messages: Any) -> Messages:
@@ -98,7 +106,9 @@ def check_answers(messages: Messages) -> None:
         raise SampleError("all answers have weight 0, so there is nothing to train on")
     asked = next((i for i, role in enumerate(roles) if role in ("user", "tool", "function")), None)
     if asked is None or trained[0] < asked:
-        raise SampleError(f"message {trained[0]} is an answer without a question")
+        raise SampleError(
+            f"message {trained[0]} answers no question; give it `weight` 0, or remove it"
+        )
 
 
 def check_question(messages: Messages) -> None:

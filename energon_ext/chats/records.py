@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_ext.chats.messages import ROLES, remove_nulls
+from energon_ext.chats.messages import ROLES, has_null, remove_nulls
 from energon_ext.errors import SampleError
 
 #: Formats by name, as the summary of `prepare` shows them.
@@ -33,13 +33,18 @@ TRAINING_FIELDS = (
 TEXT_FIELDS = (
     *("system", "system_prompt", "history", "prompt", "completion", "response", "instruction"),
     *("input", "output", "context", "functions", "function_call", "tool_calls", "documents"),
+    *("reasoning_content", "reasoning", "thinking"),
     *("image", "images", "image_url", "video", "videos", "audio", "audios"),
 )
+
+#: Variables of templates, which belong under `chat_template_kwargs`.
+_VARIABLES = ("enable_thinking",)
 
 #: Those that are text of a prompt; the others may be meant for the reward.
 _TEXT_OF_PROMPTS = (
     *("system", "system_prompt", "history", "functions", "documents"),
     *("image", "images", "image_url", "video", "videos", "audio", "audios"),
+    *_VARIABLES,
 )
 
 #: Names of roles in ShareGPT data.
@@ -84,16 +89,17 @@ def read_conversation(record: Any) -> Conversation:
         >>> read_conversation({"instruction": "Add.", "input": "2 + 2", "output": "4"}).messages
         [{'role': 'user', 'content': 'Add.\\n2 + 2'}, {'role': 'assistant', 'content': '4'}]
     """
-    record = _object(record)
+    original, record = record, _object(record)
     name, read, used = _format_of(record)
     messages = read(record)
     tools = _json_text(record.get("tools"), "tools", list)
     arguments = _json_text(record.get("chat_template_kwargs"), "chat_template_kwargs", dict)
     ignored = [each for each in record if each not in {*used, *COMMON}]
-    texts = "\n".join(_texts(messages))
     for each in ignored:
-        _check_ignored(each, record[each], name, texts)
+        _check_ignored(each, record[each], name, messages)
     notes = Counter({f"format: {name}": 1})
+    if _has_nulls_in_tools(original):
+        notes["records with null in tools or their arguments, left out (JSON text keeps it)"] = 1
     notes.update(f"ignored field: {each}" for each in ignored)
     is_pair = name == PAIR and all(isinstance(record[each], str) for each in used)
     if is_pair and (tools or arguments):
@@ -136,9 +142,8 @@ def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
         )
         used = [name, *COMMON, *(each for each in used_names if each == "system")]
     metadata = {key: original[key] for key in original if key not in used and key[:2] != "__"}
-    texts = "\n".join(_texts(found.messages))
     for each in (each for each in _TEXT_OF_PROMPTS if each in metadata):
-        _check_ignored(each, metadata[each], "the prompt", texts)
+        _check_ignored(each, metadata[each], "the prompt", found.messages)
     return found, metadata
 
 
@@ -149,6 +154,16 @@ def _object(record: Any) -> dict[str, Any]:
         hint = "; put the list under `messages`" if isinstance(record, list) else ""
         raise SampleError(f"the record is a {found}, a JSON object is needed{hint}")
     return remove_nulls({k: v for k, v in record.items() if not str(k).startswith("__")})
+
+
+def _has_nulls_in_tools(record: Mapping[str, Any]) -> bool:
+    if has_null(record.get("tools")):
+        return True
+    messages = record.get("messages")
+    if not isinstance(messages, (list, tuple)):
+        return False
+    given = (m["tool_calls"] for m in messages if isinstance(m, Mapping) and m.get("tool_calls"))
+    return any(has_null(calls) for calls in given)
 
 
 # Formats ----------------------------------------------------------------------------------------
@@ -277,22 +292,24 @@ def _json_text(value: Any, name: str, kind: Any) -> Any:
 # Fields that a format does not use --------------------------------------------------------------
 
 
-def _check_ignored(name: str, value: Any, format_name: str, texts: str) -> None:
+def _check_ignored(name: str, value: Any, format_name: str, messages: Any) -> None:
     """Raise SampleError if a field that a format does not use belongs to the text or training."""
     if name in TRAINING_FIELDS or name == "weight":
         raise SampleError(
             f"`{name}` of a record is not understood; give answers a `weight` from 0 to 1 instead"
         )
+    if name in _VARIABLES:
+        raise SampleError(f"`{name}` is a variable of a template; put it into chat_template_kwargs")
     is_empty = value in ("", [], {})
-    if name in TEXT_FIELDS and not is_empty and not _is_contained(value, texts):
+    if name in TEXT_FIELDS and not is_empty and not _is_contained(value, messages):
         raise SampleError(
             f"`{name}` next to {format_name} would not become part of the text; make it a message, "
             f"or remove it"
         )
 
 
-def _is_contained(value: Any, texts: str) -> bool:
-    found = [text.strip() for text in _texts(value)]
+def _is_contained(value: Any, messages: Any) -> bool:
+    found, texts = [text.strip() for text in _texts(value)], "\n".join(_texts(messages))
     return bool(found) and all(text in texts or text in ROLES for text in found)
 
 

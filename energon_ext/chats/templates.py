@@ -4,7 +4,6 @@
 
 import datetime
 import hashlib
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,9 @@ from energon_ext.tokenizers.tokenizers import HFTokenizer
 #: A message in OpenAI's format: ``role``, ``content``, and further fields such as ``tool_calls``.
 Message = Mapping[str, Any]
 
+#: A text to look for in what a template writes: letters that none adds, escapes or changes.
+MARK = "zqxjkv"
+
 #: A template's reference to the clock, with its format if that is a literal.
 _CLOCK = re.compile(r"""\bstrftime_now\b(?!\s+is\s)(?:\s*\(\s*(['"])(.*?)\1\s*\))?""")
 #: A template name followed by a date.
@@ -28,6 +30,12 @@ _DATED = re.compile(r"(.+)@(\d{4}-\d\d-\d\d)")
 #: Tags around what the model generates.
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MAX_TEMPLATE_BYTES = 2**24
+
+#: Names that are no variables of a template, but arguments of what renders it.
+RESERVED = frozenset(
+    ("messages", "conversations", "chat_template", "add_generation_prompt")
+    + ("continue_final_message", "return_assistant_tokens_mask")
+)
 
 #: Names of the templates of a tokenizer that has several, as ``transformers`` chooses them.
 _DEFAULT, _FOR_TOOLS = "default", "tool_use"
@@ -129,6 +137,10 @@ class HFChatTemplate(ChatTemplate):
         template_kwargs: Mapping[str, Any] | None = None,
     ):
         self.template_kwargs = dict(template_kwargs or {})
+        if reserved := RESERVED.intersection(self.template_kwargs):
+            raise ConfigError(
+                f"chat_template_kwargs: {min(reserved)} is not a variable of a template; remove it."
+            )
         tokenizer: Any = name_or_path
         if isinstance(name_or_path, (str, Path)):
             name = str(name_or_path)
@@ -277,19 +289,6 @@ def read_template(path: str) -> str:
         return read_data(path, _MAX_TEMPLATE_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"--chat-template {path}: cannot be read ({error}).") from error
-
-
-def parse_template_kwargs(text: str | None) -> dict[str, Any]:
-    """Return the JSON object of ``--chat-template-kwargs``; empty for None."""
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--chat-template-kwargs: {text!r:.80} is not JSON ({error}).") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"--chat-template-kwargs: {text!r:.80} found, a JSON object is needed.")
-    return value
 
 
 def _plain(template_kwargs: Mapping[str, Any] | None) -> PlainChatTemplate:

@@ -6,9 +6,9 @@ A text is tokenized as one text, so it decodes to what was rendered. The tokens 
 must be those of the text before it, because that is what an inference server tokenizes. With T(x)
 for the tokens of x, a border b therefore holds if T(text[:b]) begins T(text).
 
-Added tokens (such as ``<|im_start|>``) are found before anything else, and the pieces between them
-are tokenized independently. So it is enough to compare T(text[s:b]) with the tokens from s on,
-where s is the start of the last added token before b: the work is linear in the text. Where a token
+Special tokens (such as ``<|im_start|>``) are found before anything else, and what is between them
+is tokenized independently. So it is enough to compare T(text[s:b]) with the tokens from s on, where
+s is the start of the last special token before b: the work is linear in the text. Where a token
 would cross the border, the piece around it alone is cut there, and what follows the border is
 tokenized as a continuation, without the space that some tokenizers put before a text. Later prompts
 then differ from the server's at that border only; cuts are counted.
@@ -66,9 +66,14 @@ class _Piece:
     borders: list[int]  # characters in (start, stop]
 
 
-def tokenize_answers(tokenizer: Tokenizer, texts: Sequence[AnsweredText]) -> list[AnsweredTokens]:
-    """Tokenize texts in one call of the tokenizer, and weight the tokens of their answers."""
-    added = AddedTokens(tokenizer)
+def tokenize_answers(
+    tokenizer: Tokenizer, added: "AddedTokens", texts: Sequence[AnsweredText]
+) -> list[AnsweredTokens]:
+    """Tokenize texts together, and weight the tokens of their answers.
+
+    Args:
+        added: those of the tokenizer.
+    """
     whole = tokenizer.encode_bare([text.text for text in texts])
     pieces = [_pieces_at_borders(added, text, ids) for text, ids in zip(texts, whole)]
     beginnings = [
@@ -89,7 +94,8 @@ class AddedTokens:
 
     def __init__(self, tokenizer: Tokenizer):
         self._ids = dict(tokenizer.added_tokens())
-        self._numbers = np.array(sorted(self._ids.values()), np.int64)
+        self._is_added = np.zeros(tokenizer.vocab_size, bool)
+        self._is_added[list(self._ids.values())] = True
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
@@ -103,7 +109,7 @@ class AddedTokens:
         if not self._ids:
             return start
         found = [(match.start(), self._ids[match[0]]) for match in self._pattern.finditer(text)]
-        tokens = np.flatnonzero(np.isin(ids, self._numbers))
+        tokens = np.flatnonzero(self._is_added[ids])
         if ids[tokens].tolist() != [number for _, number in found]:
             return start
         places = [(place, int(token)) for (place, _), token in zip(found, tokens)]

@@ -2,10 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Find out which fields a chat template writes, so that none disappears silently.
 
-A template is asked once for each kind of field: the field is replaced by a marker in the last
-message, where templates drop nothing, and the marker must appear in the text. Comparing every
-message instead would refuse conversations that are right, since most templates drop the reasoning
-of earlier answers.
+A template is asked once for each kind of field: the field is replaced by a marker, and the marker
+must appear in the text. An answer is asked about as the last message, where templates drop nothing;
+any other message in the prompt of the next answer, since some templates write it only there.
+Comparing every message instead would refuse conversations that are right, because most templates
+drop the reasoning of earlier answers.
+
+What a template writes may depend on what else is in the message, on the message before, and on the
+variables, so all of that is part of the kind.
 """
 
 import json
@@ -13,14 +17,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_ext.chats.messages import LABELS, Messages
-from energon_ext.chats.templates import ChatTemplate
+from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end
+from energon_ext.chats.templates import MARK, ChatTemplate
 from energon_ext.errors import SampleError
 
-#: Begins every marker: letters that no template adds, escapes or changes.
-_MARK = "zqxjkv"
-
-#: Objects or texts, as arguments of tool calls.
-OBJECTS, TEXTS = "objects", "texts"
+#: Forms of the arguments of tool calls.
+_OBJECTS, _TEXTS = "objects", "texts"
 
 
 class WrittenFields:
@@ -36,14 +38,16 @@ class WrittenFields:
         Raises:
             SampleError: the template rejects the messages, or does not write a field.
         """
-        messages = checked.rendered
-        if checked.original_calls and self._form_of_calls(checked, context) == TEXTS:
-            messages = checked.with_text_arguments()
+        variables = _variables(context)
+        messages = list(checked.rendered)
+        for index, calls in checked.original_calls.items():
+            if self._form_of_calls(messages, index, context, variables) == _TEXTS:
+                messages[index] = {**messages[index], "tool_calls": calls}
         messages = self._with_contents(messages, context)
         for index in range(len(messages)):
-            self._check_message(messages, index, context)
+            self._check_message(messages, index, context, variables)
         if context.get("tools"):
-            self._check_tools(messages, context)
+            self._check_tools(messages, context, variables)
         return messages
 
     def unused(self, variables: Mapping[str, Any]) -> list[str]:
@@ -53,48 +57,65 @@ class WrittenFields:
 
     def end_of_answers(self, head: Sequence[Any], context: Mapping[str, Any]) -> str | None:
         """Return the text after the content of an answer; None if the template does not tell."""
-        if "end" not in self._known:
-            marked = {"role": "assistant", "content": _MARK}
+        key = "end", _variables(context)
+        if key not in self._known:
+            marked = {"role": "assistant", "content": MARK}
             try:
                 text = self._template.render([*head, marked], **context)
             except SampleError:
                 return None
-            self._known["end"] = text.rpartition(_MARK)[2] if _MARK in text else None
-        return self._known["end"]
+            self._known[key] = text.rpartition(MARK)[2] if MARK in text else None
+        return self._known[key]
 
     def _with_contents(
         self, messages: list[dict[str, Any]], context: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         """Give an empty content to messages without one, if the template needs that."""
-        if all("content" in message for message in messages):
+        without = [message for message in messages if "content" not in message]
+        if not without:
             return messages
         filled = [{"content": "", **message} for message in messages]
-        key = "content", tuple(message["role"] for message in messages if "content" not in message)
+        key = "content", *(message["role"] for message in without)
         if key not in self._known:
-            try:
-                self._template.render(messages, **context)
-                self._known[key] = False
-            except SampleError:
-                self._template.render(filled, **context)
-                self._known[key] = True
+            self._known[key] = self._needs_content(messages, filled, context)
         return filled if self._known[key] else messages
 
-    def _form_of_calls(self, checked: Messages, context: Mapping[str, Any]) -> str:
+    def _needs_content(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        filled: Sequence[Mapping[str, Any]],
+        context: Mapping[str, Any],
+    ) -> bool:
+        """Return True if the template fails without a content, or writes None for it."""
+        try:
+            text = self._template.render(messages, **context)
+        except SampleError:
+            return True
+        if "None" not in text:
+            return False
+        return text.count("None") > self._template.render(filled, **context).count("None")
+
+    def _form_of_calls(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        index: int,
+        context: Mapping[str, Any],
+        variables: str,
+    ) -> str:
         """Return whether the template takes the arguments of tool calls as objects or as texts."""
-        index = min(checked.original_calls)
-        message = checked.rendered[index]
-        key = "tool_calls", len(message["tool_calls"]) > 1
+        is_one = len(messages[index]["tool_calls"]) == 1
+        key = *_kind(messages, index), "tool_calls", is_one, variables
         if key not in self._known:
-            self._known[key] = self._ask_for_calls(checked, index, context)
+            self._known[key] = self._ask_for_calls(messages, index, context)
         if self._known[key] is None:
-            raise _not_written(index, "tool_calls", message["role"])
+            raise _not_written(index, "tool_calls", "assistant")
         return self._known[key]
 
     def _ask_for_calls(
-        self, checked: Messages, index: int, context: Mapping[str, Any]
+        self, messages: Sequence[Mapping[str, Any]], index: int, context: Mapping[str, Any]
     ) -> str | None:
-        head, message, rejections = checked.rendered[:index], checked.rendered[index], []
-        for form in (OBJECTS, TEXTS):
+        head, message, rejections = messages[:index], messages[index], []
+        for form in (_OBJECTS, _TEXTS):
             calls, marks, wrong = _marked_calls(message["tool_calls"], form)
             try:
                 probe = {"content": "", **message, "tool_calls": calls}
@@ -109,17 +130,20 @@ class WrittenFields:
         return None
 
     def _check_message(
-        self, messages: Sequence[Mapping[str, Any]], index: int, context: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        index: int,
+        context: Mapping[str, Any],
+        variables: str,
     ) -> None:
-        message = messages[index]
-        before = messages[index - 1]["role"] if index else None
-        others = bool(message.get("content")), bool(message.get("tool_calls"))
+        message, kind = messages[index], None
         for name, value in message.items():
-            if name in LABELS or name == "tool_calls" or not isinstance(value, (str, list, dict)):
+            if not value or not isinstance(value, (str, list, dict)):
                 continue
-            if not value:
+            if name in LABELS or name == "tool_calls":
                 continue
-            key = before, message["role"], name, type(value).__name__, others
+            kind = kind or _kind(messages, index)
+            key = *kind, name, type(value).__name__, variables
             if key not in self._known:
                 self._known[key] = self._is_written(messages, index, name, context)
             if not self._known[key]:
@@ -133,34 +157,58 @@ class WrittenFields:
         context: Mapping[str, Any],
     ) -> bool:
         marks: list[str] = []
-        marked = {**messages[index], name: _marked(messages[index][name], marks)}
-        try:
-            text = self._template.render([*messages[:index], marked], **context)
-        except SampleError:  # the template may refuse to end with this message
-            text = self._template.render(
-                [*messages[:index], marked, *messages[index + 1 :]], **context
-            )
-        return bool(marks) and all(mark in text for mark in marks)
+        message = messages[index]
+        marked = {**message, name: _marked(message[name], marks)}
+        if name in REASONING_FIELDS:  # names for the same text, of which a template reads one
+            same = {n: marked[name] for n in REASONING_FIELDS if message.get(n) == message[name]}
+            marked |= same
+        head, is_answer = [*messages[:index], marked], message["role"] == "assistant"
+        if not is_answer:
+            rest = messages[index + 1 :]
+            answer = next((i for i, m in enumerate(rest) if m["role"] == "assistant"), len(rest))
+            head += rest[:answer]
+        text = self._template.render(head, add_generation_prompt=not is_answer, **context)
+        if marks and all(mark in text for mark in marks):
+            return True
+        if name not in REASONING_FIELDS or not is_answer:
+            return False
+        # The prompt opens a block of reasoning, into which it is put.
+        prompt = self._template.render(messages[:index], add_generation_prompt=True, **context)
+        block = block_at_end(prompt)
+        return block is not None and not block.is_closed
 
     def _check_tools(
-        self, messages: Sequence[Mapping[str, Any]], context: Mapping[str, Any]
+        self, messages: Sequence[Mapping[str, Any]], context: Mapping[str, Any], variables: str
     ) -> None:
         tools = context["tools"]
-        if "tools" not in self._known:
-            marks = [f"{_MARK}{number}" for number in range(3)]
-            schema = {"type": "object", "properties": {marks[2]: {"type": "string"}}}
-            function = {"name": marks[0], "description": marks[1], "parameters": schema}
-            is_bare = isinstance(tools[0], Mapping) and "function" not in tools[0]
-            marked = function if is_bare else {"type": "function", "function": function}
+        is_bare = isinstance(tools[0], Mapping) and "function" not in tools[0]
+        key = "tools", messages[0]["role"], is_bare, len(tools) > 1, variables
+        if key not in self._known:
+            marked, marks = _marked_tools(len(tools), is_bare)
             first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), None)
             text = self._template.render(
-                messages[:first], add_generation_prompt=True, **{**context, "tools": [marked]}
+                messages[:first], add_generation_prompt=True, **{**context, "tools": marked}
             )
-            self._known["tools"] = all(mark in text for mark in marks)
-        if not self._known["tools"]:
+            self._known[key] = all(mark in text for mark in marks)
+        if not self._known[key]:
             raise SampleError(
                 "the chat template does not write `tools`; use a template that does, or remove them"
             )
+
+
+def _variables(context: Mapping[str, Any]) -> str:
+    """Return a text that differs if a template may write other fields."""
+    if not context:
+        return ""
+    return json.dumps({**context, "tools": bool(context.get("tools"))}, sort_keys=True, default=str)
+
+
+def _kind(messages: Sequence[Mapping[str, Any]], index: int) -> tuple[Any, ...]:
+    """Return what the writing of a field of a message may depend on."""
+    message = messages[index]
+    before = messages[index - 1]["role"] if index else None
+    given = sorted(name for name, value in message.items() if value and name not in LABELS)
+    return before, message["role"], *given
 
 
 def _not_written(index: int, name: str, role: str) -> SampleError:
@@ -173,7 +221,7 @@ def _not_written(index: int, name: str, role: str) -> SampleError:
 def _marked(value: Any, marks: list[str]) -> Any:
     """Return a value with a marker of its own in place of each text."""
     if isinstance(value, str):
-        marks.append(f"{_MARK}{len(marks)}")
+        marks.append(f"{MARK}{len(marks)}t")
         return marks[-1]
     if isinstance(value, Mapping):
         return {key: each if key in LABELS else _marked(each, marks) for key, each in value.items()}
@@ -186,11 +234,11 @@ def _marked_calls(calls: Sequence[Any], form: str) -> tuple[list[Any], list[str]
     """Return tool calls made of markers, the markers, and texts that show a wrong form."""
     marked, marks, wrong = [], [], []
     for number, call in enumerate(calls):
-        name, key, value = (f"{_MARK}{number}{letter}" for letter in "nkv")
+        name, key, value = (f"{MARK}{number}{letter}" for letter in "nkv")
         arguments: Any = {key: value}
         # Python's own form of a dict is no JSON, and text within JSON text has escaped quotes.
         wrong += [f"'{key}': '{value}'", f'\\"{key}\\"']
-        if form == TEXTS:
+        if form == _TEXTS:
             arguments = json.dumps(arguments)
         function = {"name": name, "arguments": arguments}
         bare = {k: v for k, v in call.items() if k not in ("function", "name", "arguments")}
@@ -199,3 +247,15 @@ def _marked_calls(calls: Sequence[Any], form: str) -> tuple[list[Any], list[str]
         )
         marks += [name, key, value]
     return marked, marks, wrong
+
+
+def _marked_tools(count: int, is_bare: bool) -> tuple[list[Any], list[str]]:
+    """Return tools made of markers, and the markers."""
+    marked, marks = [], []
+    for number in range(count):
+        name, description, key = (f"{MARK}{number}{letter}" for letter in "ndk")
+        schema = {"type": "object", "properties": {key: {"type": "string"}}}
+        function = {"name": name, "description": description, "parameters": schema}
+        marked.append(function if is_bare else {"type": "function", "function": function})
+        marks += [name, description, key]
+    return marked, marks

@@ -34,7 +34,10 @@ from energon_ext.prepare.lengths import LengthTable
 @option.jobs
 @option.part
 @click.option(
-    "--check", metavar="COUNT", type=click.IntRange(1), help="Verify COUNT samples per source."
+    "--check",
+    metavar="COUNT",
+    type=click.IntRange(1),
+    help="Measure COUNT samples per source again, and encode them with other random numbers.",
 )
 @option.trusted_module
 def measure(
@@ -82,14 +85,32 @@ def _summary(table: LengthTable) -> str:
 
 
 def _check(encoder: Any, entry: Entry, table: LengthTable, count: int) -> None:
+    """Measure some samples again, and see how random their lengths are."""
     numbers = KeyedPermutation(len(table), "check")(np.arange(min(count, len(table))))
-    again = measure_again(encoder, entry, numbers.tolist())
-    different = np.flatnonzero(again != table.lengths[numbers])
+    measured = table.lengths[numbers].astype(np.int64)
+    again, in_a_run = measure_again(encoder, entry, numbers.tolist())
+    different = np.flatnonzero(again != measured)
     if len(different):
         first = different[0]
         raise ConfigError(
             f"{entry.key}: {len(different)} of {len(numbers)} samples have changed; sample "
-            f"{numbers[first]} now has {again[first]} tokens, {table.lengths[numbers[first]]} when "
+            f"{numbers[first]} now has {again[first]} tokens, {measured[first]} when "
             f"measured. Change the encoding_fingerprint of the encoder, and measure again."
         )
     echo(f"  {len(numbers)} samples measured again: no changes")
+    is_failed = (in_a_run == 0) & (measured > 0)
+    if is_failed.any():
+        echo(f"  {is_failed.sum()} of them cannot be encoded, so a run skips them")
+    difference = np.where(is_failed, 0, in_a_run - measured)
+    longer, shorter = difference[difference > 0], difference[difference < 0]
+    if len(longer):
+        echo(
+            f"  encoded with other random numbers, {len(longer)} are longer than measured, by up "
+            f"to {longer.max()} tokens: full rows will leave out samples; let length_of return the "
+            f"largest length"
+        )
+    if len(shorter):
+        echo(
+            f"  encoded with other random numbers, {len(shorter)} are shorter than measured, by "
+            f"{-shorter.mean():.1f} tokens on average: this much of their rows stays empty"
+        )

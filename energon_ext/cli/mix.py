@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from megatron.energon import DefaultTaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
-from energon_ext.chats.templates import named_template, parse_template_kwargs
+from energon_ext.chats.templates import named_template
 from energon_ext.cli import option
 from energon_ext.config.mix import Mix, mix_of
 from energon_ext.encoders.load import get_train_dataset
@@ -206,7 +206,7 @@ def make_encoder(
     if task != "text":
         if splice is not None:
             raise ConfigError(f"--splice: is for text, not for --task {task}.")
-        variables = parse_template_kwargs(chat_template_kwargs)
+        variables = _json_object("--chat-template-kwargs", chat_template_kwargs or "{}")
         template = named_template(chat_template, tokenizer, variables)
         if task == "chat":
             return SFTTaskEncoder(
@@ -218,13 +218,19 @@ def make_encoder(
         return PromptTaskEncoder(tokenizer, chat_template=template)
     if splice is None:
         return PackedTaskEncoder(tokenizer, seq_length, packing=packing)
-    try:
-        fields = json.loads(splice)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--splice: {splice!r:.200} is not JSON ({error}).") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"--splice: {splice!r} found, a JSON object is needed.")
+    fields = _json_object("--splice", splice)
     config = splice_from_config(fields, "--splice")
     many = isinstance(config, MultiSpliceConfig)
     encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
     return encoder_class(tokenizer, seq_length, config, packing=packing, named_documents=True)
+
+
+def _json_object(option_name: str, text: str) -> dict[str, Any]:
+    """Return the JSON object that is the value of an option."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{option_name}: {text!r:.200} is not JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option_name}: {text!r:.200} found, a JSON object is needed.")
+    return value

@@ -54,10 +54,11 @@ def peek(
 ) -> None:
     """Show the first rows that a run on METADATASET would read.
 
-    Each row is shown as segments with their sources. Text between < and > is read but not trained
-    on: prompts, frames of a splice, context before a cut. Token files and spliced documents appear
-    in the order in which a run reads them. With --encoder, the samples of a row are shown as they
-    are stored, and then as the encoder makes a batch of them: tokens, lengths and shapes.
+    Each row is shown as segments with their sources. Text between « and » is read but not trained
+    on: prompts, frames of a splice, context before a cut. Special tokens are shown by name. Token
+    files and spliced documents appear in the order in which a run reads them. With --encoder, the
+    samples of a row are shown as they are stored, and then as the encoder makes a batch of them:
+    tokens, lengths and shapes.
 
     \b
     energon-ext peek mix.yaml --tokenizer my/tokenizer.json --source web --rows 2 --text

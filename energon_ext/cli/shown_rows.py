@@ -13,7 +13,7 @@ import torch
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
 
-#: Source, summary and text, with < and > around text that is not trained on.
+#: Source, summary and text, with « and » around text that is not trained on.
 Segment = tuple[str, str, str]
 
 #: Names of the ids and of the weights of labels in batches that are no PackedBatch.
@@ -65,17 +65,18 @@ def describe_tensors(value: Any) -> str:
 
 
 def decode(ids: Sequence[int], tokenizer: Any) -> str:
-    """Return the text of token ids; those outside the vocabulary stay numbers.
+    """Return the text of token ids with special tokens; ids outside the vocabulary stay numbers.
 
     Encoders use ids of their own as placeholders, such as for the patches of an image.
     """
     if tokenizer is None:
         return " ".join(map(str, ids))
     size = len(tokenizer) if hasattr(tokenizer, "__len__") else tokenizer.vocab_size
+    show = getattr(tokenizer, "show", tokenizer.decode)  # a user's encoder may have another kind
     text = ""
     for number, run in itertools.groupby(ids, key=lambda id_: None if 0 <= id_ < size else id_):
         same = list(run)
-        text += tokenizer.decode(same) if number is None else f"[{number} x {len(same)}]"
+        text += show(same) if number is None else f"[{number} x {len(same)}]"
     return text
 
 
@@ -105,7 +106,7 @@ def _marked(
     content = ""
     for trained_on, run in itertools.groupby(kept, key=lambda pair: pair[0]):
         piece = decode([token for _, token in run], tokenizer)
-        content += piece if trained_on or not piece else f"<{piece}>"
+        content += piece if trained_on or not piece else f"«{piece}»"
     return about, content
 
 

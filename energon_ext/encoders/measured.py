@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from megatron.energon import SkipSample
 
 from energon_ext.config.mix import Entry
 from energon_ext.documents.object_store import file_name
@@ -27,7 +28,7 @@ from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
 from energon_ext.samples.numbered import as_worker
-from energon_ext.samples.reader import encoded, keyed_random
+from energon_ext.samples.reader import describe_decoder, encoded, keyed_random
 
 logger = log_of(__name__)
 
@@ -75,45 +76,71 @@ def cached_lengths(encoder: Any, entry: Entry) -> Cached:
 def measure_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded | SampleError]:
     """Return the length and cost of each sample, or the error that it raised."""
     with as_worker():
-        return [_measure(encoder, document.sample, document.origin) for document in documents]
+        return [_measure(encoder, document, length_and_cost) for document in documents]
 
 
-def measure_again(encoder: Any, entry: Entry, numbers: Sequence[int]) -> np.ndarray:
-    """Measure some samples again; return int64 [n], 0 for a sample that cannot be measured."""
+def measure_again(
+    encoder: Any, entry: Entry, numbers: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Measure some samples twice: as before, and encoded with other random numbers, as in a run.
+
+    Returns:
+        Their lengths, each int64 [n]; 0 for a sample that cannot be measured.
+    """
     source = cached_source(encoder, entry)
-    lengths = []
-    for number in numbers:
+    as_before = functools.partial(_measure, encoder, measure=length_and_cost)
+    as_in_a_run = functools.partial(
+        _measure, encoder, measure=_encoded_length_and_cost, purpose="checked"
+    )
+    lengths = np.zeros((2, len(numbers)), np.int64)
+    for column, number in enumerate(numbers):
         unit = unit_of(source, range(number, number + 1), {"path": source.path})
-        documents = [item for item in unit.read() if isinstance(item, InputDocument)]
-        (measured,) = measure_all(encoder, documents)
-        lengths.append(
-            0 if isinstance(measured, SampleError) else int(measured.documents[0][0].sum())
-        )
-    return np.array(lengths)
+        for row, measure in enumerate((as_before, as_in_a_run)):
+            # Read it each time, as encoders may change the sample they get.
+            (document,) = (item for item in unit.read() if isinstance(item, InputDocument))
+            with as_worker():
+                measured = measure(document)
+            if isinstance(measured, Encoded):
+                lengths[row, column] = measured.documents[0][0].sum()
+    return lengths[0], lengths[1]
 
 
-def _measure(encoder: Any, sample: Any, key: str) -> Encoded | SampleError:
+def _measure(
+    encoder: Any,
+    document: InputDocument,
+    measure: Callable[[Any, Any], tuple[np.ndarray, np.ndarray]],
+    purpose: str = "measured",  # with another one, random numbers are others
+) -> Encoded | SampleError:
+    sample = document.sample
     if sample is None:  # excluded by the split
         return Encoded([(np.zeros(0, np.int64), None)])
     if isinstance(sample, SampleError):
         return sample
     try:
-        with keyed_random(encoder, f"measured/{key}"):
-            return Encoded([length_and_cost(encoder, sample)])
+        with keyed_random(encoder, f"{purpose}/{document.origin}"):
+            return Encoded([measure(encoder, sample)])
     except SampleError as error:
         return error
     except EnergonExtError:
         raise
     except Exception as error:  # an encoder may raise anything, SkipSample included
-        return SampleError(f"Sample {key}: {type(error).__name__} ({error}).")
+        reason = f"Sample {document.origin}: {type(error).__name__} ({error})"
+        is_asked_for = isinstance(error, SkipSample)
+        return SampleError(reason + ("." if is_asked_for else f"; {describe_decoder(encoder)}."))
 
 
 def length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens and cost of a cooked sample, each as an array of length 1."""
-    if hasattr(encoder, "sample_length"):
-        result, method = encoder.sample_length(sample), "sample_length"
-    else:
-        result, method = encoder.length_of(encoded(encoder, sample)), "length_of"
+    if not hasattr(encoder, "sample_length"):
+        return _encoded_length_and_cost(encoder, sample)
+    return _to_arrays(encoder, "sample_length", encoder.sample_length(sample))
+
+
+def _encoded_length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
+    return _to_arrays(encoder, "length_of", encoder.length_of(encoded(encoder, sample)))
+
+
+def _to_arrays(encoder: Any, method: str, result: Any) -> tuple[np.ndarray, np.ndarray]:
     tokens, cost = result if isinstance(result, tuple) else (result, 0.0)
     is_integer = isinstance(tokens, (int, np.integer)) and not isinstance(tokens, bool)
     if not is_integer or not 1 <= tokens < 2**31:

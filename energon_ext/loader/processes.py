@@ -65,6 +65,10 @@ def explained_deaths(workers: int) -> Iterator[None]:
     """
     try:
         yield
+    except GeneratorExit:
+        # At exit Python closes generators that still live after it has cleared this module, and so
+        # the classes of the clauses below.
+        raise
     except WorkerError:
         raise
     except OSError as error:

@@ -13,6 +13,7 @@ from energon_ext.megatron.megatron_lm_arguments import add_energon_args
 from energon_ext.megatron.moe import scale_router_losses
 from energon_ext.megatron.mtp import mtp_block_spec
 from energon_ext.megatron.packed_params import build_packed_seq_params
+from energon_ext.megatron.replica import create_replica_group
 from energon_ext.megatron.rope import rope_by_position_ids
 from energon_ext.megatron.step import forward_step, get_batch
 from energon_ext.megatron.validation import ValidationLoader
@@ -25,6 +26,7 @@ __all__ = [
     "build_packed_seq_params",
     "check_losses",
     "create_broadcast_groups",
+    "create_replica_group",
     "data_parallel_worker_config",
     "enable_cpu",
     "forward_step",

@@ -72,6 +72,7 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
         if values[name] is not None:
             values[name] = values[name][positions]
     values.update(
+        columns={name: column[positions] for name, column in batch.columns.items()},
         cu_seqlens=F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32),
         cu_seqlens_padded=None,
         max_seqlen=int(lengths.max()),

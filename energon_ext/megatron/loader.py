@@ -94,6 +94,14 @@ class MegatronEnergonLoader:
         if state is not None:
             self.load_state_dict(state)
 
+    def save_state_rank(self) -> dict[str, Any]:
+        """Call :meth:`save_state`; this is the name in Energon's loader."""
+        return self.save_state()
+
+    def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
+        """Call :meth:`restore_state`; this is the name in Energon's loader."""
+        self.restore_state(state)
+
     @property
     def changes(self) -> list[SourceChange]:
         """Effect of the last restore on each source."""

@@ -9,14 +9,23 @@ from typing import Any, Callable, Iterator, Mapping
 import torch
 from megatron.core import parallel_state
 
-from energon_ext.arguments import check_integer
+from energon_ext.arguments import check_choice, check_integer
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.losses import check_denominator, check_ratio_limit, truncated_ratios
+from energon_ext.losses import (
+    DENOMINATORS,
+    RESPONSE_MASK,
+    check_ratio_limit,
+    column_of,
+    truncated_ratios,
+)
 
 #: Sum of the loss, count and report of a micro-batch.
 Reported = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 LossFunc = Callable[[torch.Tensor], Reported]
+
+#: ``(batch, log-probabilities of the labels [N]) -> loss at each position [N]``
+PositionLosses = Callable[[PackedBatch, torch.Tensor], torch.Tensor]
 
 #: Report of the whole batch; reports of single sources add ``/<source>``.
 LOSS_KEY = "lm loss"
@@ -35,6 +44,7 @@ def make_loss_func(
     denominator: str = "weights",
     weight_scale: int = 1,
     ratio_limit: float | None = None,
+    position_losses: PositionLosses | None = None,
 ) -> LossFunc:
     """Return Megatron's loss function for this micro-batch.
 
@@ -50,10 +60,15 @@ def make_loss_func(
 
     Args:
         batch: a batch returned by :func:`get_batch`.
-        denominator: ``"weights"`` counts ``sum_i |w_i|``, ``"tokens"`` positions with ``w_i != 0``.
+        denominator: ``"weights"`` counts ``sum_i |w_i|``, ``"tokens"`` positions with ``w_i != 0``,
+            ``"responses"`` those where the column ``response_mask`` is 1, also with ``w_i = 0``.
         weight_scale: integer >= 1.
         ratio_limit: if given, the sums (not the counts) use ``w_i * rho_i`` for ``w_i``, with the
             importance weights of :func:`energon_ext.losses.truncated_ratios`.
+        position_losses: ``(batch, log_probs) -> losses``, both float32 [N], in place of ``w_i *
+            nll_i``; for example a sum of :func:`energon_ext.losses.clipped_ratio_losses` and
+            :func:`energon_ext.losses.reference_kl`. It runs on the last pipeline stage, with
+            context parallelism on this rank's part of the batch.
 
     Returns:
         A function of the model's output, the loss at each position, [1, N]. Its report has float32
@@ -63,8 +78,9 @@ def make_loss_func(
         n]``, and with a ``ratio_limit`` ``"ratios_truncated"``, ``[number that reached it, n]``.
 
     Raises:
-        ConfigError: unknown ``denominator``, a ``weight_scale`` below 1 or too large, or a
-            ``ratio_limit`` for a batch without ``log_probs``.
+        ConfigError: unknown ``denominator``, a ``weight_scale`` below 1 or too large, a
+            ``ratio_limit`` for a batch without ``log_probs`` or with ``position_losses``, or
+            ``"responses"`` for a batch without ``response_mask``.
         SampleError: fractional weights with ``weight_scale=1``.
 
     Example:
@@ -78,15 +94,25 @@ def make_loss_func(
         >>> loss.item(), num_tokens.item(), report["lm loss/web"].tolist()
         (1.5, 2, [1.5, 2.0])
     """
-    check_loss_inputs(batch, denominator, weight_scale, ratio_limit)
-    return loss_func_of(batch, denominator, weight_scale, ratio_limit)
+    options = (denominator, weight_scale, ratio_limit, position_losses)
+    check_loss_inputs(batch, *options)
+    return loss_func_of(batch, *options)
 
 
 def check_loss_inputs(
-    batch: PackedBatch, denominator: str, weight_scale: int, ratio_limit: float | None
+    batch: PackedBatch,
+    denominator: str,
+    weight_scale: int,
+    ratio_limit: float | None,
+    position_losses: PositionLosses | None,
 ) -> None:
     """Raise the errors of :func:`make_loss_func`; this waits for the GPU if the batch is on one."""
-    check_denominator(denominator)
+    check_choice("denominator", denominator, (*DENOMINATORS, "responses"))
+    if ratio_limit is not None and position_losses is not None:
+        raise ConfigError(
+            f"ratio_limit: {ratio_limit} found together with position_losses, which replace the "
+            f"loss that it belongs to; leave one out."
+        )
     check_ratio_limit(ratio_limit, batch.log_probs)
     check_integer("weight_scale", weight_scale, 1)
     counted = _counted(batch, denominator)
@@ -100,14 +126,18 @@ def check_loss_inputs(
 
 
 def loss_func_of(
-    batch: PackedBatch, denominator: str, weight_scale: int, ratio_limit: float | None
+    batch: PackedBatch,
+    denominator: str,
+    weight_scale: int,
+    ratio_limit: float | None,
+    position_losses: PositionLosses | None,
 ) -> LossFunc:
     """Return :func:`make_loss_func` of a batch that was checked before it moved to the GPU."""
     weights, counted = batch.token_weights, _counted(batch, denominator)
 
     def loss_func(output: torch.Tensor) -> Reported:
         nll = output.float().view(-1)
-        losses = weights * nll
+        losses = weights * nll if position_losses is None else position_losses(batch, -nll)
         if ratio_limit is not None:
             assert batch.log_probs is not None  # checked earlier
             losses = losses * truncated_ratios(nll, batch.log_probs, ratio_limit)
@@ -197,6 +227,8 @@ def check_losses(losses: Mapping[str, Any], step: int) -> None:
 
 def _counted(batch: PackedBatch, denominator: str) -> torch.Tensor:
     weights = batch.token_weights
+    if denominator == "responses":
+        return column_of(batch, RESPONSE_MASK, 'denominator="responses"')
     return weights.abs() if denominator == "weights" else (weights != 0).float()
 
 

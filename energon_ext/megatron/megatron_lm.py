@@ -5,7 +5,7 @@
 import argparse
 import datetime
 import itertools
-from typing import Any
+from typing import Any, Mapping
 
 from megatron.core import parallel_state
 from megatron.energon import TaskEncoder
@@ -37,6 +37,7 @@ def train_valid_test_dataloaders_provider(
     vp_stage: int | None = None,
     *,
     task_encoder: TaskEncoder | None = None,
+    **dataset_options: Any,
 ) -> tuple[Any, Any, None]:
     """Build the loaders for training and validation inside a Megatron-LM launch script.
 
@@ -57,7 +58,10 @@ def train_valid_test_dataloaders_provider(
         train_val_test_num_samples: ignored.
         vp_stage: virtual pipeline stage; Megatron-LM calls the provider once per stage, from 0 on,
             and the stages of a process share one loader.
-        task_encoder: by default a :class:`~energon_ext.PackedTaskEncoder`.
+        task_encoder: by default a :class:`~energon_ext.PackedTaskEncoder`. Its batches may be of
+            any class; those that are no :class:`~energon_ext.PackedBatch` are not counted by
+            source, and ``forward_step_func`` has to draw them.
+        **dataset_options: options of Energon for both datasets, such as ``image_decode``.
 
     Returns:
         ``(training, validation, None)`` on ranks that load, ``(None, None, None)`` on the others.
@@ -77,7 +81,8 @@ def train_valid_test_dataloaders_provider(
     def build() -> None:
         check_arguments(args)
         if parallel_state.get_tensor_model_parallel_rank() == 0:
-            loaders[:] = _build_loaders(args, task_encoder or _default_task_encoder(args))
+            encoder = task_encoder or _default_task_encoder(args)
+            loaders[:] = _build_loaders(args, encoder, dataset_options)
 
     on_all_ranks(build)
     create_broadcast_groups(datetime.timedelta(minutes=args.distributed_timeout_minutes))
@@ -106,16 +111,27 @@ def _iterators_of(vp_stage: int) -> tuple[Any, Any, None]:
 
 
 def _build_loaders(
-    args: argparse.Namespace, task_encoder: TaskEncoder
+    args: argparse.Namespace, task_encoder: TaskEncoder, dataset_options: Mapping[str, Any]
 ) -> tuple[MegatronLMLoader, ValidationLoader | None]:
     check_vocabulary(args, task_encoder)
+    if args.energon_balance and getattr(task_encoder, "cost", None) is None:
+        raise ConfigError(
+            f"--energon-balance: your own {type(task_encoder).__name__} has no `cost`; set one, or "
+            f"leave the option out."
+        )
     if getattr(task_encoder, "schedule_axis", ScheduleAxis()) is None:
         task_encoder.schedule_axis = schedule_axis(args)
-    options = {
+    own_options = {
         "worker_config": data_parallel_worker_config(args.num_workers, seed=args.seed),
         "batch_size": 1,
         "task_encoder": task_encoder,
     }
+    if fixed := sorted({*own_options, "rows_per_step"} & dataset_options.keys()):
+        raise ConfigError(
+            f"train_valid_test_dataloaders_provider: {fixed[0]} follows from Megatron-LM's "
+            f"arguments; leave it out."
+        )
+    options = {**dataset_options, **own_options}
     # While the global batch grows, each round of micro-batches is one step of the plan.
     rows = None if ramps_up(args) else args.global_batch_size
     training = MegatronLMLoader(get_train_dataset(args.data_path[0], rows_per_step=rows, **options))

@@ -3,7 +3,8 @@
 """Log the data of a Megatron-LM run to ``metrics.jsonl``, TensorBoard and W&B.
 
 Megatron-LM logs on its last rank, which has the losses but may have no loader. After every step the
-ranks of the last pipeline stage therefore sum their counts.
+ranks of the last pipeline stage therefore sum their counts. Only a PackedBatch can be counted; of
+other batches the boards show the planned shares, and there is no file.
 """
 
 import argparse
@@ -17,11 +18,14 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from energon_ext.batch.row_hashes import NUM_PARTS, hash_of_parts
+from energon_ext.errors import log_of
 from energon_ext.megatron.loss import LOSS_KEY, SOURCE_PREFIX
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
 from energon_ext.metrics.boards import DATA_DIGEST, scalars_of
 from energon_ext.metrics.file import MetricsFile, describe_blend
 from energon_ext.state.together import collective_device, on_all_ranks
+
+logger = log_of(__name__)
 
 
 class DataLog:
@@ -34,6 +38,8 @@ class DataLog:
         self._is_hashed = getattr(args, "energon_batch_hash", False)
         if loader is not None and self._is_hashed:
             loader.hash_rows()
+        if loader is not None and args.energon_run_dir:
+            loader.counted_for = "--energon-run-dir"
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
         # A plan that starts over under a trained model counts its steps from 0 again.
         self._first_step = args.iteration if self._row == 0 else 0
@@ -67,10 +73,18 @@ class DataLog:
             return
         seconds, self._time = time.perf_counter() - self._time, time.perf_counter()
         now, earlier = self._split(self._counts.cpu()), self._split(before.cpu())
+        planned = self._by_source(now["planned"])
+        if now["uncounted"]:
+            if not earlier["uncounted"]:
+                logger.warning(
+                    "The task encoder's batches are no PackedBatch, so tokens, shares and hashes "
+                    "are not logged."
+                )
+            self._write_scalars(iteration, {"planned_share": planned})
+            return
         documents, tokens = now["documents"], now["tokens"]
         step_documents, step_tokens = documents - earlier["documents"], tokens - earlier["tokens"]
         values = dict(zip(losses, torch.stack([*losses.values()]).tolist())) if losses else {}
-        planned = self._by_source(now["planned"])
         batch_hash = hash_of_parts(now["hash"].tolist()) if self._is_hashed else ""
         self._write(
             "step",
@@ -111,11 +125,12 @@ class DataLog:
 
     def _count(self, iteration: int | None = None) -> torch.Tensor:
         """Return the sums over all ranks that :meth:`_split` takes apart: float64."""
-        local = torch.zeros(3 * len(self._sources) + NUM_PARTS, dtype=torch.float64)
+        local = torch.zeros(3 * len(self._sources) + 1 + NUM_PARTS, dtype=torch.float64)
         if self._loader is not None:
             drawn, keys, parts = self._loader.drawn, self._sources, self._split(local)
             parts["documents"][:] = torch.tensor([drawn.rows[key] for key in keys])
             parts["tokens"][:] = torch.tensor([drawn.tokens[key] for key in keys])
+            parts["uncounted"][:] = self._loader.uncounted
             parts["hash"][:] = torch.tensor(self._loader.take_hash())
             if iteration is not None and self._loader.loader.worker_config.rank == 0:
                 blend, step = self._loader.blend, iteration - 1 - self._first_step
@@ -128,12 +143,14 @@ class DataLog:
         return counts
 
     def _split(self, counts: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the documents and tokens so far, a step's planned shares, and its hash in parts.
+        """Return the documents and tokens so far, the batches in which they could not be counted,
+        a step's planned shares, and its hash in parts.
 
-        They are views: [S], [S], [S] and [NUM_PARTS].
+        They are views: [S], [S], [1], [S] and [NUM_PARTS].
         """
-        sizes = [*[len(self._sources)] * 3, NUM_PARTS]
-        return dict(zip(("documents", "tokens", "planned", "hash"), counts.split(sizes)))
+        names = ("documents", "tokens", "uncounted", "planned", "hash")
+        sources = len(self._sources)
+        return dict(zip(names, counts.split([sources, sources, 1, sources, NUM_PARTS])))
 
     def _rows(self) -> int:
         """Return the number of rows of the global plan drawn so far."""

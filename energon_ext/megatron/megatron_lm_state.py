@@ -10,8 +10,9 @@ from typing import Any
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.energon.flavors.base_dataset import SavableDataset
 
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.row_hashes import NUM_PARTS, StepHash
-from energon_ext.errors import StateFormatError, StateMismatchError, log_of
+from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError, log_of
 from energon_ext.megatron.loader import RerunLoader, is_inside_step
 from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from energon_ext.state.consumption import Consumption
@@ -22,18 +23,38 @@ logger = log_of(__name__)
 
 
 class MegatronLMLoader(RerunLoader):
-    """The loader of a Megatron-LM run, saved by Megatron-LM and restored from its folders."""
+    """The loader of a Megatron-LM run, saved by Megatron-LM and restored from its folders.
+
+    Batches may be of any class. Tokens and documents are counted in a PackedBatch only.
+
+    Attributes:
+        drawn: tokens and documents of the batches drawn; after a restore, only the sum over all
+            ranks is correct.
+        uncounted: number of batches in which they could not be counted.
+        counted_for: option of Megatron-LM that needs these counts, if any.
+    """
 
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         super().__init__(dataset, **loader_options)
-        self.drawn = Consumption()  # after a restore, only the sum over all ranks is correct
+        self.drawn = Consumption()
+        self.uncounted = 0
+        self.counted_for: str | None = None
         self._hash: StepHash | None = None
 
     def __next__(self) -> Any:
         batch = super().__next__()
-        self.drawn.add_batch(batch)
-        if self._hash is not None:
-            self._hash.add(batch, seq_len=batch.num_tokens)  # a micro-batch is one row
+        if isinstance(batch, PackedBatch):
+            self.drawn.add_batch(batch)
+            if self._hash is not None:
+                self._hash.add(batch, seq_len=batch.num_tokens)  # a micro-batch is one row
+            return batch
+        if self.counted_for is not None:
+            raise ConfigError(
+                f"{self.counted_for}: it counts the tokens of each source in batches, but the task "
+                f"encoder's `batch` returned a {type(batch).__name__}; return a PackedBatch or a "
+                f"subclass of it, or leave the option out."
+            )
+        self.uncounted += 1
         return batch
 
     def hash_rows(self) -> None:

@@ -18,7 +18,7 @@ from energon_ext.megatron.context_parallel import (
     slice_class,
     slice_for_context_parallel,
 )
-from energon_ext.megatron.loss import LossFunc, check_loss_inputs, loss_func_of
+from energon_ext.megatron.loss import LossFunc, PositionLosses, check_loss_inputs, loss_func_of
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for, unwrap
 from energon_ext.megatron.mtp import loss_mask_for
 from energon_ext.megatron.packed_params import build_packed_seq_params
@@ -116,6 +116,7 @@ def forward_step(
     denominator: str = "weights",
     weight_scale: int = 1,
     ratio_limit: float | None = None,
+    position_losses: PositionLosses | None = None,
     batch_class: type[PackedBatch] = PackedBatch,
 ) -> tuple[torch.Tensor, LossFunc]:
     """Run one micro-batch through the model, as Megatron's schedules call it.
@@ -127,7 +128,8 @@ def forward_step(
     Args:
         data_iterator: the loader on tensor-parallel rank 0; ignored on other ranks.
         model: a ``GPTModel`` or a hybrid model, wrapped or not.
-        denominator, weight_scale, ratio_limit: see :func:`energon_ext.megatron.make_loss_func`.
+        denominator, weight_scale, ratio_limit, position_losses: see
+            :func:`energon_ext.megatron.make_loss_func`.
         batch_class: see :func:`get_batch`.
 
     Returns:
@@ -143,7 +145,7 @@ def forward_step(
     check_router_losses(model, weight_scale)
     _check_state_spaces(model)
     _check_context_parallel(model)
-    options = (denominator, weight_scale, ratio_limit)
+    options = (denominator, weight_scale, ratio_limit, position_losses)
     batch = get_batch(
         data_iterator,
         lambda drawn: check_loss_inputs(drawn, *options),

@@ -5,18 +5,20 @@
 import dataclasses
 import itertools
 import math
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.energon import get_loader
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.config.source_key import numbered
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
-from energon_ext.plan.lookup import find_blend
+from energon_ext.loader.processes import end_workers
+from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.splice.source import splices_of
 from energon_ext.splice.validation import contents_of
 from energon_ext.state.together import collective_device
@@ -27,7 +29,8 @@ class ValidationLoader:
 
     Losses of two evaluations therefore differ only by the model, and a resumed run has nothing to
     restore. The first evaluation draws the batches and keeps them: 28 bytes per position on the
-    CPU. A source that ends before the others starts over.
+    CPU, and whatever else they contain, such as images. A source that ends before the others starts
+    over. Batches may be of any class; only those of a PackedBatch name their source.
 
     Args:
         datasets: from :func:`energon_ext.get_val_datasets`, one per source.
@@ -48,20 +51,18 @@ class ValidationLoader:
             raise ConfigError(
                 f"batches_per_evaluation={batches_per_evaluation}: give at least one micro-batch."
             )
-        # A spliced source reports one loss per document.
-        parts = [list(find_blend(dataset).documents) for dataset, _ in datasets]
+        parts, spliced = zip(*(_names_of(dataset) for dataset, _ in datasets))
         self.sources = tuple(numbered(itertools.chain.from_iterable(parts)))
-        spliced = [{n for s in splices_of(dataset) for n in s.names} for dataset, _ in datasets]
         is_spliced = [name in names for part, names in zip(parts, spliced) for name in part]
         self.spliced = tuple(itertools.compress(self.sources, is_spliced))
         self._begins = [0, *itertools.accumulate(map(len, parts))]
-        self._loaders = [ExactDataLoader(dataset, **loader_options) for dataset, _ in datasets]
+        self._loaders = [_open(dataset, loader_options) for dataset, _ in datasets]
         self._batches = itertools.cycle(self._draw(batches_per_evaluation))
 
     def __iter__(self) -> "ValidationLoader":
         return self
 
-    def __next__(self) -> PackedBatch:
+    def __next__(self) -> Any:
         """Return the next batch of this evaluation, or the first of the next one."""
         return next(self._batches)
 
@@ -92,11 +93,15 @@ class ValidationLoader:
 
     def close(self) -> None:
         """Stop the worker processes."""
-        for loader in self._loaders:
-            loader.close()
+        while self._loaders:
+            loader = self._loaders.pop()
+            if isinstance(loader, ExactDataLoader):
+                loader.close()
+            else:
+                end_workers(loader._iterator)
 
-    def _draw(self, size: int) -> Iterator[PackedBatch]:
-        endless = [itertools.chain.from_iterable(itertools.repeat(x)) for x in self._loaders]
+    def _draw(self, size: int) -> Iterator[Any]:
+        endless = [_repeat(loader) for loader in self._loaders]
         for number in range(size):
             index = number % len(endless)
             batch = next(endless[index])
@@ -104,8 +109,10 @@ class ValidationLoader:
                 self.close()
             yield self._of_source(batch, index)
 
-    def _of_source(self, batch: PackedBatch, index: int) -> PackedBatch:
+    def _of_source(self, batch: Any, index: int) -> Any:
         """Renumber a batch's sources among all, as Megatron-LM expects every source in a report."""
+        if not isinstance(batch, PackedBatch):
+            return batch
         begin = self._begins[index]
         documents = torch.zeros(len(self.sources), dtype=torch.int32)
         documents[begin : begin + len(batch.sources)] = batch.source_documents
@@ -115,3 +122,33 @@ class ValidationLoader:
             source_ids=torch.where(batch.source_ids < 0, -1, batch.source_ids + begin).int(),
             source_documents=documents,
         )
+
+
+def _names_of(dataset: SavableDataset) -> tuple[list[str], set[str]]:
+    """Return the names of a dataset's sources, and those of spliced documents among them."""
+    if not isinstance(dataset, PlannedDataset):  # samples that Energon streams
+        return [], set()
+    # A spliced source reports one loss per document.
+    spliced = {name for source in splices_of(dataset) for name in source.names}
+    return list(dataset.documents), spliced
+
+
+def _open(dataset: SavableDataset, options: Mapping[str, Any]) -> Any:
+    if isinstance(dataset, PlannedDataset):
+        return ExactDataLoader(dataset, **options)
+    return get_loader(dataset)
+
+
+def _repeat(loader: Any) -> Iterator[Any]:
+    """Iterate a loader again and again; ConfigError if it has no batch."""
+    while True:
+        count = 0
+        for batch in loader:
+            count += 1
+            yield batch
+        if not count:
+            worker = loader.worker_config
+            raise ConfigError(
+                f"A validation source has no batch for data-parallel rank {worker.rank} of "
+                f"{worker.world_size}: give it more samples, or use fewer ranks."
+            )

@@ -272,6 +272,9 @@ class PlannedDataset(Blend, SavableDataset):
 
     # Energon's dataset interface ----------------------------------------------------------------
 
+    def set_skip_mode(self, active: bool) -> None:
+        """Do nothing: the next Energon may ask for less work on batches that it will drop."""
+
     def len_rank(self) -> int:
         """Return the batches of this rank in a pass; TypeError if it is endless."""
         batches = batches_in_pass(self)
@@ -289,9 +292,6 @@ class PlannedDataset(Blend, SavableDataset):
 
     def worker_has_samples(self) -> bool:
         return True
-
-    def can_restore_sample(self) -> bool:
-        return False
 
     def assert_can_restore(self) -> None:
         raise NotImplementedError("Batches of a plan have no restore keys.")

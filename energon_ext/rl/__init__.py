@@ -8,21 +8,24 @@
                                             |
                         rewards clipped, groups with equal rewards dropped
                                             |
-                        advantages * response mask = token_weights
+                        advantages * sample weights * response mask = token_weights
                                             |
     PackedBatch <-- rows, longest sample first into the emptiest row
 """
 
 from energon_ext.rl.dataset import RLDataset
 from energon_ext.rl.openai_sampler import OpenAISampler
+from energon_ext.rl.rewards import Response
 from energon_ext.rl.rollout_metrics import RolloutMetrics
-from energon_ext.rl.sampler import BatchSampler, BatchSource, Sampler, ScoredGroup, Unanswered
+from energon_ext.rl.sampler import BatchSampler, BatchSource, Sampler, Unanswered
+from energon_ext.rl.scored_group import ScoredGroup
 
 __all__ = [
     "BatchSampler",
     "BatchSource",
     "OpenAISampler",
     "RLDataset",
+    "Response",
     "RolloutMetrics",
     "Sampler",
     "ScoredGroup",

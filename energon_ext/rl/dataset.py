@@ -2,53 +2,41 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts, a sampler and rewards as a stream of packed batches."""
 
-import math
-from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Callable, Iterator, Mapping
 
+import torch.distributed as dist
 from megatron.energon.flavors.base_dataset import SavableDataset
 
-from energon_ext.arguments import check_integers, check_number
+from energon_ext.arguments import check_integers
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SamplerError, log_of
 from energon_ext.loader.streamed import open_loader
-from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
-from energon_ext.rl.group_rows import WeightedGroup, arrange, row_of
+from energon_ext.rl.advantages import AdvantageFunction
+from energon_ext.rl.group_rows import WaitingGroup, arrange, build_row
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import (
     BatchSampler,
     Sampler,
-    ScoredGroup,
     Unanswered,
-    ask_sampler,
+    ask_together,
+    run_together,
     sample_in_step,
 )
-from energon_ext.state.match import check_fingerprint
-from energon_ext.state.plain import from_plain, to_plain
-from energon_ext.state.schema import COUNT, check_class, check_seal, sealed
+from energon_ext.rl.scored_group import ScoredGroup
+from energon_ext.rl.scoring import Scoring
+from energon_ext.rl.state import build_state, read_state
 from energon_ext.state.together import end_together
 
 _logger = log_of(__name__)
 
 #: Arguments that are integers >= 1, and those besides the seed that a state depends on.
 _SIZES = ("seq_len", "rows", "groups_per_batch", "max_attempts", "batches_per_step", "alignment")
-_SAVED_ARGUMENTS = (
-    *("groups_per_batch", "max_staleness", "batches_per_step", "alignment"),
-    *("reward_clip", "advantage_clip", "min_reward_std"),
-)
-_CLASS, _VERSION = "EnergonExtRL", 1
-#: Fields of a state that :func:`to_plain` converts to JSON values.
-_FIELDS = {
-    "drawn": [{str: object}],
-    "groups": [{str: object}],
-    "calls": COUNT,
-    "rollout": {str: object},
-}
-_SHAPE = {"fingerprint": {str: object}, "prompts": object, **_FIELDS}
+_SAVED_ARGUMENTS = ("groups_per_batch", "max_staleness", "batches_per_step", "alignment")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -56,12 +44,13 @@ class RLDataset:
     """Yields a :class:`~energon_ext.PackedBatch` of ``rows`` rows from sampled answers.
 
     1. Draw one batch of the prompt loader and sample answers.
-    2. Clip the rewards. Drop groups whose rewards do not vary, as they teach nothing; drop and log
-       groups that are unanswered or too long for a batch.
+    2. Add named rewards and clip the rewards. Drop groups whose rewards do not vary, as they teach
+       nothing; drop and log groups that are unanswered or too long for a batch.
     3. Once there are ``groups_per_batch`` groups, pack their samples, the longest first, each into
        the row with the fewest tokens. Groups that do not fit, or are too many, wait for the next
        batch; a row without samples is padding.
-    4. ``token_weights`` are the advantage of the sample on its response and 0 on the prompt;
+    4. ``token_weights`` are the advantage of the sample on its response, times its
+       ``sample_weights``, and 0 on the prompt and where its ``response_mask`` is False.
        ``log_probs`` and ``rewards`` of the batch are for metrics.
 
     Nothing is sampled ahead, so only waiting groups are older than the current policy.
@@ -74,14 +63,27 @@ class RLDataset:
         seq_len: T, positions per row.
         rows: rows per batch.
         groups_per_batch: groups per batch; fewer if no more fit.
-        reward_clip, advantage_clip: see :func:`~energon_ext.losses.group_advantages`.
-        min_reward_std: groups whose clipped rewards have no larger unbiased deviation are dropped.
+        advantages: how advantages are computed from the rewards ``r`` of a group without its own:
+            ``grpo``, ``(r - mean) / (std + 1e-8)`` with the unbiased deviation; ``dr_grpo``,
+            ``r - mean``; ``rloo``, ``r`` less the mean of the other answers; ``reinforce``, ``r``
+            less the mean over all answers of the batch on this rank. Or a function of the rewards
+            of each group of a batch, a list of float64 [N], that returns such a list.
+        reward_weights: factors of named rewards, whose sum is the reward; None if rewards have no
+            names. Each name has the metric ``reward/<name>``.
+        reward_clip: clips rewards to ``[-reward_clip, reward_clip]`` before anything else.
+        advantage_clip: clips advantages to ``[-advantage_clip, advantage_clip]``.
+        drop_equal: drop groups whose rewards do not vary, or whose own advantages are all 0.
+        min_reward_std: rewards vary if, clipped, they have a larger unbiased deviation.
+        mask_truncated: do not train on truncated answers; they count in the mean of their group.
         max_attempts: raise an error after this many groups in a row that cannot be trained on.
         max_staleness: optimizer steps that a group may wait before it is dropped and counted; 0
             drops the groups that a step leaves over. None keeps all.
         batches_per_step: batches per optimizer step, its micro-batches on this rank.
         sync_weights: ``step -> None``, called on every rank with an RLDataset before the first
-            batch of each step and after a resume, to give a server the weights.
+            batch of each step, after a resume and after an error, to give a server the weights.
+        replica_group: the ranks of one model, which all have an RLDataset with the same arguments:
+            the first asks the sampler and the others receive the answers, see
+            :func:`energon_ext.megatron.create_replica_group`. None if every rank asks its own.
         pad_id: token on positions without a sample.
         alignment: every sample begins at a multiple of this many positions, as for
             :class:`~energon_ext.BatchAssembler`.
@@ -106,13 +108,18 @@ class RLDataset:
     seq_len: int
     rows: int
     groups_per_batch: int
+    advantages: str | AdvantageFunction = "grpo"
+    reward_weights: Mapping[str, float] | None = None
     reward_clip: float | None = None
     advantage_clip: float | None = None
+    drop_equal: bool = True
     min_reward_std: float = 1e-6
+    mask_truncated: bool = False
     max_attempts: int = 1000
     max_staleness: int | None = None
     batches_per_step: int = 1
     sync_weights: Callable[[int], Any] | None = None
+    replica_group: dist.ProcessGroup | None = None
     pad_id: int = 0
     alignment: int = 1
     seed: int = 0
@@ -121,13 +128,18 @@ class RLDataset:
         check_integers("RLDataset", **{name: getattr(self, name) for name in _SIZES})
         staleness = 0 if self.max_staleness is None else self.max_staleness
         check_integers("RLDataset", least=0, pad_id=self.pad_id, max_staleness=staleness)
-        check_number("RLDataset.min_reward_std", self.min_reward_std)
         methods = ("sample_and_score_batch", "sample_and_score")
         if not any(callable(getattr(self.sampler, name, None)) for name in methods):
             raise ConfigError(
                 f"sampler: a {type(self.sampler).__name__} found; it needs {' or '.join(methods)}."
             )
-        group_advantages([0.0, 1.0], self.reward_clip, self.advantage_clip)  # checks the clips
+        if self.replica_group is not None and hasattr(self.sampler, "agree"):
+            raise ConfigError(
+                f"replica_group: the ranks of a {type(self.sampler).__name__} sample together; "
+                f"leave replica_group out."
+            )
+        names = [each.name for each in fields(Scoring)]
+        self._scoring = Scoring(**{name: getattr(self, name) for name in names})
         if isinstance(self.prompts, SavableDataset):
             self.prompts = open_loader(self.prompts)
         self._synchronized: int | None = None
@@ -136,15 +148,16 @@ class RLDataset:
         blend = find_blend(self.prompts)
         self._sources = blend.keys
         self._epoch_limits = blend.epoch_limits
-        self._vocab_size: int = blend.fingerprint.get("vocab_size", 2**31)
+        self._rules = self._scoring.rules(blend.fingerprint.get("vocab_size", 2**31))
         self._seed = f"{self.seed}/{self.prompts.worker_config.rank}"
-        self._fingerprint = {name: getattr(self, name) for name in _SAVED_ARGUMENTS}
-        self._fingerprint["seed"] = self._seed
+        own = {name: getattr(self, name) for name in _SAVED_ARGUMENTS}
+        self._fingerprint = {**own, **self._scoring.fingerprint(), "seed": self._seed}
         self._iterator: Iterator[list[Prompt]] | None = None
         self._drawn: list[Prompt] = []
-        self._groups: list[WeightedGroup] = []
+        self._groups: list[WaitingGroup] = []
         self._calls = 0
-        self._rollout = RolloutMetrics(self._sources)
+        self._rollout = RolloutMetrics(self._sources, tuple(self.reward_weights or ()))
+        self._last_refusal = ""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -175,30 +188,36 @@ class RLDataset:
         If every source of prompts has a ``max_epochs``, the data-parallel ranks call this together:
         the first rank without groups ends the run for all.
         """
-        self._synchronize()
-        self._drop_stale()
-        sample_in_step(self.sampler, self._wants, self._sample)
+        try:
+            self._synchronize()
+            self._drop_stale()
+            sample_in_step(self.sampler, self._wants, self._sample)
+        except BaseException:
+            self._synchronized = None  # a server that was started again has other weights
+            raise
         if limits := self._epoch_limits:
             index, workers = self.counts["batches"], self.prompts.worker_config
             end_together(bool(self._groups), limits, index, workers, is_planned=False)
         taken = self._groups[: self.groups_per_batch]
         while (arrangement := arrange(taken, *self._size)) is None:
             taken.pop()
-        batch = self._assembler([row_of(members) for members in arrangement], self._sources)
+        weights = self._scoring.weigh([waiting.group for waiting in taken])
+        rows = [build_row(taken, weights, members) for members in arrangement]
+        batch = self._assembler(rows, self._sources)
         del self._groups[: len(taken)]
-        self._rollout.end_batch([self.step - weighted.step for weighted in taken])
+        self._rollout.end_batch([self.step - waiting.step for waiting in taken])
         return batch
 
     def save_state(self) -> dict[str, Any]:
         """Return the state of this rank after the last batch, as JSON values."""
-        fields = {
-            "drawn": [_saved_prompt(prompt) for prompt in self._drawn],
-            "groups": [{**vars(each), "group": vars(each.group)} for each in self._groups],
-            "calls": self._calls,
-            "rollout": self._rollout.save_state(),
-        }
-        head = {"__class__": _CLASS, "version": _VERSION, "fingerprint": dict(self._fingerprint)}
-        return sealed({**head, "prompts": self.prompts.state_dict(), **to_plain(fields)})
+        return build_state(
+            self._fingerprint,
+            self.prompts.state_dict(),
+            self._drawn,
+            self._groups,
+            self._calls,
+            self._rollout.save_state(),
+        )
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Continue after the batch that ``state`` was saved after.
@@ -208,22 +227,19 @@ class RLDataset:
             StateMismatchError: the state was saved with other arguments, or by another class.
             ConfigError: this dataset has already drawn prompts.
         """
-        content = check_seal(state)
-        check_class(content, _CLASS, _VERSION, _SHAPE, "Restore a state that an RLDataset saved.")
-        check_fingerprint(content["fingerprint"], self._fingerprint)
+        saved = read_state(state, self._fingerprint)
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
-        fields = from_plain({name: content[name] for name in _FIELDS})
-        self.prompts.load_state_dict(content["prompts"])
-        self._calls = fields["calls"]
-        self._rollout.restore_state(fields["rollout"])
-        drawn, groups = fields["drawn"], fields["groups"]
-        if removed := {each["source"] for each in drawn + groups} - {*self._sources}:
+        self.prompts.load_state_dict(saved["prompts"])
+        self._calls = saved["calls"]
+        self._rollout.restore_state(saved["rollout"])
+        drawn, groups = saved["drawn"], saved["groups"]
+        if removed := {each.source for each in drawn + groups} - {*self._sources}:
             _logger.warning("Dropped prompts and groups of removed sources: %s", sorted(removed))
-        self._drawn = [_prompt(**each) for each in drawn if each["source"] not in removed]
-        waiting = [_group(**each) for each in groups if each["source"] not in removed]
-        self._groups = [weighted for weighted in waiting if self._fits(weighted)]
-        self._rollout.count("too_long_groups", len(waiting) - len(self._groups))
+        self._drawn = [each for each in drawn if each.source not in removed]
+        kept = [each for each in groups if each.source not in removed]
+        self._groups = [each for each in kept if self._fits(each)]
+        self._rollout.count("too_long_groups", len(kept) - len(self._groups))
 
     def _wants(self) -> bool:
         return len(self._groups) < self.groups_per_batch and self._draw()
@@ -231,14 +247,15 @@ class RLDataset:
     def _synchronize(self) -> None:
         """Give the server the weights of this step, once per step."""
         if self.sync_weights is not None and self._synchronized != self.step:
-            self.sync_weights(self.step)
+            run_together(self.sync_weights, self.step, self.replica_group)
             self._synchronized = self.step
 
     def _sample(self) -> None:
         """Sample the drawn prompts; change nothing if that fails."""
         seed = stable_hash(f"{self._seed}/{self._calls}")
         try:
-            groups = ask_sampler(self.sampler, self._drawn, seed, self._vocab_size)
+            arguments = (self.sampler, self._drawn, seed, self._rules)
+            groups = ask_together(*arguments, self.replica_group)
         except SamplerError as error:
             raise SamplerError(error.reason, key=error.key, counts=self.counts) from error
         prompts, self._drawn = self._drawn, []
@@ -246,7 +263,8 @@ class RLDataset:
         for prompt, group in zip(prompts, groups):
             self._add(prompt, group)
         if sum(self._rollout.failures_in_a_row.values()) >= self.max_attempts:
-            failures, self._rollout.failures_in_a_row = self._rollout.failures(), {}
+            failures = self._rollout.failures(self._last_refusal)
+            self._rollout.failures_in_a_row = {}
             reason = f"no group could be trained on (max_attempts={self.max_attempts}): {failures}"
             raise SamplerError(reason, key=prompts[-1].__key__, counts=self.counts)
 
@@ -255,28 +273,29 @@ class RLDataset:
         key, source = prompt.__key__, prompt.source
         if isinstance(group, Unanswered):
             _logger.warning("Prompt %s is dropped: %s", key, group.reason)
+            self._last_refusal = group.reason
             self._rollout.add(source, None, "unanswered_groups")
             return
-        clip = self.reward_clip or math.inf
-        advantages = group_advantages(group.rewards, self.reward_clip, self.advantage_clip)
-        weighted = WeightedGroup(key, source, group, advantages, self.step)
-        if float(group.rewards.double().clamp(-clip, clip).std()) <= self.min_reward_std:
-            self._rollout.add(source, group, "zero_var_groups")
-        elif not self._fits(weighted):
-            self._rollout.add(source, group, "too_long_groups")
-        else:
-            self._rollout.add(source, group, None)
-            self._groups.append(weighted)
+        group, parts = self._scoring.combine_rewards(group)
+        waiting = WaitingGroup(key, source, group, self.step)
+        dropped = None
+        if not self._scoring.teaches(group):
+            dropped = "zero_var_groups"
+        elif not self._fits(waiting):
+            dropped = "too_long_groups"
+        self._rollout.add(source, group, dropped, parts)
+        if dropped is None:
+            self._groups.append(waiting)
 
-    def _fits(self, weighted: WeightedGroup) -> bool:
+    def _fits(self, waiting: WaitingGroup) -> bool:
         """Return True if a batch has room for this group alone; otherwise log it."""
-        if arrange([weighted], *self._size) is not None:
+        if arrange([waiting], *self._size) is not None:
             return True
-        lengths = weighted.group.sample_lengths()
+        lengths = waiting.group.sample_lengths()
         _logger.warning(
             "The answers to prompt %s are dropped: with the prompt they have %s tokens, the "
             "longest %s, and a batch has %s rows of %s.",
-            *(weighted.key, sum(lengths), max(lengths), self.rows, self.seq_len),
+            *(waiting.key, sum(lengths), max(lengths), self.rows, self.seq_len),
         )
         return False
 
@@ -284,7 +303,7 @@ class RLDataset:
         if self.max_staleness is None:
             return
         oldest = self.step - self.max_staleness
-        kept = [weighted for weighted in self._groups if weighted.step >= oldest]
+        kept = [waiting for waiting in self._groups if waiting.step >= oldest]
         self._rollout.count("stale_groups", len(self._groups) - len(kept))
         self._groups = kept
 
@@ -298,16 +317,3 @@ class RLDataset:
         if not self._drawn and not self._epoch_limits:
             raise ConfigError("The dataset has no prompts for this rank; use fewer ranks.")
         return bool(self._drawn)
-
-
-def _saved_prompt(prompt: Prompt) -> dict[str, Any]:
-    fields = {name: getattr(prompt, name) for name in ("source", "tokens", "metadata")}
-    return {"key": prompt.__key__, **fields}
-
-
-def _prompt(key: str, **fields: Any) -> Prompt:
-    return Prompt(__key__=key, __restore_key__=(), __subflavors__=None, **fields)
-
-
-def _group(group: dict[str, Any], **fields: Any) -> WeightedGroup:
-    return WeightedGroup(group=ScoredGroup(**group), **fields)

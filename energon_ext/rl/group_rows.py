@@ -4,24 +4,29 @@
 
 import heapq
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from energon_ext.batch.rows import Row
-from energon_ext.rl.sampler import ScoredGroup
+from energon_ext.errors import SampleError
+from energon_ext.losses import RESPONSE_MASK
+from energon_ext.rl.scored_group import ScoredGroup
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedGroup:
-    """A group to train on, with the key and the source of its prompt."""
+class WaitingGroup:
+    """A group to train on, with the key and the source of its prompt.
+
+    Attributes:
+        step: optimizer steps taken by the policy when it answered.
+    """
 
     key: str
     source: str
     group: ScoredGroup
-    advantages: torch.Tensor  # float32 [N]
-    step: int  # optimizer steps taken by the policy when it answered
+    step: int
 
 
 def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[list[int]] | None:
@@ -49,36 +54,66 @@ def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[
 
 
 def arrange(
-    groups: Sequence[WeightedGroup], rows: int, seq_len: int, alignment: int = 1
-) -> list[list[tuple[WeightedGroup, int]]] | None:
-    """Return the (group, sample index) pairs of each row, or None if the groups do not fit."""
-    samples = [(group, sample) for group in groups for sample in range(len(group.advantages))]
-    lengths = [n + -n % alignment for g in groups for n in g.group.sample_lengths()]
-    bins = balance_by_tokens(lengths, rows, seq_len)
+    groups: Sequence[WaitingGroup], rows: int, seq_len: int, alignment: int = 1
+) -> list[list[tuple[int, int]]] | None:
+    """Return the (group index, answer index) pairs of each row, or None if they do not fit."""
+    lengths = [waiting.group.sample_lengths() for waiting in groups]
+    samples = [(index, sample) for index, each in enumerate(lengths) for sample in range(len(each))]
+    aligned = [n + -n % alignment for each in lengths for n in each]
+    bins = balance_by_tokens(aligned, rows, seq_len)
     return None if bins is None else [[samples[item] for item in items] for items in bins]
 
 
-def row_of(members: Sequence[tuple[WeightedGroup, int]]) -> Row:
-    """Return a row with one slice per sample, whose response has its advantage as weights.
+def build_row(
+    groups: Sequence[WaitingGroup],
+    weights: Sequence[torch.Tensor],
+    members: Sequence[tuple[int, int]],
+) -> Row:
+    """Return a row with one slice per answer; a row without answers is padding.
 
-    A row without samples is padding, so that all batches have one shape.
+    Args:
+        weights: weight of each response token of each group, float32 [N, G].
+        members: (group index, answer index) pairs.
     """
-    slices, weights, log_probs, rewards = [], [], [], []
-    for weighted, sample in members:
-        group = weighted.group
-        prompt, length = group.prompt_len, group.sample_lengths()[sample]
-        slices.append(group.tokens[sample, :length].numpy())
-        response = np.zeros(length, np.float32)
-        response[prompt:] = float(weighted.advantages[sample])
-        weights.append(response)
-        values = np.zeros(length, np.float32)
-        values[prompt:] = group.log_probs[sample, : length - prompt].numpy()
-        log_probs.append(values)
-        rewards.append(float(group.rewards[sample]))
+    slices, label_weights, log_probs, rewards = [], [], [], []
+    columns: dict[str, list[np.ndarray]] = {}
+    for index, sample in members:
+        group = groups[index].group
+        end = group.sample_lengths()[sample]
+        slices.append(group.tokens[sample, :end].numpy())
+        label_weights.append(_at_labels(group, sample, weights[index]))
+        log_probs.append(_at_labels(group, sample, group.log_probs))
+        rewards.append(float(group.reward[sample]))
+        for name, values in _columns_of(group).items():
+            columns.setdefault(name, []).append(_at_labels(group, sample, values))
+    for name, parts in columns.items():
+        if len(parts) != len(slices):
+            raise SampleError(
+                f"Only some groups of a batch have the column {name}; give all or none."
+            )
     return Row(
         slices,
-        slice_sources=[weighted.source for weighted, _ in members],
-        label_weights=weights,
+        slice_sources=[groups[index].source for index, _ in members],
+        label_weights=label_weights,
         log_probs=log_probs,
         rewards=rewards,
+        columns=columns,
     )
+
+
+def _columns_of(group: ScoredGroup) -> Mapping[str, torch.Tensor]:
+    """Return the columns of a group, [N, G] each, and where a loss on them counts."""
+    if not group.columns:
+        return {}
+    trained = group.trained()
+    if group.sample_weights is not None:
+        trained = trained & (group.sample_weights != 0)[:, None]
+    return {**group.columns, RESPONSE_MASK: trained.float()}
+
+
+def _at_labels(group: ScoredGroup, sample: int, values: torch.Tensor) -> np.ndarray:
+    """Return values of an answer's response tokens, [N, G], after zeros for its prompt."""
+    begin, end = group.prompt_lengths()[sample], group.sample_lengths()[sample]
+    result = np.zeros(end, np.float32)
+    result[begin:] = values[sample, : end - begin].numpy()
+    return result

@@ -8,7 +8,7 @@ from typing import Any, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from energon_ext.rl.sampler import ScoredGroup
+from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.state.together import collective_device
 
 #: Reasons to drop a group, and the advice of an error if no group can be trained on.
@@ -20,7 +20,6 @@ _DROPPED = {
 _ADVICE = {
     "zero_var_groups": "check the reward function, or use other prompts",
     "too_long_groups": "limit the answers, or resume with longer or more rows (seq_len, rows)",
-    "unanswered_groups": "see the log for why the sampler did not answer",
 }
 _COUNTS = ("groups", "valid_groups", *_DROPPED, "stale_groups", "batches")
 #: Counts of a single batch.
@@ -34,6 +33,7 @@ class RolloutMetrics:
 
     Args:
         sources: keys of the sources of prompts.
+        reward_names: names of the rewards, if they have names.
 
     Attributes:
         counts: ``groups`` sampled, by outcome, and ``batches``, since the start.
@@ -54,16 +54,27 @@ class RolloutMetrics:
         (2.0, 1, 0.0)
     """
 
-    def __init__(self, sources: Sequence[str] = ()):
+    def __init__(self, sources: Sequence[str] = (), reward_names: Sequence[str] = ()):
         self.sources = list(sources)
+        self.reward_names = list(reward_names)
         self.counts = dict.fromkeys(_COUNTS, 0)
         self.failures_in_a_row: dict[str, int] = {}
         self.since_batch = dict.fromkeys(_OF_BATCH, 0)
         self.sampled = self._sums({})
         self.of_last_batch: dict[str, list[float]] = {}
 
-    def add(self, source: str, group: ScoredGroup | None, dropped: str | None) -> None:
-        """Count a group (None if unanswered) and its answers, and why it is dropped, if it is."""
+    def add(
+        self,
+        source: str,
+        group: ScoredGroup | None,
+        dropped: str | None,
+        parts: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Count a group (None if unanswered) and its answers, and why it is dropped, if it is.
+
+        Args:
+            parts: named rewards of which those of the group are the sum, float [N].
+        """
         if not self.since_batch["attempts_per_batch"]:
             self.sampled = self._sums({})
         self.since_batch["attempts_per_batch"] += 1
@@ -76,14 +87,15 @@ class RolloutMetrics:
             self.count(dropped)
         if group is None:
             return
-        rewards = group.rewards.double()
-        lengths = [length - group.prompt_len for length in group.sample_lengths()]
-        log_prob = sum(float(row[:n].sum()) for row, n in zip(group.log_probs, lengths))
+        rewards = group.reward.double()
+        lengths, trained = group.response_lengths(), group.trained()
         self._add("reward/mean", float(rewards.sum()), len(rewards))
         self._add(f"reward/mean/{source}", float(rewards.sum()), len(rewards))
+        for name, values in (parts or {}).items():
+            self._add(f"reward/{name}", float(values.double().sum()), len(values))
         self._add("squares", float(rewards.square().sum()), len(rewards))
         self._add("response_length", sum(lengths), len(lengths))
-        self._add("entropy", -log_prob, sum(lengths))
+        self._add("entropy", -float(group.log_probs[trained].sum()), int(trained.sum()))
         if group.truncated is not None:
             self._add("truncated", int(group.truncated.sum()), len(group.truncated))
 
@@ -123,10 +135,15 @@ class RolloutMetrics:
             means["reward/std"] = math.sqrt(max(0.0, squares) / (number - 1))
         return means
 
-    def failures(self) -> str:
-        """Describe the groups dropped in a row, with advice."""
+    def failures(self, last_refusal: str) -> str:
+        """Describe the groups dropped in a row, with advice.
+
+        Args:
+            last_refusal: why the last prompt without answer has none.
+        """
+        advice = {**_ADVICE, "unanswered_groups": f"the last one: {last_refusal}"}
         reasons = ", ".join(f"{n} {_DROPPED[name]}" for name, n in self.failures_in_a_row.items())
-        return "; ".join([reasons, *(_ADVICE[name] for name in self.failures_in_a_row)])
+        return "; ".join([reasons, *(advice[name] for name in self.failures_in_a_row)])
 
     def save_state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SAVED}
@@ -139,7 +156,9 @@ class RolloutMetrics:
     def _sums(self, saved: Mapping[str, list[float]]) -> dict[str, list[float]]:
         """Return ``[sum, number]`` by name, for the current sources."""
         by_source = [f"reward/mean/{source}" for source in self.sources]
-        names = ("reward/mean", *by_source, "squares", "response_length", "truncated", "entropy")
+        by_name = [f"reward/{name}" for name in self.reward_names]
+        of_answers = ("squares", "response_length", "truncated", "entropy")
+        names = ("reward/mean", *by_source, *by_name, *of_answers)
         return {name: saved.get(name, [0.0, 0.0]) for name in names}
 
     def _add(self, name: str, total: float, number: int) -> None:

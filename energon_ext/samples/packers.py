@@ -42,12 +42,17 @@ class WholePacker(BestFitPacker):
 
 
 class Stub:
-    """Stand-in for a sample, with only its length."""
+    """Stand-in for a sample, with only its length, as attributes and as items of a dictionary."""
 
     def __init__(self, number: int, length: int, length_attribute: str):
         self.number = number  # index in the buffer
         self.num_tokens = self.total_len = self.length = length  # names that encoders commonly use
         setattr(self, length_attribute, length)
+
+    def __getitem__(self, name: str) -> int:
+        if name not in vars(self):
+            raise AttributeError(f"a sample has no item {name!r}")
+        return int(vars(self)[name])
 
 
 @dataclass(frozen=True)

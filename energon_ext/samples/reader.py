@@ -1,17 +1,23 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reads and encodes samples by number, each with its own random numbers."""
+"""Reads and encodes samples by number, each with its own random numbers.
+
+If lengths depend on random choices, a row may be longer than planned. It then keeps every sample
+that still fits, in the order of the plan, so that it is the same on every rank and worker.
+"""
 
 import contextlib
 import inspect
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from megatron.energon import SampleDecoder, SkipSample
 from megatron.energon.rng import SystemRng
 from megatron.energon.task_encoder.base import get_failure_tolerance
 
@@ -45,8 +51,9 @@ class SampleReader:
     excluded: frozenset[int]
     samples: NumberedSamples  # each reading process opens the files itself
     table: Any = None  # lengths of the samples, if several are packed into a row
-    _skipped: int = field(default=0, init=False)
-    _reasons: list[str] = field(default_factory=list, init=False)  # of failures in a row
+    _counts: Counter[str] = field(default_factory=Counter, init=False)  # of samples, by outcome
+    #: Failures in a row, each as the type of an error, if there was one, and the reason.
+    _failures: list[tuple[str, str]] = field(default_factory=list, init=False)
     _has_worked: bool = field(default=False, init=False)  # the encoder, for some sample
 
     def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
@@ -62,21 +69,40 @@ class SampleReader:
     def __call__(self, numbers: Sequence[int], epoch: int) -> Any:
         """Return the encoded sample of a row, or its samples packed together."""
         self.encoder.source_key = self.key
-        all_samples = [self._encoded(number, epoch) for number in numbers]
-        samples = [sample for sample in all_samples if sample is not None]
+        samples, free = [], self._row_tokens
+        for number in numbers:
+            if (found := self._encoded(number, epoch, free)) is not None:
+                sample, tokens = found
+                samples.append(sample)
+                free -= tokens
         samples = samples or [self._replacement(numbers[0], epoch)]
         return samples[0] if self.table is None else self.encoder.pack_selected_samples(samples)
+
+    @property
+    def _row_tokens(self) -> int:
+        return 0 if self.table is None else int(self.encoder.seq_len)
 
     def _replacement(self, number: int, epoch: int) -> Any:
         for attempt in range(self._tolerance):
             draw = stable_hash(f"{self.seed}/{self.key}/{number}/{epoch}/{attempt}")
             chosen = self.numbers[draw % len(self.numbers)]
-            sample = None if chosen in self.excluded else self._encoded(chosen, epoch)
-            if sample is not None:
-                return sample
+            if chosen in self.excluded:
+                continue
+            if (found := self._encoded(chosen, epoch, self._row_tokens)) is not None:
+                return found[0]
         raise SampleError(
-            f"{self.key}: {len(self._reasons)} samples in a row cannot be used, the first: "
-            f"{self._reasons[0]}"
+            f"{self.key}: {len(self._failures)} samples in a row cannot be used, the first: "
+            f"{self._failures[0][1]}{self._explanation()}"
+        )
+
+    def _explanation(self) -> str:
+        """Name the decoder if samples in a row all failed with the same type of error."""
+        (error, *others) = {error for error, _ in self._failures}
+        if others or error in ("", SkipSample.__name__):
+            return ""
+        return (
+            f" All failed with {error}: {describe_decoder(self.encoder)}; set `decoder` in the "
+            f"encoder if its methods expect something else."
         )
 
     @property
@@ -84,53 +110,62 @@ class SampleReader:
         default = getattr(self.encoder, "__default_failure_tolerance__", _TOLERANCE)
         return get_failure_tolerance(self.encoder.encode_sample, default) or _TOLERANCE
 
-    def _encoded(self, number: int, epoch: int) -> Any:
-        """Read and encode a sample; None if it cannot be used."""
+    def _encoded(self, number: int, epoch: int, free: int) -> tuple[Any, int] | None:
+        """Read and encode a sample; None if it cannot be used or has more than ``free`` tokens."""
         stored = self.samples.stored(number)
         if stored is None:
-            self._reasons.append("The split excludes it.")
+            self._failures.append(("", "The split excludes it."))
             return None
         try:
             with keyed_random(self.encoder, f"{self.seed}/{self.key}/{number}/{epoch}"):
                 sample = encoded(self.encoder, self.samples.cooked(stored))
-                self._has_worked = True
-                self._check_length(number, sample)
-                self._reasons.clear()
-                return sample
+                tokens = self._tokens_of(sample)
+            self._has_worked = True
         except SampleError as error:
             self._has_worked = True
-            self._note(number, f"Sample {key_of(stored)}: {error}")
+            self._note("skipped", number, f"Sample {key_of(stored)}: {error}")
         except EnergonExtError:
             raise
         except Exception as error:  # from a decoder, a cooker or an encoder, including SkipSample
             self._has_worked |= not isinstance(error, _CODE_ERRORS)
-            if not self._has_worked and self._skipped + 1 >= min(_FIRST_SAMPLES, self._tolerance):
+            failed = self._counts["skipped"] + 1
+            if not self._has_worked and failed >= min(_FIRST_SAMPLES, self._tolerance):
+                decoder = describe_decoder(self.encoder)
+                logger.error("%s: the first %d samples all fail: %s.", self.key, failed, decoder)
                 raise
             # Some of Energon's errors have a cause but no text.
             reason = " ".join(str(error).split()) or type(error.__cause__ or error).__name__
-            self._note(number, f"Sample {key_of(stored)}: {type(error).__name__} ({reason}).")
+            reason = f"Sample {key_of(stored)}: {type(error).__name__} ({reason})."
+            self._note("skipped", number, reason, type(error).__name__)
+        else:
+            if tokens <= free:
+                self._failures.clear()
+                return sample, tokens
+            self._note("left out of its row", number, self._overflow(stored, number, tokens, free))
         return None
 
-    def _check_length(self, number: int, sample: Any) -> None:
-        """Raise SampleError if a sample is longer than measured, so its row may overflow."""
+    def _tokens_of(self, sample: Any) -> int:
+        """Return the tokens of an encoded sample; 0 if rows are samples."""
         if self.table is None:
-            return
+            return 0
         length = self.encoder.length_of(sample)
-        tokens = int(length[0] if isinstance(length, tuple) else length)
-        measured = int(self.table.locate(np.array([number]))[1][0])
-        if tokens > measured:
-            raise SampleError(
-                f"{tokens} tokens, but {measured} were measured; measure the largest length that "
-                f"random choices can produce."
-            )
+        return int(length[0] if isinstance(length, tuple) else length)
 
-    def _note(self, number: int, reason: str) -> None:
-        """Log the 1st, 10th, 100th ... skipped sample, named as in `exclude`."""
-        self._skipped += 1
-        self._reasons.append(reason)
-        if str(self._skipped).strip("0") == "1":
+    def _overflow(self, stored: Any, number: int, tokens: int, free: int) -> str:
+        measured = int(self.table.locate(np.array([number]))[1][0])
+        return (
+            f"Sample {key_of(stored)}: {tokens} tokens, {measured} when measured, and the row has "
+            f"{free} left. If lengths are random, let length_of return the largest one."
+        )
+
+    def _note(self, outcome: str, number: int, reason: str, error: str = "") -> None:
+        """Log the 1st, 10th, 100th ... sample with an outcome, named as in `exclude`."""
+        self._counts[outcome] += 1
+        self._failures.append((error, reason))
+        count = self._counts[outcome]
+        if str(count).strip("0") == "1":
             name = f"{self.key}:{number}"
-            logger.warning("%s: sample skipped (%d so far): %s", name, self._skipped, reason)
+            logger.warning("%s: sample %s (%d so far): %s", name, outcome, count, reason)
 
 
 def encoded(encoder: Any, sample: Any) -> Any:
@@ -139,6 +174,17 @@ def encoded(encoder: Any, sample: Any) -> Any:
         result = getattr(encoder, name)(sample)
         sample = _only(encoder, name, sample, result) if inspect.isgenerator(result) else result
     return sample
+
+
+def describe_decoder(encoder: Any) -> str:
+    """Say what an encoder's methods get of the files of a sample, to explain their errors."""
+    decoder = getattr(encoder, "decoder", None)
+    if decoder is None:
+        return "the files of a sample are not decoded, as the encoder's `decoder` is None"
+    name = type(decoder).__name__
+    if isinstance(decoder, SampleDecoder):
+        name += f"(image_decode={decoder.config()['image_decode']!r})"
+    return f"the files of a sample are decoded by {name}"
 
 
 def _only(encoder: Any, name: str, sample: Any, results: Iterator[Any]) -> Any:

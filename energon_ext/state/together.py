@@ -45,6 +45,34 @@ def on_all_ranks(work: Callable[[], T], group: Any = None) -> list[T]:
     return [result for result, _ in outcomes]
 
 
+def from_first_rank(work: Callable[[], T], group: dist.ProcessGroup) -> T:
+    """Run a function on the first rank of a group and return its result on every rank.
+
+    Args:
+        work: the function; its result is pickled.
+
+    Raises:
+        EnergonExtError: the first rank failed; it raises its own error as it is.
+    """
+    first = dist.get_process_group_ranks(group)[0]
+    outcome: list[Any] = [None]
+    error = None
+    if dist.get_rank() == first:
+        try:
+            outcome = [(work(), None)]
+        except BaseException as caught:  # including Ctrl-C: the other ranks wait for this one
+            error = caught
+            outcome = [(None, _portable(caught))]
+    if dist.get_world_size(group) > 1:
+        dist.broadcast_object_list(outcome, first, group=group)
+    if error is not None:
+        raise error
+    result, other = outcome[0]
+    if other is not None:
+        raise type(other)(f"On rank {first}: {other}")
+    return result
+
+
 def end_together(
     has_batch: bool,
     limits: Mapping[str, int],

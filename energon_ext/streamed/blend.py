@@ -11,6 +11,7 @@ between two runs.
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -147,12 +148,13 @@ class StreamedBlend(Blend, BaseWrapperDataset):
     def _draw(self) -> int | None:
         """Return the number of the next source; None if all have ended."""
         config = WorkerConfig.active_worker_config
-        if config is None:
+        if config is not None:
+            self._batch = int(config.active_worker_batch_index)
+        elif not self._is_constant:
             raise ConfigError(
                 "A scheduled blend was iterated without a loader, so it has no batch index; use "
                 "megatron.energon.get_savable_loader(dataset)."
             )
-        self._batch = int(config.active_worker_batch_index)
         mixture, position = self._active_mixture(), self._position()
         mixture.ended[:] = [samples.ended for samples in self._samples]
         if mixture.ended.all():
@@ -165,6 +167,12 @@ class StreamedBlend(Blend, BaseWrapperDataset):
                 f"use fewer workers."
             )
         return int(mixture.draw(np.array([self._drawn]))[0])
+
+    @functools.cached_property
+    def _is_constant(self) -> bool:
+        """True if no weight depends on the batch, so that no loader is needed to draw."""
+        weights = [weight for node in self.tree.nodes() for weight in node.weights]
+        return not self.live_weights and not any(weight.is_scheduled for weight in weights)
 
     def _settle(self, number: int, size: float) -> None:
         mixture, tokens = self._active_mixture(), np.zeros(len(self.keys), np.int64)
@@ -285,6 +293,10 @@ class DynamicBlendDataset(StreamedBlend):
 
     Args: as for :class:`StreamedBlend`; the weight of each source may be a schedule.
     """
+
+
+#: The name of Energon's class for constant weights.
+BlendDataset = DynamicBlendDataset
 
 
 class LeastConsumedDataset(StreamedBlend):

@@ -52,7 +52,10 @@ class Tokenizer(ABC):
         return [ids[int(self.add_bos) : len(ids) - int(self.add_eos)] for ids in encoded]
 
     def added_tokens(self) -> Mapping[str, int]:
-        """Return the ids of the texts that always become one token, whatever is around them."""
+        """Return the ids of the texts that are cut out of a text before anything else.
+
+        What is between them is tokenized independently. Not all need to be here.
+        """
         return {}
 
     def encode(self, text: str) -> list[int]:

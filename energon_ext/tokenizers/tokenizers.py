@@ -183,8 +183,13 @@ class HFTokenizer(_LibraryTokenizer):
         return without_prefix(self._tokenizer)
 
     def added_tokens(self) -> Mapping[str, int]:
-        added = self._tokenizer.get_added_tokens_decoder()
-        return {token.content: number for number, token in added.items() if token.content}
+        # Others are searched in the normalized text, only between spaces, or they are found by the
+        # model as well.
+        return {
+            token.content: number
+            for number, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.content and token.special and not token.normalized and not token.single_word
+        }
 
     def decode(self, tokens: Any) -> str:
         return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)

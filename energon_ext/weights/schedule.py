@@ -71,6 +71,16 @@ class WeightSpec(ABC):
     #: Whether the user wrote a schedule for this weight.
     is_scheduled: bool = False
 
+    @staticmethod
+    def from_config(value: Any, where: str = "weight") -> "WeightSpec":
+        """Build the weight that a YAML value describes; see :func:`weight_from_config`.
+
+        Example:
+            >>> WeightSpec.from_config({"step": {0: 1, 10: 3}}).evaluate(12)
+            3.0
+        """
+        return weight_from_config(value, where)
+
     @abstractmethod
     def segment(self, position: int) -> Segment:
         """Return the rule that applies at a position, and where it ends."""

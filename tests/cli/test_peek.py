@@ -37,9 +37,9 @@ def test_a_row_is_shown_with_segments_sources_and_padding(mix):
     # Four of the five tokens have a label in the same document: a, b, c and the end.
     assert peek(mix, "--seq-length", 11, "--source", "web", "--rows", 1)[1:] == [
         "  web: 5 tokens, 4 trained",
-        "    abc",
+        "    «<bos>»abc<eos>",
         "  web: 5 tokens, 4 trained",
-        "    abc",
+        "    «<bos>»abc<eos>",
         "  padding: 1 positions",
     ]
 
@@ -65,7 +65,7 @@ def test_untrained_text_is_in_brackets(tmp_path):
     assert shown == [
         "row 0: 4 of 4 positions, 2 trained",
         "  web: 4 tokens, 2 trained",
-        "    a<bc>",
+        "    «<bos>»a«bc»<eos>",
     ]
 
 
@@ -74,11 +74,11 @@ def test_conversations_and_prompts_are_shown_as_their_encoders_read_them(tmp_pat
     (tmp_path / "chat.jsonl").write_text(json.dumps(record) + "\n")
     mix = write_mix(tmp_path / "mix.yaml", [("chat.jsonl", 1)])
     chat = peek(mix, "--task", "chat", "--seq-length", 8, "--rows", 1)
-    assert chat[1:3] == ["  chat.jsonl: 7 tokens, 2 trained", "    <1+1=>2"]
+    assert chat[1:3] == ["  chat.jsonl: 7 tokens, 2 trained", "    «<bos>1+1=»2<eos>"]
     assert peek(mix, "--task", "prompts", "--rows", 1) == [
         "row 0: 1 prompt",
         "  chat.jsonl: 5 tokens; metadata ['level', 'response']",
-        "    1+1=",
+        "    <bos>1+1=",
     ]
 
 
@@ -93,8 +93,8 @@ def test_long_text_is_cut_by_default_and_control_characters_are_escaped(tmp_path
     write_tokens(tmp_path / "web", [text] * 4)
     mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
     options = (mix, "--seq-length", 402, "--rows", 1)
-    assert peek(*options)[2] == f"    {'a' * 300} ..."
-    assert peek(*options, "--text")[2] == f"    {'a' * 400}\\x1b"
+    assert peek(*options)[2] == f"    «<bos>»{'a' * 293} ..."
+    assert peek(*options, "--text")[2] == f"    «<bos>»{'a' * 400}\\x1b<eos>"
 
 
 def test_user_mistakes_are_one_line(mix):
@@ -211,11 +211,11 @@ def test_the_encoded_rows_of_a_users_encoder_are_shown_with_loss_marks(tmp_path)
         "000002 of shard_000.tar, 15 tokens, 0.webp 6x6, 1.jpeg 6x6",
     ]
     order = [int(name[:6]) for name in samples]
-    lines = [f"[-200 x {2 * number}]" * (number > 0) + f"caption {number}" for number in order]
+    images = ["", "[-200 x 2]", "[-200 x 4]"]
+    lines = [f"«{images[number]}<bos>caption» {number}<eos>" for number in order]
     assert '  photos:train{"caption": true}: 39 tokens, 9 trained' in shown
     text = shown[-2].strip()
-    assert text.replace("<", "").replace(">", "") == "".join(lines)
-    assert text.endswith(f" {order[2]}") and text.count("<") == 3
+    assert text == "".join(lines)
     shapes = {1: ["float32 [3, 2, 4]"], 2: ["float32 [3, 2, 4]", "float32 [3, 4, 4]"]}
     found = sum((shapes.get(number, []) for number in order), [])
     merged = [(shape, len([*run])) for shape, run in itertools.groupby(found)]
@@ -228,7 +228,7 @@ def test_ids_are_numbers_without_a_tokenizer(tmp_path):
     mix = write_mix(tmp_path / "mix.yaml", [("photos", 1)])
     own = ("--encoder", "tests.cli.test_peek:Anonymous", "--rows", 1)
     # Ids of bytes begin with 4: c is 99 + 4, the space 32 + 4 and 0 is 48 + 4.
-    ids = "<1 103 101 116 120 109 115 114>36 52 2"
+    ids = "«1 103 101 116 120 109 115 114»36 52 2"
     assert ids in "\n".join(peek(mix, *own))
 
 

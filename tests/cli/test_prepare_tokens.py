@@ -231,7 +231,7 @@ def test_conversations_are_written_whole_and_refused_ones_are_counted(tmp_path):
     assert weights(tmp_path / "out" / "train") == [[0] * 3 + [1] * 5001, [0, 0, 1, 1]]
     assert out.splitlines()[2].split()[:2] == ["train", "2"]
     assert "skipped as invalid: 1" in out
-    assert f"the first: Sample {lines}:2: message 0 is an answer without a question" in out
+    assert f"the first: Sample {lines}:2: message 0 answers no question" in out
 
 
 def test_an_input_of_refused_conversations_is_an_error(tmp_path):
@@ -240,7 +240,7 @@ def test_an_input_of_refused_conversations_is_an_error(tmp_path):
         energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *CHAT, "--jsonl", few)
     )
     assert "0 shorter, 3 refused, the first: Sample" in line
-    assert "message 0 is an answer without a question" in line
+    assert "message 0 answers no question" in line
     many = write_jsonl(tmp_path / "many.jsonl", [*RECORDS, *[{"messages": [ANSWER]}] * 100])
     line = error_line(
         energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *CHAT, "--jsonl", many)

@@ -38,7 +38,7 @@ def test_the_tokenizer_is_found_from_any_folder_with_its_special_tokens(folder, 
     monkeypatch.chdir("/")
     assert written_tokenizer(mix).encode("one") == [2, 1]
     shown = energon_ext("peek", mix, "--rows", 1, "--seq-length", 4)
-    assert "<two>one two <|other|>" in shown.output
+    assert "«two»one two <|other|>" in shown.output
     assert energon_ext("plan", mix).exit_code == 0
 
 
@@ -63,7 +63,7 @@ def test_a_sentencepiece_model_is_found_the_same_way(folder, monkeypatch):
     mix = prepare(folder, monkeypatch, "--tokenizer", "pieces.model")
     monkeypatch.chdir("/")
     shown = energon_ext("peek", mix, "--rows", 1, "--seq-length", 12)
-    assert "<two>one two" in shown.output, shown.output
+    assert "«two»one two" in shown.output, shown.output
     line = error_line(energon_ext("plan", mix, "--tokenizer", "bytes"))
     assert f"written with the tokenizer {folder}/pieces.model, but bytes is used" in line
 

@@ -51,6 +51,7 @@ def received_batch():
         batch.log_probs = torch.linspace(-1, 0, batch.num_tokens)
         batch.rewards = torch.arange(len(batch.source_ids)).float()
         batch.cu_seqlens_padded = batch.cu_seqlens.clone()
+        batch.columns = {"values": torch.linspace(0, 1, 64)}
         loads = parallel_state.get_tensor_model_parallel_rank() == 0
         found = get_batch(iter([batch]) if loads else None).validate()
         plain = get_batch(iter([synthetic_batch(1)]) if loads else None)
@@ -63,9 +64,11 @@ def received_batch():
 def field_hash(batch):
     digest = hashlib.sha256()
     for name, value in sorted(vars(batch).items()):
-        if isinstance(value, torch.Tensor):
-            value = (value.dtype, value.tolist())
-        digest.update(repr((name, value)).encode())
+        named = value if isinstance(value, dict) else {name: value}
+        for key, each in named.items():
+            if isinstance(each, torch.Tensor):
+                each = (each.dtype, each.tolist())
+            digest.update(repr((name, key, each)).encode())
     return digest.hexdigest()
 
 
@@ -184,6 +187,7 @@ def test_every_rank_receives_the_batch_that_one_drew(ranks):
     full.log_probs = torch.linspace(-1, 0, full.num_tokens)
     full.rewards = torch.arange(len(full.source_ids)).float()
     full.cu_seqlens_padded = full.cu_seqlens.clone()
+    full.columns = {"values": torch.linspace(0, 1, 64)}
     longer = synthetic_batch(2, rows=20)  # than the first message
     expected = [field_hash(each) for each in (full, synthetic_batch(1), longer)]
     assert [rank["received batch"] for rank in ranks] == [expected, expected]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from megatron.core import parallel_state
 
-from energon_ext.losses import unified_loss
+from energon_ext.losses import clipped_ratio_losses, reference_kl, unified_loss
 from energon_ext.megatron import build_packed_seq_params, forward_step, mean_losses
 from tests.megatron.small_gpt import (
     megatron,
@@ -27,9 +27,17 @@ from tests.megatron.small_training import SGD, run_ranks, run_schedule, trainabl
 
 MICRO_BATCHES = 4
 PIPELINE = {"pipeline_model_parallel_size": 2}
-LAYOUTS = {"data parallel": {}, "pipeline parallel": PIPELINE}
+TENSOR = {"tensor_model_parallel_size": 2}
+LAYOUTS = {"data parallel": {}, "pipeline parallel": PIPELINE, "tensor parallel": TENSOR}
 SCALE = {"weight_scale": 1 << 14}
 TOKENS = {"denominator": "tokens"}
+
+
+def ppo_with_a_reference(batch, log_probs):
+    return clipped_ratio_losses(batch, log_probs, 0.2) + 0.5 * reference_kl(batch, log_probs)
+
+
+PPO = {"position_losses": ppo_with_a_reference, "denominator": "responses"}
 
 #: Name -> (factors of the weights, options of forward_step)
 CASES = {
@@ -39,6 +47,8 @@ CASES = {
     "one micro-batch without a trained token": ([0.0, 0.9, 1.3, -0.25], SCALE),
     "nothing to train": ([0.0], SCALE),
     "nothing to train, by token": ([0.0], TOKENS),
+    # Every other token has no advantage, but is held near the reference.
+    "clipped ratios and a reference": ([-0.7, 0.0, 1.3, 0.0], PPO),
 }
 
 
@@ -51,7 +61,18 @@ def batch(case, index):
     # Micro-batches also differ in size, so that a mean of means would be wrong.
     pattern = torch.tensor(factors) * (1 + index)
     weights = pattern.repeat(plain.num_tokens // len(factors) + 1)[: plain.num_tokens]
-    return dataclasses.replace(plain, token_weights=plain.token_weights * weights)
+    plain = dataclasses.replace(plain, token_weights=plain.token_weights * weights)
+    if CASES[case][1] is not PPO:
+        return plain
+    uniform = torch.full((plain.num_tokens,), -math.log(64))  # about what the model says
+    return dataclasses.replace(
+        plain,
+        log_probs=uniform + torch.linspace(-1, 1, plain.num_tokens),
+        columns={
+            "ref_log_probs": uniform + torch.linspace(0.5, -0.5, plain.num_tokens),
+            "response_mask": (synthetic_batch(index).token_weights != 0).float(),
+        },
+    )
 
 
 def step(case, sizes):
@@ -79,15 +100,34 @@ def expected_step(case):
         )[0]
         for found in batches
     ]
-    loss = unified_loss(
-        torch.cat(logits),
-        torch.cat([found.labels for found in batches]),
-        torch.cat([found.token_weights for found in batches]),
-        CASES[case][1].get("denominator", "weights"),
-    )
+    labels = torch.cat([found.labels for found in batches])
+    weights = torch.cat([found.token_weights for found in batches])
+    if CASES[case][1] is PPO:
+        loss = ppo_by_hand(torch.cat(logits), labels, weights, batches)
+    else:
+        denominator = CASES[case][1].get("denominator", "weights")
+        loss = unified_loss(torch.cat(logits), labels, weights, denominator)
     loss.backward()
     squares = [p.grad.double().square().sum().item() for p in model.parameters()]
     return loss.item(), math.sqrt(sum(squares))
+
+
+def ppo_by_hand(logits, labels, weights, batches):
+    """Add up the loss position by position."""
+    log_probs = torch.log_softmax(logits, -1).gather(1, labels[:, None])[:, 0]
+    old = torch.cat([found.log_probs for found in batches])
+    reference = torch.cat([found.columns["ref_log_probs"] for found in batches])
+    mask = torch.cat([found.columns["response_mask"] for found in batches])
+    losses, clipped = [], 0
+    for now, before, there, weight, counts in zip(log_probs, old, reference, weights, mask):
+        if counts:
+            ratio = (now - before).exp()
+            inside = min(max(ratio, torch.tensor(0.8)), torch.tensor(1.2))
+            clipped += bool(inside != ratio)
+            divergence = (there - now).exp() - 1 - (there - now)
+            losses.append(-min(weight * ratio, weight * inside) + 0.5 * divergence)
+    assert 0 < clipped < len(losses)
+    return sum(losses) / len(losses)
 
 
 def all_steps():
@@ -115,7 +155,7 @@ def test_two_ranks_match_the_loss_and_gradient_of_the_formula(case, layout, rank
     loss, norm = expected[case]
     found = [rank[layout][case] for rank in ranks]
     with_loss = [result["loss"] for result in found if "loss" in result]
-    assert len(with_loss) == (2 if layout == "data parallel" else 1)
+    assert len(with_loss) == (1 if layout == "pipeline parallel" else 2)
     assert with_loss == pytest.approx([loss] * len(with_loss), abs=2e-5)
     for result in found:
         assert result["finite"]

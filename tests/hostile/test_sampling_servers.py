@@ -7,13 +7,12 @@ import pytest
 from energon_ext.errors import SamplerError
 from energon_ext.rl import Unanswered
 from energon_ext.rl.sampler import ask_sampler
+from energon_ext.rl.scored_group import GroupRules
+from tests.rl.inference_server import Server, sglang_answers, vllm_answers
 from tests.rl.test_openai_sampler import (
-    Server,
     prompts,
     sampler_for,
     server,  # noqa: F401  # a fixture
-    sglang_answers,
-    vllm_answers,
 )
 
 
@@ -25,7 +24,7 @@ def vllm(**changed):
 
 
 def sglang(**changed):
-    answers = sglang_answers({"input_ids": [3], "sampling_params": {"n": 3}})
+    answers = sglang_answers({"input_ids": [[3]] * 3})
     answers[1]["meta_info"].update(changed)
     return answers
 
@@ -60,7 +59,7 @@ ANSWERS = [
 def test_an_answer_that_does_not_fit_the_request_is_refused(server, api, answer, message):  # noqa: F811
     server.misfortunes = [answer]
     with pytest.raises(SamplerError, match=f"Prompt p10: .*{message}"):
-        ask_sampler(sampler_for(server, api=api), prompts(10), 0, vocab_size=260)
+        ask_sampler(sampler_for(server, api=api), prompts(10), 0, GroupRules(260))
 
 
 def test_prompts_and_key_do_not_follow_a_redirect(server):  # noqa: F811
@@ -69,8 +68,7 @@ def test_prompts_and_key_do_not_follow_a_redirect(server):  # noqa: F811
     with pytest.raises(SamplerError, match="answered status 307"):
         sampler_for(server, api_key="secret-key").sample_and_score_batch(prompts(10), 0)
     assert other.requests == []
-    other.shutdown()
-    other.server_close()
+    other.stop()
 
 
 @pytest.mark.parametrize("key", [None, "secret-key"])

@@ -1,15 +1,15 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs examples/launch/pretrain_gpt.py inside the real Megatron-LM, on a machine without CUDA.
+"""Runs a script of examples/launch inside the real Megatron-LM, on a machine without CUDA.
 
 Megatron-LM asks the GPU for its memory and random state, and starts NCCL. Those questions are
 answered here; arguments, model, data, schedules, optimizer, evaluation and checkpoints are its own.
 
-    megatron_lm_on_cpu.py OUT NAN_AT ARGUMENTS...
+    megatron_lm_on_cpu.py SCRIPT OUT NAN_AT ARGUMENTS...
 
 Prints to OUT.RANK and writes the batch of each micro-batch of the training, as "iteration hash", to
 OUT.RANK.drawn, and what goes to Weights & Biases to OUT.RANK.wandb. The losses of the training at
-iteration NAN_AT are no numbers.
+iteration NAN_AT are no numbers, if the script uses the package's forward step.
 """
 
 import collections
@@ -28,7 +28,7 @@ import energon_ext.megatron
 from energon_ext.megatron import enable_cpu, step
 from tests import support
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "launch" / "pretrain_gpt.py"
+LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
 
 
 def answer_for_the_gpu():
@@ -54,6 +54,7 @@ def answer_for_the_gpu():
 
 def start_on_gloo(*_, **__):
     from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.training import get_args
 
     args = get_args()
@@ -64,6 +65,8 @@ def start_on_gloo(*_, **__):
         args.virtual_pipeline_model_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
     )
+    # Megatron-LM seeds only where there is a GPU, but attention without packed rows wants a state.
+    model_parallel_cuda_manual_seed(args.seed, inference_rng_tracker=True)
 
 
 def keep_outputs_of_stages():
@@ -85,7 +88,7 @@ def record_batches(path, nan_at):
 
     get_batch, forward_step = step.get_batch, step.forward_step
 
-    def recorded(data_iterator, check, **options):
+    def recorded(data_iterator, check=None, **options):
         batch = get_batch(data_iterator, check, **options)
         if torch.is_grad_enabled():
             with open(path, "a") as file:
@@ -97,7 +100,7 @@ def record_batches(path, nan_at):
         is_bad = torch.is_grad_enabled() and get_args().curr_iteration + 1 == nan_at
         return output * float("nan") if is_bad else output, loss_func
 
-    step.get_batch = recorded
+    step.get_batch = energon_ext.megatron.get_batch = recorded
     energon_ext.megatron.forward_step = perhaps_nan
 
 
@@ -119,6 +122,7 @@ def main():
         os.environ.setdefault(name, value)
     # Not of the test: the server that forks this process may be older than its environment.
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    script = LAUNCH / sys.argv.pop(1)
     out = f"{sys.argv.pop(1)}.{os.environ['RANK']}"
     nan_at = int(sys.argv.pop(1))
     sys.stdout = open(out, "w")  # noqa: SIM115
@@ -137,7 +141,7 @@ def main():
         megatron.training.training.initialize_megatron, allow_no_cuda=True
     )
     try:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        runpy.run_path(str(script), run_name="__main__")
     finally:
         sys.stdout.flush()
 

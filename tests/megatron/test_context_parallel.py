@@ -134,6 +134,15 @@ def test_slices_together_are_the_batch(name, size):
 
 
 @pytest.mark.parametrize("size", [2, 4])
+def test_columns_are_cut_at_the_same_positions_as_labels(size):
+    batch = aligned_batch(LENGTHS, size)
+    batch.columns = {"values": batch.labels.float()}
+    for rank in range(size):
+        part = slice_for_context_parallel(batch, size, rank).validate()
+        assert part.columns["values"].tolist() == part.labels.tolist()
+
+
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_slice_knows_the_source_of_each_position(size):
     batch = aligned_batch(LENGTHS, size)
     tokens = dict.fromkeys(batch.tokens_per_source(), 0)

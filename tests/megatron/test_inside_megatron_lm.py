@@ -107,12 +107,21 @@ def launcher(monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
-def run(mix, folder, *options, ranks=2, nan_at=0, code=0, length=SIX_STEPS):
+def run(
+    mix,
+    folder,
+    *options,
+    ranks=2,
+    nan_at=0,
+    code=0,
+    length=SIX_STEPS,
+    script="pretrain_gpt.py",
+):
     """Training losses by iteration and the validation losses, of some ranks."""
     out, stderr = folder / "stdout", folder / "stderr"
     for rank in range(ranks):
         Path(f"{out}.{rank}.drawn").unlink(missing_ok=True)
-    arguments = [out, nan_at, *" ".join((MODEL, WITHOUT_CUDA, length, *options)).split()]
+    arguments = [script, out, nan_at, *" ".join((MODEL, WITHOUT_CUDA, length, *options)).split()]
     started = processes.start_script(RUNNER, [*arguments, "--data-path", mix], stderr, ranks=ranks)
     codes = processes.finish(started, SECONDS)
     assert codes == [code] * ranks, stderr.read_text()[-3000:]

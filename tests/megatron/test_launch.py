@@ -199,8 +199,11 @@ def test_the_first_batches_of_a_users_encoder_are_described(check, tmp_path):
     assert said == "data: rank 1 of 2 reads a batch of type list first"
 
 
-@pytest.mark.parametrize("model", GPUS)
-def test_the_command_has_every_option_and_those_of_the_caller(model, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "script"),
+    [*((model, None) for model in GPUS), ("llava_small", "pretrain_vlm.py")],
+)
+def test_the_command_has_every_option_and_those_of_the_caller(model, script, tmp_path):
     """Bash runs the script; torchrun is replaced by a program that prints its arguments."""
     torchrun = tmp_path / "torchrun"
     torchrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -212,6 +215,7 @@ def test_the_command_has_every_option_and_those_of_the_caller(model, tmp_path):
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             **{"MODEL": model, "DATA": "mix.yaml", "TOKENIZER": "bytes", "RUN": "/runs/a"},
             "NNODES": "2",
+            **({"SCRIPT": script} if script else {}),
         },
         capture_output=True,
         text=True,
@@ -219,8 +223,8 @@ def test_the_command_has_every_option_and_those_of_the_caller(model, tmp_path):
     )
     arguments = run.stdout.split("\n")
     assert arguments[arguments.index("--nnodes") + 1] == "2"
-    script = arguments.index(str(LAUNCH / "pretrain_gpt.py"))
-    command = " ".join(arguments[script:])
+    begin = arguments.index(str(LAUNCH / (script or "pretrain_gpt.py")))
+    command = " ".join(arguments[begin:])
     for file in (f"{model}.args", "energon.args"):
         for line in (LAUNCH / file).read_text().splitlines():
             assert line.startswith("#") or line in command

@@ -122,7 +122,10 @@ def test_a_group_holds_answers_log_probs_and_the_users_rewards(model):
 
     def reward(prompt, responses):
         asked.append((prompt.metadata["answer"], len(responses)))
-        return [float(len(response)) for response in responses]
+        for response in responses:
+            is_complete = response.tokens[-1] == 3
+            assert response.finish_reason == ("stop" if is_complete else "length")
+        return [float(len(response.tokens)) for response in responses]
 
     sampling = Sampling(5, temperature=1.5, stop_id=3)
     sampler = MegatronSampler(model, reward, group_size=4, sampling=sampling)
@@ -177,7 +180,7 @@ def test_bad_sampling_is_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group_size": 1}, "group_size: 1 found, an integer >= 2"),
+        ({"group_size": 0}, "group_size: 0 found, an integer >= 1"),
         ({"rows_per_pass": 0}, "rows_per_pass: 0 found"),
     ],
 )

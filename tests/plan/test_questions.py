@@ -52,6 +52,7 @@ QUESTIONS = {
     "sizes": lambda blend, state: (blend.documents, blend.epoch_tokens, blend.config(), blend.rows),
     "breakpoints": lambda blend, state: (late_breakpoints(blend, 9), window_edges(blend, 9)),
     "state": lambda blend, state: blend.save_state(),
+    "skip mode": lambda blend, state: blend.set_skip_mode(True),  # of the next Energon
     "ends": lambda blend, state: [(rows.ended, rows.is_finite) for rows in blend.rows],
 }
 

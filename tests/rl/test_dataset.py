@@ -83,7 +83,7 @@ def test_groups_that_do_not_vary_are_dropped_and_counted(one_prompt):
         "response_length": 2,
         "entropy": 2.5,  # of log-probabilities -1 -2 and -3 -4
         "reward/mean": 0.5,  # of 1 1 0 0 1 0
-        f"reward/mean/{one_prompt}": 0.5,
+        f"reward/mean/{one_prompt.name}": 0.5,
         "reward/std": pytest.approx(math.sqrt(6 * 0.25 / 5)),
     }
     next(dataset)
@@ -203,7 +203,7 @@ def test_answers_that_never_fit_are_an_error_and_longer_rows_continue(one_prompt
     assert re.fullmatch(
         r"Prompt \d: no group could be trained on \(max_attempts=3\): 2 too long for the rows, 1 "
         r"unanswered; limit the answers, or resume with longer or more rows \(seq_len, "
-        r"rows\); see the log for why the sampler did not answer\. So far: groups 3, "
+        r"rows\); the last one: the server refused it\. So far: groups 3, "
         r"valid_groups 0, zero_var_groups 0, too_long_groups 2, unanswered_groups 1, "
         r"stale_groups 0, batches 0\.",
         str(error.value),

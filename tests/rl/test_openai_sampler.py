@@ -2,13 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The HTTP sampler against a local server that has both APIs and fails on demand."""
 
-import gzip
 import json
 import socket
 import sys
-import threading
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -20,128 +17,24 @@ from energon_ext.errors import SamplerError
 from energon_ext.losses import unified_loss
 from energon_ext.rl import OpenAISampler, RLDataset, Unanswered
 from energon_ext.rl.sampler import ask_sampler
+from energon_ext.rl.scored_group import GroupRules
+from tests.rl.inference_server import Server, vllm_answers
 from tests.rl.prompts import prompt_loader, write_sums
-
-#: 256 MiB in a quarter of a megabyte.
-BOMB = gzip.compress(bytes(2**28), 1)
-
-
-class Server(ThreadingHTTPServer):
-    """Answer n of a group has n tokens: the last token of the prompt + 1, + 2, ..."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.requests = []
-        self.says = "out of luck"
-        self.policy = None  # logits of one token, from which answers are drawn
-        self.misfortunes = []  # faults of the next requests, in order
-        self.release = threading.Event()
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    def handle_error(self, request, client_address):
-        pass  # a client that disconnected
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        server = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server.headers = dict(self.headers)
-        server.requests.append((self.path, self.headers.get("Authorization"), body))
-        happens = server.misfortunes.pop(0) if server.misfortunes else None
-        if happens == "hang":
-            server.release.wait(30)
-        elif happens == "bomb":
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Encoding", "gzip")
-            self.end_headers()
-            self.wfile.write(BOMB)
-        elif happens == "drip":
-            self.send_response(200)
-            self.end_headers()
-            while not server.release.wait(0.05):
-                self.wfile.write(b" ")
-        elif happens == "drop":
-            self.connection.shutdown(socket.SHUT_RDWR)
-        elif isinstance(happens, tuple):
-            self._send(happens[0], {"error": server.says}, headers=happens[1])
-        elif happens is not None:
-            self._send(200, happens)
-        elif self.path == "/update_weights_from_disk":
-            server.policy = torch.load(body["model_path"])
-            self._send(200, {"success": True})
-        elif server.policy is not None:
-            self._send(200, policy_answers(server.policy, body))
-        else:
-            self._send(200, _ANSWERS[self.path](body))
-
-    def _send(self, status, content, headers=()):
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in headers:
-            self.send_header(name, value)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args):
-        pass
-
-
-def vllm_answers(body):
-    last = body["prompt"][-1]
-    choices = [
-        {
-            "index": n,
-            "text": "?",
-            "finish_reason": "stop" if n < 2 else "length",
-            "token_ids": [last + 1 + k for k in range(n + 1)],
-            "logprobs": {"token_logprobs": [-0.5 * (k + 1) for k in range(n + 1)]},
-        }
-        for n in range(body["n"])
-    ]
-    return {"choices": choices[::-1]}
-
-
-def sglang_answers(body):
-    last = body["input_ids"][-1]
-    return [
-        {
-            "text": "?",
-            "meta_info": {
-                "finish_reason": {"type": "stop" if n < 2 else "length"},
-                "output_token_logprobs": [
-                    [-0.5 * (k + 1), last + 1 + k, None] for k in range(n + 1)
-                ],
-            },
-        }
-        for n in range(body["sampling_params"]["n"])
-    ]
-
-
-_ANSWERS = {"/v1/completions": vllm_answers, "/generate": sglang_answers}
 
 
 @pytest.fixture
 def server():
     server = Server()
     yield server
-    server.release.set()
-    server.shutdown()
-    server.server_close()
+    server.stop()
 
 
 def count_tokens(prompt, responses):
-    return [float(len(response)) for response in responses]
+    return [float(len(response.tokens)) for response in responses]
 
 
 def sampler_for(server, **options):
-    defaults = {"group_size": 3, "max_new_tokens": 8, "timeout_seconds": 20.0}
+    defaults = {"group_size": 3, "max_new_tokens": 8, "timeout_seconds": 20.0, "outage_seconds": 0}
     return OpenAISampler(server.url, count_tokens, **{**defaults, **options})
 
 
@@ -180,6 +73,7 @@ def test_the_request_has_all_options(server):
     assert body == {
         "model": "policy", "prompt": [1, 10], "n": 3, "max_tokens": 8, "temperature": 0.7,
         "top_p": 1.0, "seed": 4, "logprobs": 1, "return_token_ids": True, "top_k": 5,
+        "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
     }  # fmt: skip
 
 
@@ -210,7 +104,10 @@ def test_transient_failures_are_retried(server, happens):
 
 @pytest.mark.parametrize(
     ("happens", "message"),
-    [((503, SOON), "answered status 503: .*out of luck"), ("hang", "Request timed out")],
+    [
+        ((503, SOON), "answered status 503: .*out of luck"),
+        ("hang", "complete answer in 0.2 sec.*, 2 times"),
+    ],
 )
 def test_a_server_that_keeps_failing_is_an_error_with_the_prompt(server, happens, message):
     server.misfortunes = [happens] * 2
@@ -225,7 +122,8 @@ def test_no_server_is_an_error_and_not_a_hang():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        sampler = OpenAISampler(url, count_tokens, group_size=2, max_new_tokens=1, max_retries=1)
+        limits = {"max_retries": 1, "outage_seconds": 0}
+        sampler = OpenAISampler(url, count_tokens, group_size=2, max_new_tokens=1, **limits)
         with pytest.raises(SamplerError, match="Prompt p10: .*Connection error"):
             sampler.sample_and_score_batch(prompts(10), 0)
 
@@ -243,12 +141,12 @@ def test_a_refused_prompt_is_dropped_and_the_others_are_answered(server):
 def test_a_server_that_never_stops_sending_times_out(server):
     server.misfortunes = ["drip"]
     sampler = sampler_for(server, call_timeout_seconds=0.2)
-    message = r"Prompt \w+ .and 1 more in the same call.: http.* did not answer all 2 prompts of a "
-    with pytest.raises(SamplerError, match="did not answer all 2 prompts of a call in 0.2 seconds"):
+    message = r"Prompt \w+ .and 1 more in the same call.: http.* 1 of 2 prompts of a call were not "
+    with pytest.raises(SamplerError, match="were not finished in 0.2 seconds .call_timeout_sec"):
         sampler.sample_and_score_batch(prompts(10, 20), 0)
     server.misfortunes = ["drip"]
     with pytest.raises(SamplerError, match=message):
-        ask_sampler(sampler, prompts(10, 20), 0, 260)
+        ask_sampler(sampler, prompts(10, 20), 0, GroupRules(260))
 
 
 def test_answers_are_decompressed_only_up_to_a_limit(server):
@@ -304,24 +202,6 @@ def test_a_dataset_samples_from_a_server(server, tmp_path):
     assert len(batch.rewards) >= 12
 
 
-def policy_answers(logits, body):
-    """Draw answers of one token each from the server's weights."""
-    random = torch.Generator().manual_seed(body["seed"])
-    chances = torch.softmax(logits, -1)
-    tokens = torch.multinomial(chances, body["n"], replacement=True, generator=random).tolist()
-    return {
-        "choices": [
-            {
-                "index": n,
-                "token_ids": [token],
-                "finish_reason": "stop",
-                "logprobs": {"token_logprobs": [float(chances[token].log())]},
-            }
-            for n, token in enumerate(tokens)
-        ]
-    }
-
-
 def train_on_a_server(server, folder, steps, sync):
     """Train a policy of one token to answer 7; return rewards and gaps ``log mu - log pi``."""
     logits = torch.zeros(8, requires_grad=True)
@@ -335,7 +215,7 @@ def train_on_a_server(server, folder, steps, sync):
         urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60).close()
 
     def wants_seven(prompt, responses):
-        return [float(response == [7]) for response in responses]
+        return [float(response.tokens == [7]) for response in responses]
 
     save_and_load(0)
     dataset = RLDataset(
@@ -387,7 +267,8 @@ def test_a_server_with_old_weights_shows_in_the_gap(server, tmp_path):
     ("options", "message"),
     [
         ({"api": "tgi"}, "api: 'tgi' found, one of vllm, sglang is needed"),
-        ({"group_size": 1}, "group_size: 1 found, an integer >= 2"),
+        ({"group_size": 0}, "group_size: 0 found, an integer >= 1"),
+        ({"outage_seconds": -1}, "outage_seconds: -1 found"),
         ({"max_new_tokens": 0}, "max_new_tokens: 0 found"),
         ({"max_retries": -1}, "max_retries: -1 found"),
         ({"timeout_seconds": 0}, "timeout_seconds: 0 found"),

@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 
 import pytest
-from megatron.energon import stateless
+from megatron.energon import SampleDecoder, stateless
 
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import DEFAULT_NAME
@@ -59,6 +59,21 @@ class OwnPacker(PackedCaptions):
         for sample in sorted(samples[:-1], key=lambda each: -each.total_len):
             for row in rows:
                 if sum(each.total_len for each in row) + sample.total_len <= self.seq_len:
+                    row.append(sample)
+                    break
+            else:
+                rows.append([sample])
+        return rows
+
+
+class OfDictionaries(PackedCaptions):
+    """Packs as OwnPacker does, if samples were dictionaries."""
+
+    def select_samples_to_pack(self, samples):
+        rows = []
+        for sample in sorted(samples[:-1], key=lambda each: -each["total_len"]):
+            for row in rows:
+                if sum(each["num_tokens"] for each in row) + sample["length"] <= self.seq_len:
                     row.append(sample)
                     break
             else:
@@ -211,17 +226,59 @@ def test_samples_longer_than_a_row_are_skipped_and_counted(data, caplog):
     assert not read & too_long and read
 
 
-def test_a_sample_longer_than_measured_is_dropped_from_its_row(data, caplog):
+class Growing(PackedCaptions):
+    """Notes all that it encodes."""
+
+    encoded = []
+
+    @stateless
+    def encode_sample(self, sample):
+        encoded = super().encode_sample(sample)
+        Growing.encoded.append((encoded.number, encoded.total_len, encoded.greys))
+        return encoded
+
+
+def kept(samples, seq_len=40):
+    """Slow model: the samples of a planned row that still fit, one after the other."""
+    row = []
+    for sample in samples:
+        if sum(length for _, length, _ in [*row, sample]) <= seq_len:
+            row.append(sample)
+    return row
+
+
+def test_a_row_keeps_the_samples_of_random_length_that_fit(data, caplog):
     path = alone(data)
-    run(path, 1, encoder=PackedCaptions())
-    growing = PackedCaptions()
-    growing.longest_extra = 1
+    encoder = Growing()
+    planned = [row for step in run(path, 6, encoder=encoder)[0] for row in step]
+    encoder.longest_extra = 3  # tokens more than measured
+    Growing.encoded.clear()
     with caplog.at_level(logging.WARNING, "energon_ext"):
-        expected = run(path, 6, encoder=growing)
+        expected = run(path, 6, encoder=encoder)
+    found = iter(Growing.encoded)
+    read = [[next(found) for _ in row] for row in planned]
+    assert [[n for n, *_ in row] for row in read] == [[n for n, *_ in row] for row in planned]
     rows = [row for step in expected[0] for row in step]
-    assert all(rows) and all(length == length_of_number(n) for row in rows for n, length, _ in row)
-    assert "were measured; measure the largest length that random choices can" in caplog.text
-    assert run(path, 6, 2, 1, encoder=growing) == expected
+    assert rows == [kept(row) for row in read]
+    grown = [length > length_of_number(n) for row in rows for n, length, _ in row]
+    assert any(grown) and len(grown) < sum(map(len, planned))
+    assert "sample left out of its row (10 so far): Sample 0000" in caplog.text
+    assert "let length_of return the largest one" in caplog.text
+    assert run(path, 6, 2, 1, encoder=encoder) == expected
+
+
+def test_a_sample_that_has_outgrown_a_row_of_its_own_is_replaced(data, caplog):
+    encoder = PackedCaptions()
+    encoder.seq_len = 25  # as long as the longest sample
+    run(alone(data), 1, encoder=encoder)
+    encoder.longest_extra = 10
+    with caplog.at_level(logging.WARNING, "energon_ext"):
+        expected = run(alone(data), 6, encoder=encoder)
+    assert "25 when measured, and the row has 25 left" in caplog.text
+    assert all(
+        0 < sum(length for _, length, _ in row) <= 25 for step in expected[0] for row in step
+    )
+    assert run(alone(data), 6, 2, 1, encoder=encoder) == expected
 
 
 def test_a_damaged_sample_is_never_packed(tmp_path, caplog):
@@ -233,11 +290,42 @@ def test_a_damaged_sample_is_never_packed(tmp_path, caplog):
     assert read == {n for n in range(50) if n % 5 or not n % 3}
 
 
+def test_samples_that_cannot_be_measured_name_the_decoder(data, caplog):
+    encoder = PackedCaptions()
+    encoder.decoder = None  # then cook() cannot read the caption in the bytes of the JSON
+    with pytest.raises(ConfigError, match="TypeError in sample 000000"):
+        dataset_of(alone(data), encoder=encoder)
+
+    class NeedsPillow(PackedCaptions):
+        decoder = SampleDecoder(image_decode="rgb8")
+
+        @stateless
+        def encode_sample(self, sample):
+            sample.images = [image.convert("RGB") for image in sample.images]
+            return super().encode_sample(sample)
+
+    dataset_of(alone(data), encoder=NeedsPillow())
+    assert "has no attribute 'convert'); the files of a sample are decoded by Sample" in caplog.text
+
+
 class OwnName(OwnPacker):
     """Reads the length from another attribute."""
 
     def select_samples_to_pack(self, samples):
         return [[sample] for sample in samples if sample.num_patches]
+
+
+def test_a_packer_of_dictionaries_reads_lengths_as_items(data):
+    assert (
+        run(mix(data), 4, encoder=OfDictionaries())[0] == run(mix(data), 4, encoder=OwnPacker())[0]
+    )
+
+    class OfTokens(OwnPacker):
+        def select_samples_to_pack(self, samples):
+            return [[sample] for sample in samples if sample["tokens"]]
+
+    with pytest.raises(ConfigError, match="no item 'tokens'. Samples only have their length, as"):
+        take(loader_for(dataset_of(alone(data), encoder=OfTokens())), 1)
 
 
 def test_a_packer_can_set_its_own_length_attribute(data):

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from megatron.energon import DefaultTaskEncoder, SkipSample, TaskEncoder, stateless
+from megatron.energon import DefaultTaskEncoder, SampleDecoder, SkipSample, TaskEncoder, stateless
 from megatron.energon.rng import SystemRng
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
@@ -242,6 +242,64 @@ def test_a_run_without_usable_samples_ends_with_the_reason(data):
     encoder.wanted = set()
     with pytest.raises(SampleError, match="101 samples in a row cannot be used, the first: Sample"):
         run(mix(data), 1, encoder=encoder)
+
+
+class WithPillow(PlannedCaptions):
+    """Needs images of PIL, but gets NumPy arrays."""
+
+    decoder = SampleDecoder(image_decode="rgb8")
+    checks = False
+
+    @stateless
+    def encode_sample(self, sample):
+        if self.checks and any(isinstance(image, np.ndarray) for image in sample.images):
+            raise ValueError("a PIL image is needed")
+        sample.images = [image.convert("RGB") for image in sample.images]
+        return super().encode_sample(sample)
+
+
+@pytest.fixture
+def single_images(tmp_path):
+    write_images(tmp_path / "photos", 40, images=lambda number: 1)
+    return write(tmp_path / "mix.yaml", {"blend": [{"path": "photos"}]})
+
+
+def test_samples_that_all_fail_alike_name_the_decoder(single_images):
+    encoder = WithPillow()
+    encoder.checks = True
+    with pytest.raises(
+        SampleError,
+        match=r"101 samples in a row .* Sample 0000\d\d: ValueError .* All failed with ValueError: "
+        r"the files of a sample are decoded by SampleDecoder\(image_decode='rgb8'\); set `decoder`",
+    ):
+        run(single_images, 1, encoder=encoder)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "error", "how"),
+    [
+        (WithPillow.decoder, AttributeError, "are decoded by SampleDecoder(image_decode='rgb8')."),
+        (None, TypeError, "are not decoded, as the encoder's `decoder` is None."),
+    ],
+)
+def test_wrong_code_is_raised_after_a_line_on_the_decoder(
+    single_images, decoder, error, how, caplog
+):
+    encoder = WithPillow()
+    encoder.decoder = decoder
+    with pytest.raises(error):
+        run(single_images, 1, encoder=encoder)
+    assert f"the first 10 samples all fail: the files of a sample {how}" in caplog.text
+
+
+def test_samples_that_fail_in_several_ways_do_not_blame_the_decoder(data):
+    class Moody(PlannedCaptions):
+        @stateless
+        def encode_sample(self, sample):
+            raise (KeyError if self.sample_number % 2 else IndexError)("no such field")
+
+    with pytest.raises(SampleError, match=r"101 samples in a row .*no such field'?\)\.$"):
+        run(mix(data), 1, encoder=Moody())
 
 
 def test_a_truncated_tar_is_named(tmp_path):

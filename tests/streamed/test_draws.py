@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from megatron.energon.wrappers.batch_dataset import BatchDataset
 
-from energon_ext import ConfigError, LeastConsumedDataset, ScheduleAxis
+from energon_ext import (
+    BlendDataset,
+    ConfigError,
+    DynamicBlendDataset,
+    LeastConsumedDataset,
+    ScheduleAxis,
+    WeightSpec,
+)
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology
 from energon_ext.weights import weight_from_config
@@ -78,9 +85,26 @@ def test_the_error_for_all_zero_weights_names_position_and_sources():
         take(loader, 1)
 
 
-def test_a_blend_that_no_loader_iterates_has_no_batch_index():
+def test_a_scheduled_blend_that_no_loader_iterates_has_no_batch_index():
+    weight = {"step": {0: 1, 9: 2}}
     with pytest.raises(ConfigError, match="without a loader.*get_savable_loader"):
-        next(iter(blend([source("a")])))
+        next(iter(blend([source("a", weight=weight)])))
+
+
+@pytest.mark.parametrize("rule", ["blend", "interleave"])
+def test_a_blend_of_constant_weights_needs_no_loader(rule):
+    def sources():
+        return [source("a", weight=3), source("b")]
+
+    alone = order_of(itertools.islice(blend(sources(), rule), 40))
+    assert alone == order_of(take(loader_for(blend(sources(), rule)), 40))
+    assert BlendDataset is DynamicBlendDataset
+
+
+def test_the_weight_of_a_yaml_value_is_also_a_method_of_its_class():
+    weight = {"linear": {0: 0, 10: 5}}
+    assert WeightSpec.from_config(weight) == weight_from_config(weight)
+    assert WeightSpec.from_config(weight).evaluate(4) == 2
 
 
 @pytest.mark.parametrize("rule", ["blend", "interleave"])

@@ -1,0 +1,96 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Answers to prompts that open a block of reasoning.
+
+Some templates end a prompt with ``<think>``, and show an answer without the block. The model writes
+the reasoning, closes the block and answers, so that is the text to train on: the prompt, the
+reasoning, the end of the block, and the answer as the template shows it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: Fields of a message with its reasoning. They are names for the same text.
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+
+_NAME = r"[\w:]*(?:think|thought|reason)[\w:]*"
+_BLOCK = re.compile(
+    rf"(?:<(?P<tag>{_NAME})>|\[(?P<name>{_NAME})\])(?P<space>\s*)"
+    r"(?P<closed>(?:</(?P=tag)>|\[/(?P=name)\])\s*)?\Z",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of reasoning at the end of a prompt.
+
+    Attributes:
+        start: where it begins in the prompt.
+        opening, closing: its tags.
+        space: white space after the opening tag.
+        is_closed: True if the prompt closes it as well, so that an answer has no reasoning.
+    """
+
+    start: int
+    opening: str
+    closing: str
+    space: str
+    is_closed: bool
+
+
+def block_at_end(prompt: str) -> Block | None:
+    """Return the block of reasoning that a prompt opens at its end, if there is one.
+
+    Example:
+        >>> block_at_end("assistant\\n<think>\\n")
+        Block(start=10, opening='<think>', closing='</think>', space='\\n', is_closed=False)
+    """
+    found = _BLOCK.search(prompt)
+    if found is None:
+        return None
+    tag, name = found["tag"], found["name"]
+    opening, closing = (f"<{tag}>", f"</{tag}>") if tag else (f"[{name}]", f"[/{name}]")
+    return Block(found.start(), opening, closing, found["space"], found["closed"] is not None)
+
+
+def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, Any]) -> str | None:
+    """Return the text of a prompt with its answer.
+
+    Args:
+        block: at the end of the prompt.
+        shown: what the template writes in place of the block and the answer after it.
+        message: the answer; its reasoning is in a field, or in its content.
+
+    Returns:
+        None if the block is open, but the answer has no reasoning, or the other way around.
+
+    Example:
+        >>> prompt = "assistant\\n<think>\\n"
+        >>> message = {"content": "No.", "reasoning_content": "It is 7 times 13."}
+        >>> continue_block(prompt, block_at_end(prompt), "No.<end>", message)
+        'assistant\\n<think>\\nIt is 7 times 13.\\n</think>\\n\\nNo.<end>'
+    """
+    if shown.startswith(block.opening):  # the template repeats the block, with other white space
+        inner = shown[len(block.opening) :].lstrip("\n")
+        is_empty = inner.startswith(block.closing)
+        if block.is_closed and is_empty:
+            return prompt + inner.removeprefix(block.closing).lstrip("\n")
+        return None if block.is_closed or is_empty else prompt + inner
+    if block.is_closed:
+        return prompt + shown.lstrip("\n")
+    answer = shown.removeprefix(block.closing).lstrip("\n")
+    thought = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
+    if isinstance(thought, str):
+        thought = thought.strip("\n")
+        if answer.partition(block.closing)[0].strip() == thought.strip():
+            return prompt + answer  # the template writes the reasoning, but not the opening tag
+        return f"{prompt}{thought}{block.space}{block.closing}{2 * block.space}{answer}"
+    thought, closing, said = str(message.get("content", "")).rpartition(block.closing)
+    if not closing:
+        return None
+    thought = thought.lstrip().removeprefix(block.opening).lstrip("\n")
+    between = said[: len(said) - len(said.lstrip())]  # the content has its own white space
+    return f"{prompt}{thought}{closing}{between}{answer.lstrip()}"

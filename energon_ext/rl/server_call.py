@@ -1,0 +1,189 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""One call of a server: its requests, how long it waits for them, and what it accepts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, AsyncIterator
+
+from energon_ext.errors import SamplerError, log_of, printable
+from energon_ext.rl.rewards import Response
+from energon_ext.rl.sampler import Unanswered
+from energon_ext.rl.server_apis import APIS, Question
+
+if TYPE_CHECKING:
+    from energon_ext.rl.openai_sampler import OpenAISampler
+
+_logger = log_of(__name__)
+
+#: Maximum size of an answer: a fixed part, and bytes per token.
+_MAX_BYTES, _MAX_BYTES_PER_TOKEN = 64 * 2**20, 2**10
+
+#: Allowed headers of a request; the client adds others from the environment.
+_HEADERS = ("accept", "accept-encoding", "connection", "content-length", "content-type", "host")
+
+#: Statuses with which a server rejects one prompt: bad request, too large, cannot be processed.
+_REJECTED = (400, 413, 422)
+
+#: Statuses of a proxy before a server that is not there, and of a server that starts.
+_OUTAGE = (502, 503)
+
+#: A connection is made within this time, or the server is not there.
+_CONNECT_SECONDS = 30.0
+
+
+class ServerCall:
+    """Asks about the prompts of a call; an asynchronous context manager."""
+
+    def __init__(self, sampler: OpenAISampler, openai: Any):
+        self._sampler = sampler
+        self._openai = openai
+        self._api = APIS[sampler.api]
+        self._turn = asyncio.Semaphore(sampler.max_concurrent)
+        self._outage = _Outage(sampler.base_url, sampler.outage_seconds)
+        limit = sampler.timeout_seconds
+        self._client = openai.AsyncOpenAI(
+            http_client=openai.DefaultAsyncHttpxClient(
+                event_hooks={"request": [self._strip_headers], "response": [self._limit_size]},
+                follow_redirects=False,  # prompts and the key are for this server only
+            ),
+            base_url=sampler.base_url,
+            api_key=sampler.api_key or "none",  # otherwise the client reads the environment's
+            timeout=openai.Timeout(limit, connect=min(limit, _CONNECT_SECONDS)),
+            max_retries=sampler.max_retries,
+        )
+
+    async def __aenter__(self) -> "ServerCall":
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._client.__aexit__(*error)
+
+    async def ask(self, question: Question, key: str) -> list[Response] | Unanswered:
+        """Return the answers, or Unanswered if the server rejects the prompt.
+
+        Raises:
+            SamplerError: the server kept failing, or sent something else; names the prompt.
+        """
+        body = self._api.build_request(question)
+        url, api = self._sampler.base_url, self._sampler.api
+        other = next(each for each in APIS if each != api)
+        try:
+            async with self._turn:
+                return self._api.read_answers(await self._post(body))
+        except self._openai.APIStatusError as error:
+            status, text = error.status_code, self._excerpt(error.response.text)
+            reason = printable(f"{url} answered status {status}: {text!r}")
+            if status in _REJECTED:
+                return Unanswered(reason)
+            if status in (404, 405):
+                reason += (
+                    f"; with api={api!r} {self._api.path} is asked: check base_url and model, or "
+                    f"use api={other!r}"
+                )
+            # Not chained, as the client's error contains the whole answer.
+            raise SamplerError(reason, key=key) from None
+        except self._openai.APITimeoutError as error:
+            raise SamplerError(
+                f"{url} sent no complete answer in {self._sampler.timeout_seconds:g} seconds "
+                f"(timeout_seconds), {self._sampler.max_retries + 1} times",
+                key=key,
+            ) from error
+        except self._openai.OpenAIError as error:
+            raise SamplerError(f"{url}: {self._excerpt(str(error))}", key=key) from error
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise SamplerError(
+                f"{url} answered without token ids and log-probabilities "
+                f"({type(error).__name__} {error}); check that it is a recent {api} server, or use "
+                f"api={other!r}",
+                key=key,
+            ) from error
+
+    async def _post(self, body: dict[str, Any]) -> Any:
+        """Send a request; wait while the server is not there, as during a restart."""
+        while True:
+            try:
+                answer = await self._client.post(self._api.path, cast_to=object, body=body)
+            except self._openai.APITimeoutError:
+                raise
+            except self._openai.APIConnectionError as error:
+                if not await self._outage.wait(self._excerpt(str(error))):
+                    raise
+            except self._openai.APIStatusError as error:
+                reason = f"status {error.status_code}"
+                if error.status_code not in _OUTAGE or not await self._outage.wait(reason):
+                    raise
+            else:
+                self._outage.end()
+                return answer
+
+    async def _strip_headers(self, request: Any) -> None:
+        """Remove all headers that a request does not need."""
+        api_key = self._sampler.api_key
+        key = f"Bearer {api_key}" if api_key else None
+        if request.url.userinfo:  # a login in the URL, which the client has turned into a header
+            key = request.headers.get("Authorization")
+        for name in {*request.headers} - {*_HEADERS}:
+            del request.headers[name]
+        if key is not None:
+            request.headers["Authorization"] = key
+
+    async def _limit_size(self, response: Any) -> None:
+        """Make reading a response raise an error once its decompressed bytes exceed the maximum."""
+        tokens = self._sampler.group_size * self._sampler.max_new_tokens
+        limit = _MAX_BYTES + _MAX_BYTES_PER_TOKEN * tokens
+        parts = response.aiter_bytes
+
+        async def limited(chunk_size: int | None = None) -> AsyncIterator[bytes]:
+            size = 0
+            async for part in parts(chunk_size):
+                size += len(part)
+                if size > limit:
+                    raise self._openai.OpenAIError(f"the answer is larger than {limit:,} bytes")
+                yield part
+
+        response.aiter_bytes = limited
+
+    def _excerpt(self, text: str) -> str:
+        """Return the beginning of a server's text without the key, which it may repeat."""
+        api_key = self._sampler.api_key
+        return (text.replace(api_key, "***") if api_key else text)[:200]
+
+
+class _Outage:
+    """A time in which the server is not there; the requests of a call wait for it together."""
+
+    _FIRST_PAUSE, _LONGEST_PAUSE, _SECONDS_PER_LINE = 1.0, 10.0, 30.0
+
+    def __init__(self, url: str, limit_seconds: float):
+        self._url, self._limit = url, limit_seconds
+        self._begin: float | None = None
+        self._next_line = 0.0
+
+    async def wait(self, reason: str) -> bool:
+        """Wait before the next try and say so; return False if the server was away too long."""
+        now = time.monotonic()
+        if self._begin is None:
+            self._begin = self._next_line = now
+        away = now - self._begin
+        if away >= self._limit:
+            return False
+        if now >= self._next_line:
+            self._next_line = now + self._SECONDS_PER_LINE
+            _logger.warning(
+                "%s is not there (%s), for %.0f seconds now; waiting up to %g seconds "
+                "(outage_seconds).",
+                *(self._url, reason, away, self._limit),
+            )
+        pause = min(max(away, self._FIRST_PAUSE), self._LONGEST_PAUSE, self._limit - away)
+        await asyncio.sleep(pause)
+        return True
+
+    def end(self) -> None:
+        """The server has answered."""
+        if self._begin is not None:
+            _logger.warning("%s is there again.", self._url)
+            self._begin = None

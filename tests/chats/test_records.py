@@ -1,0 +1,299 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Records of each format, with the messages worked out by hand, and the fields that refuse one."""
+
+import pytest
+
+from energon_ext.chats.messages import check_answers, check_messages
+from energon_ext.chats.records import read_conversation, read_prompt
+from energon_ext.errors import SampleError
+from tests.chats.conversations import CONVERSATIONS, TOOLS, answer, call, result, user
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+TURN = [user("2 + 2"), answer("4")]
+
+
+@pytest.mark.parametrize(
+    ("record", "messages"),
+    [
+        ({"messages": TURN}, TURN),
+        ({"conversations": TURN}, TURN),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "2 + 2"},
+                    {"from": "gpt", "value": "4", "weight": 0.5},
+                ],
+                "system": "Be brief.",
+            },
+            [SYSTEM, user("2 + 2"), answer("4", weight=0.5)],
+        ),
+        (
+            {
+                "conversations": [
+                    {"from": "system", "value": "Be brief."},
+                    {"from": "user", "value": "Ring."},
+                    {"from": "function_call", "value": '{"name": "ring", "arguments": {"n": 2}}'},
+                    {"from": "observation", "value": "done"},
+                    {"from": "assistant", "value": "Rung."},
+                ]
+            },
+            [
+                SYSTEM,
+                user("Ring."),
+                {"role": "assistant", "tool_calls": [{"name": "ring", "arguments": {"n": 2}}]},
+                result("done"),
+                answer("Rung."),
+            ],
+        ),
+        (
+            {"instruction": "Add.", "input": "2 + 2", "output": "4"},
+            [user("Add.\n2 + 2"), answer("4")],
+        ),
+        ({"instruction": "2 + 2", "input": "", "output": "4"}, TURN),
+        (
+            {
+                "instruction": "2 + 2",
+                "input": None,
+                "output": "4",
+                "system": "Be brief.",
+                "history": [["Hi", "Hello"], ["1 + 1", "2"]],
+            },
+            [SYSTEM, user("Hi"), answer("Hello"), user("1 + 1"), answer("2"), *TURN],
+        ),
+        ({"prompt": "2 + 2", "response": "4"}, TURN),
+        ({"prompt": "2 + 2", "completion": "4"}, TURN),
+        ({"prompt": [user("2 + 2")], "completion": [answer("4")]}, TURN),
+        ({"prompt": [SYSTEM, user("2 + 2")], "response": "4"}, [SYSTEM, *TURN]),
+        (
+            {"prompt": [user("Hi"), answer("Hello"), user("2 + 2")], "completion": [answer("4")]},
+            [user("Hi"), answer("Hello", weight=0), *TURN],
+        ),
+    ],
+)
+def test_each_format_gives_its_messages(record, messages):
+    found = read_conversation(record)
+    assert found.messages == messages
+    texts = [value for value in (record.get("prompt"), record.get("response")) if value]
+    assert found.is_pair == (len(texts) > 0 and all(isinstance(v, str) for v in texts))
+
+
+@pytest.mark.parametrize("given", [TOOLS, '[{"type": "function"}]', "", None, []])
+def test_tools_and_variables_may_be_json_text(given):
+    import json
+
+    found = read_conversation(
+        {"messages": TURN, "tools": given, "chat_template_kwargs": '{"enable_thinking": false}'}
+    )
+    assert found.tools == (json.loads(given) if isinstance(given, str) and given else given or None)
+    assert found.template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        *(
+            ({name: True}, f"`{name}` of a record is not understood; give answers a `weight`")
+            for name in ("train", "loss", "trainable", "loss_mask", "weight", "weights")
+        ),
+        *(
+            (
+                {name: "Speak."},
+                f"`{name}` next to OpenAI messages would not become part of the text",
+            )
+            for name in ("system", "system_prompt", "response", "completion", "context", "thinking")
+        ),
+        ({"history": [["a", "b"]]}, "`history` next to OpenAI messages"),
+        ({"functions": [{"name": "f"}]}, "`functions` next to OpenAI messages"),
+        ({"images": ["a.png"]}, "`images` next to OpenAI messages"),
+        ({"enable_thinking": False}, "`enable_thinking` is a variable .* chat_template_kwargs"),
+        ({"tools": {"name": "f"}}, "tools is a dict, a list is needed"),
+        ({"tools": "f("}, "tools is text, but not JSON"),
+        ({"chat_template_kwargs": "[]"}, "chat_template_kwargs is a list, an object is needed"),
+        ({"conversations": TURN}, "`messages` and `conversations` are both given"),
+    ],
+)
+def test_a_field_that_belongs_to_the_text_or_its_training_refuses_a_record(fields, message):
+    with pytest.raises(SampleError, match=message):
+        read_conversation({"messages": TURN, **fields})
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ([TURN], "the record is a list, a JSON object is needed; put the list under `messages`"),
+        ("text", "the record is a str, a JSON object is needed"),
+        ({"text": "a"}, r"needs `messages`.*; it has \['text'\]"),
+        ({"prompt": "a"}, r"needs `messages`.*; it has \['prompt'\]"),
+        ({"chosen": TURN, "rejected": TURN}, "are a preference pair"),
+        ({"prompt": "a", "completion": "b", "label": True}, "is an unpaired preference"),
+        ({"prompt": 3, "response": "b"}, "`prompt` must be text or a list of messages"),
+        ({"prompt": "a", "response": ["b"]}, "`prompt` is text, so `response` must be text"),
+        ({"prompt": "a", "response": "b", "tools": TOOLS}, "need `messages`, not a text `prompt`"),
+        ({"messages": [{"from": "human", "value": "a"}]}, "name the list `conversations`"),
+        ({"conversations": [{"from": "narrator", "value": "a"}]}, "message 0 is from 'narrator'"),
+        ({"conversations": [{"from": "human"}, "b"]}, "message 1 must have `from` and `value`"),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "a"},
+                    {"from": "function_call", "value": "f("},
+                ]
+            },
+            "message 1: the tool call is text, but not JSON",
+        ),
+        (
+            {"instruction": "a", "output": "b", "history": ["c"]},
+            "`history` must be a list of pairs",
+        ),
+        ({"instruction": 3, "output": "b"}, "`instruction` and `input` must be text"),
+        ({"messages": "hi"}, "`messages` must be a list of messages"),
+    ],
+)
+def test_a_record_of_no_known_format_is_refused_with_the_remedy(record, message):
+    with pytest.raises(SampleError, match=message):
+        read_conversation(record)
+
+
+def test_a_nesting_that_no_data_has_is_refused():
+    value = "deep"
+    for _ in range(500):
+        value = [value]
+    for read in (read_conversation, read_prompt):
+        with pytest.raises(SampleError, match="has more than 100 lists and objects within each"):
+            read({"messages": TURN, "note": value})
+
+
+def test_metadata_and_text_that_the_messages_contain_are_ignored_and_counted():
+    notes = read_conversation(
+        {"messages": [SYSTEM, *TURN], "id": 7, "system": "Be brief.", "source": "me", "images": []}
+    ).notes
+    assert notes == {
+        "format: OpenAI messages": 1,
+        **{f"ignored field: {name}": 1 for name in ("id", "system", "source", "images")},
+    }
+
+
+def test_nulls_are_left_out_everywhere_but_in_json_text_and_lists():
+    calls = [call("ring", {"n": 1, "unit": None, "list": [None]}), call("ring", '{"unit": null}')]
+    record = {
+        "messages": [
+            {**user("Ring."), "tool_calls": None, "name": None},
+            {"role": "assistant", "content": None, "tool_calls": calls, "weight": None},
+        ],
+        "tools": None,
+        "extra": None,
+    }
+    found = read_conversation(record)
+    checked = check_messages(found.messages)
+    assert found.tools is None and "extra" not in str(found.notes)
+    assert checked.rendered[0] == user("Ring.")
+    arguments = [each["function"]["arguments"] for each in checked.rendered[1]["tool_calls"]]
+    assert arguments == [{"n": 1, "list": [None]}, {"unit": None}]
+    assert checked.weights == [0, 1]
+    note = "records with null in tools or their arguments, left out (JSON text keeps it)"
+    assert found.notes[note] == 1
+    assert not any("null" in each for each in read_conversation(CONVERSATIONS["one call"]).notes)
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "refusal"),
+    [
+        *(
+            (answer("4", **{name: False}), f"message 1: `{name}` is not understood; give `weight`")
+            for name in ("train", "loss", "trainable", "mask", "learn")
+        ),
+        *(
+            (
+                answer("4", weight=weight),
+                "message 1: `weight` is .*, a number from 0 to 1 is needed",
+            )
+            for weight in (-0.1, 1.5, "1", True, float("nan"))
+        ),
+        (user("4", weight=1), "message 1: `weight` 1.* on role user; only answers are trained"),
+        (user("4", tool_calls=[{}]), "message 1: `tool_calls` of role user; only answers call"),
+        (
+            answer("4", tool_calls={"name": "f"}),
+            "message 1: `tool_calls` must be a list of objects",
+        ),
+        (answer("4", tool_calls=["f"]), "message 1: `tool_calls` must be a list of objects"),
+        (answer("4", tool_calls=[{"id": "7"}]), "message 1: tool call 0 needs a function with a"),
+        (answer("4", tool_calls=[call("f", "[1]")]), "tool call 0: `arguments` are not a JSON obj"),
+        (answer("4", tool_calls=[call("f", "{")]), "tool call 0: `arguments` are not a JSON obj"),
+        (answer(None), "message 1 has no `content`; text is needed"),
+        (answer(4), "message 1 has a int as `content`; text is needed"),
+        (
+            answer([{"type": "image", "url": "a.png"}]),
+            "message 1: `content` has a part of type 'image'; only parts of type 'text'",
+        ),
+        (answer(["4"]), "message 1: `content` has a part of type 'str'"),
+        (
+            {"role": "critic", "content": "4"},
+            "message 1 has role 'critic'; system, developer, user",
+        ),
+        ({"content": "4"}, "message 1 must be an object with `role` and `content`"),
+        (None, "message 1 must be an object with `role` and `content`"),
+    ],
+)
+def test_a_message_that_is_not_understood_is_named_with_the_remedy(message, refusal):
+    with pytest.raises(SampleError, match=refusal):
+        check_messages([user("2 + 2"), message])
+
+
+@pytest.mark.parametrize("arguments", [None, "", " ", "{}", {}])
+def test_missing_arguments_are_empty_objects(arguments):
+    checked = check_messages([answer("", tool_calls=[call("f", arguments)])])
+    assert checked.rendered[0]["tool_calls"][0]["function"]["arguments"] == {}
+    assert checked.original_calls[0][0]["function"]["arguments"] == "{}"
+
+
+def test_arguments_as_text_keep_their_own_text_for_templates_that_need_it():
+    text = '{"city":"Malmö",  "n": 1e3}'
+    checked = check_messages([answer("", tool_calls=[call("f", text), call("g", {"c": "ö"})])])
+    texts = [each["function"]["arguments"] for each in checked.original_calls[0]]
+    assert texts == [text, '{"c": "ö"}']
+
+
+def test_a_first_message_that_answers_nothing_needs_weight_0():
+    greeting = [answer("Hello!"), *TURN]
+    with pytest.raises(SampleError, match="message 0 answers no question; give it `we"):
+        check_answers(check_messages(greeting))
+    check_answers(check_messages([answer("Hello!", weight=0), *TURN]))
+    with pytest.raises(SampleError, match="all answers have weight 0"):
+        check_answers(check_messages([user("a"), answer("b", weight=0)]))
+
+
+# Prompts ------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_text_or_messages_and_the_rest_is_for_the_reward():
+    found, metadata = read_prompt({"prompt": "2 + 2", "answer": "4", "note": None, "__key__": "7"})
+    assert (found.is_pair, found.messages) == (True, [user("2 + 2")])
+    assert metadata == {"answer": "4", "note": None}
+    record = {"prompt": [user("2 + 2")], "tools": TOOLS, "solution": "4", "response": "5"}
+    found, metadata = read_prompt(record)
+    assert (found.is_pair, found.messages, found.tools) == (False, [user("2 + 2")], TOOLS)
+    assert metadata == {"solution": "4", "response": "5"}
+    sharegpt = {"conversations": [{"from": "human", "value": "2 + 2"}], "system": "Be brief."}
+    assert read_prompt(sharegpt)[0].messages == [SYSTEM, user("2 + 2")]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"question": "2 + 2"}, r"needs `prompt` or `messages`; it has \['question'\]"),
+        ({"prompt": "2 + 2", "tools": TOOLS}, "`tools` need messages, not a text `prompt`"),
+        (
+            {"prompt": "2 + 2", "system": "Be brief."},
+            "`system` next to the prompt would not become",
+        ),
+        ({"prompt": [user("a")], "images": ["a.png"]}, "`images` next to the prompt"),
+        ({"prompt": [user("a")], "enable_thinking": True}, "put it into chat_template_kwargs"),
+    ],
+)
+def test_a_prompt_that_would_miss_a_field_is_refused(record, message):
+    with pytest.raises(SampleError, match=message):
+        read_prompt(record)

@@ -1,0 +1,163 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""No field of a message disappears silently, whatever was asked before."""
+
+import pytest
+
+from energon_ext.chats.encoding import ConversationEncoder
+from energon_ext.chats.records import read_conversation
+from energon_ext.errors import SampleError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from tests.chats.conversations import TOOLS, answer, call, result, user
+from tests.chats.jinja import TAGGED_CALLS, template
+from tests.chats.refusals import TEMPLATES
+from tests.chats.test_answers import BYTES, template_of
+
+ONE, OTHER = call("ring_bell", {"times": 1}), call("read_tide", {"harbour": "Oban"})
+_IM = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+
+
+def encode_all(name, *records):
+    """Encode records one after the other with one encoder; return texts and reasons."""
+    encoder = ConversationEncoder(BYTES, template_of(TEMPLATES.get(name, name)))
+    found = [encoder.encode([read_conversation(record)])[0] for record in records]
+    return [
+        str(each) if isinstance(each, SampleError) else BYTES.decode(each.samples[-1][0])
+        for each in found
+    ]
+
+
+def calling(*calls, **fields):
+    return answer(fields.pop("content", ""), tool_calls=list(calls), **fields)
+
+
+def record(*messages, **fields):
+    return {"messages": [user("Go."), *messages], **fields}
+
+
+NOT_WRITTEN = "the chat template does not write `{}` of role {}; use a template that does"
+
+
+def test_a_second_call_is_asked_about_even_after_records_with_one():
+    first, second, third = encode_all(
+        "writes the first call only",
+        record(calling(ONE)),
+        record(calling(ONE, OTHER)),
+        record(calling(ONE), result("rung"), calling(ONE, OTHER)),
+    )
+    assert '"times": 1' in first
+    assert "message 1: " + NOT_WRITTEN.format("tool_calls", "assistant") in second
+    assert "message 3: " + NOT_WRITTEN.format("tool_calls", "assistant") in third
+
+
+def test_a_call_beside_a_text_is_asked_about_apart():
+    """This template writes calls only in answers without a text."""
+    answers = "{% if m.content %}" + _IM + "{% else %}" + TAGGED_CALLS + "<|im_end|>{% endif %}"
+    text = template(_IM, answers, "", tool=_IM)
+    alone, beside = encode_all(text, record(calling(ONE)), record(calling(ONE, content="Yes.")))
+    assert "ring_bell" in alone
+    assert NOT_WRITTEN.format("tool_calls", "assistant") in beside
+
+
+def test_a_text_beside_a_call_is_asked_about_apart():
+    alone, beside = encode_all(
+        "Llama 3.1", record(answer("Yes.")), record(calling(ONE, content="I ring."))
+    )
+    assert "Yes." in alone
+    assert NOT_WRITTEN.format("content", "assistant") in beside
+
+
+def test_what_a_variable_switches_off_is_asked_about_again():
+    text = template(
+        _IM,
+        "{% if show %}{{ m.reasoning_content }}{% endif %}{{ m.content }}<|im_end|>\n",
+        "",
+    )
+    thinking = record(answer("Yes.", reasoning_content="Because."))
+    shown, hidden = encode_all(
+        text,
+        {**thinking, "chat_template_kwargs": {"show": True}},
+        {**thinking, "chat_template_kwargs": {"show": False}},
+    )
+    assert "Because.Yes." in shown
+    assert NOT_WRITTEN.format("reasoning_content", "assistant") in hidden
+
+
+def test_tools_that_are_written_only_beside_a_system_message_are_asked_about_again():
+    rules = "{{ m.content }}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}\n"
+    text = template(_IM, _IM, "", system=rules)
+    turns = [user("Go."), answer("Gone.")]
+    system = {"role": "system", "content": "Rules."}
+    written, lost = encode_all(
+        text,
+        {"messages": [system, *turns], "tools": TOOLS},
+        {"messages": turns, "tools": TOOLS},
+    )
+    assert "read_tide" in written
+    assert "does not write `tools`" in lost
+
+
+def test_only_the_first_of_several_tools_is_not_enough():
+    text = template(_IM, _IM, "", begin="{% if tools %}{{ tools[0] | tojson }}{% endif %}")
+    one, two = encode_all(
+        text, record(answer("Gone."), tools=TOOLS[:1]), record(answer("Gone."), tools=TOOLS)
+    )
+    assert "read_tide" in one
+    assert "does not write `tools`" in two
+
+
+def test_a_system_message_that_a_template_writes_into_a_question_is_written():
+    turns = [{"role": "system", "content": "Be brief."}, user("Go."), answer("Gone.")]
+    for name in ("Llama 2", "Mistral v0.3"):
+        (text,) = encode_all(name, {"messages": turns})
+        assert "Be brief." in text
+
+
+def test_a_system_message_in_the_middle_may_disappear_where_the_first_does_not():
+    late = [user("Go."), answer("Gone."), {"role": "system", "content": "Now stop."}]
+    first = [{"role": "system", "content": "Go on."}, user("Go."), answer("Gone.")]
+    name = "drops a system message that is not first"
+    kept, lost = encode_all(
+        name, {"messages": first}, {"messages": [*late, user("?"), answer("!")]}
+    )
+    assert "Go on." in kept
+    assert "message 2: " + NOT_WRITTEN.format("content", "system") in lost
+
+
+@pytest.mark.parametrize("arguments", [{"times": 2}, '{"times": 2}'])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Hermes", '{"name": "ring_bell", "arguments": {"times": 2}}'),
+        ("writes Python's dict", '<tool_call>ring_bell {"times": 2}</tool_call>'),
+        ("DeepSeek V3", 'ring_bell\n```json\n{"times": 2}\n```'),
+        ("Qwen 3 Coder", "<parameter=times>\n2\n</parameter>"),
+    ],
+)
+def test_arguments_are_written_as_the_template_needs_them(name, expected, arguments):
+    several = record(
+        calling(call("ring_bell", arguments)), result("2"), calling(call("ring_bell", arguments))
+    )
+    (text,) = encode_all(name, several)
+    assert text.count(expected) == 2
+
+
+@pytest.mark.parametrize("name", ["prints None", "Hermes", "Qwen 2.5", "DeepSeek V3"])
+def test_a_missing_content_beside_a_call_is_empty(name):
+    without = {"role": "assistant", "tool_calls": [ONE]}
+    null = {"role": "assistant", "content": None, "tool_calls": [ONE]}
+    texts = encode_all(name, *(record(m, result("ok"), answer("Rung.")) for m in (without, null)))
+    assert texts[0] == texts[1]
+    assert "None" not in texts[0] and "ring_bell" in texts[0]
+
+
+def test_a_field_that_no_template_knows_is_named_unless_it_is_empty_or_a_label():
+    odd = answer("Yes.", mood="glad")
+    empty = answer("Yes.", mood="", notes=[], id="7", name="ann", score=3, done=True)
+    refused, kept = encode_all("ChatML", record(odd), record(empty))
+    assert "message 1: " + NOT_WRITTEN.format("mood", "assistant") in refused
+    assert "Yes." in kept
+    encoder = ConversationEncoder(ByteTokenizer(), template_of(TEMPLATES["ChatML"]))
+    (found,) = encoder.encode([read_conversation(record(empty))])
+    notes = [note for note in found.notes if note.startswith("ignored")]
+    assert notes == ["ignored field: messages.score", "ignored field: messages.done"]
