@@ -76,7 +76,7 @@ def run():
     title = (
         f"Images and text in rows of {SEQ_LEN} tokens, measured in {measuring:.2f} ms per sample"
     )
-    orders = ("natural", "dealt by tokens", "dealt by tokens and images")
+    orders = ("natural", "balanced by tokens", "balanced by tokens and images")
     title_of_waits = f"Busiest of {RANKS} ranks over their mean, {ROUNDS} rows each"
     return markdown(title, header, rows) + "\n" + markdown(title_of_waits, orders, [waits])
 

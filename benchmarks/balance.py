@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Load balance of 64 ranks: rows in natural order, dealt by cost, and by largest differencing.
+"""Load balance of 64 ranks: rows in natural order, balanced by cost, and by largest differencing.
 
 The rows are packed from web-like documents, and have the cost of a model with 8 billion
 parameters. verl and slime divide sequences among ranks with the largest differencing method
@@ -39,12 +39,12 @@ def measure(seq_len, rounds):
     steps = row_costs(rng, seq_len, STEPS * RANKS * rounds).reshape(STEPS, -1)
     contenders = {
         "natural": lambda costs: np.arange(len(costs)),
-        "dealt": lambda costs: balanced(costs, topology),
+        "balanced": lambda costs: balanced(costs, topology),
         "largest differencing": lambda costs: differenced(costs, RANKS),
     }
-    times = microseconds({name: timed(deal, steps) for name, deal in contenders.items()}, 1, 3)
-    for name, deal in contenders.items():
-        grids = [costs[deal(costs)].reshape(rounds, RANKS) for costs in steps]
+    times = microseconds({name: timed(order, steps) for name, order in contenders.items()}, 1, 3)
+    for name, order in contenders.items():
+        grids = [costs[order(costs)].reshape(rounds, RANKS) for costs in steps]
         ranks = np.mean([grid.sum(0).max() / grid.sum(0).mean() for grid in grids])
         waits = np.mean([(grid.max(1) / grid.mean(1)).mean() for grid in grids])
         several = "es" * (rounds > 1)
@@ -52,8 +52,8 @@ def measure(seq_len, rounds):
         yield title, f"{ranks:.3f}", f"{waits:.3f}", f"{times[name] / steps.size:.2f}"
 
 
-def timed(deal, steps):
-    return lambda _: [deal(costs) for costs in steps]
+def timed(order, steps):
+    return lambda _: [order(costs) for costs in steps]
 
 
 def row_costs(rng, seq_len, count):

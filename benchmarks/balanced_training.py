@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Time saved by dealing rows by cost: training steps of two processes, in both orders by turns.
+"""Time saved by balancing rows by cost: training steps of two processes, in both orders by turns.
 
 The model of the examples is small and has rows of 2048 tokens, so that attention is a visible part
 of a step. There are two layouts: two data-parallel ranks with four rows each, and two pipeline
@@ -41,7 +41,7 @@ def run():
             "splits: {train: {path: tokens}}\n"
         )
         rows = [(layout, *both_ranks(mix, sizes)) for layout, sizes in LAYOUTS.items()]
-    header = ("", "s per step, natural", "dealt", "dealt / natural", "predicted")
+    header = ("", "s per step, natural", "balanced", "balanced / natural", "predicted")
     return markdown(f"Two processes, {ROWS} rows of {SEQ_LEN}", header, rows)
 
 
@@ -52,12 +52,12 @@ def both_ranks(mix, sizes):
     with ProcessPoolExecutor(2, get_context("spawn")) as processes:
         jobs = [processes.submit(train, rank, port, mix, sizes) for rank in range(2)]
         seconds, costs = zip(*(job.result() for job in jobs))
-    natural, dealt = np.median(np.max(seconds, axis=0), axis=1)  # of the slower rank, by order
+    natural, even = np.median(np.max(seconds, axis=0), axis=1)  # of the slower rank, by order
     predicted = float("nan")
     if not sizes:
         busiest = np.max(costs, axis=0).sum(axis=1)
         predicted = round(busiest[1] / busiest[0], 3)
-    return round(natural, 3), round(dealt, 3), round(dealt / natural, 3), predicted
+    return round(natural, 3), round(even, 3), round(even / natural, 3), predicted
 
 
 def train(rank, port, mix, sizes):

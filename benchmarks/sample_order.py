@@ -176,8 +176,8 @@ def busiest(costs, ranks, case):
         by_node = case.by_node or case.lanes > 1
         parts = costs.reshape(-1, RANKS_PER_NODE * ROWS_PER_RANK if by_node else len(costs))
         topology = Topology(parts.shape[1], 1, parts.shape[1] // ROWS_PER_RANK)
-        dealt = [part[balanced(part, topology)].reshape(-1, topology.ranks) for part in parts]
-        costs = np.concatenate([part.T for part in dealt])
+        assigned = [part[balanced(part, topology)].reshape(-1, topology.ranks) for part in parts]
+        costs = np.concatenate([part.T for part in assigned])
     of_rank = costs.reshape(ranks, -1).sum(1)
     return of_rank.max() / of_rank.mean()
 

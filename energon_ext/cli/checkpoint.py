@@ -174,7 +174,7 @@ def forecast(
     dataset.continue_from(cursor.state)
     prediction = make_forecast(dataset, steps, None, exact)
     show_forecast(prediction, dataset, steps, as_json)
-    draw_forecast(prediction, metadataset.name, png, html)
+    draw_forecast(prediction, Path(metadataset).name, png, html)
 
 
 @checkpoint.command()

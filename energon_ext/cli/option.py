@@ -12,7 +12,6 @@ import click
 
 from energon_ext.chats.answers import ANSWERS
 from energon_ext.chats.encoding import ANSWER_ENDS
-from energon_ext.documents.object_store import is_remote
 from energon_ext.prepare.claim import Part
 from energon_ext.weights.axis import EXAMPLES, count_from
 
@@ -34,12 +33,12 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 
 
 class _PathOrUrl(click.ParamType):  # type: ignore[type-arg]
-    """A local path, or a URL in an object store."""
+    """A local path, or a URL."""
 
     name = "path"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path | str:
-        return value if is_remote(value) else Path(value)
+        return value if "://" in value else Path(value)
 
 
 class _PartType(click.ParamType):  # type: ignore[type-arg]
@@ -58,7 +57,7 @@ PATH = click.Path(path_type=Path)
 INPUT = _PathOrUrl()
 FILE = click.Path(path_type=Path, dir_okay=False)
 
-metadataset = click.argument("metadataset", type=PATH)
+metadataset = click.argument("metadataset", type=INPUT)
 split = click.option("--split", "split_part", default="train", help="Split of the metadataset.")
 encoder = click.option(
     "--encoder",

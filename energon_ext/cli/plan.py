@@ -97,7 +97,7 @@ def plan(
     else:
         prediction = make_forecast(blend, steps, tokens_per_doc, exact)
         show_forecast(prediction, blend, steps, as_json, imbalance=imbalance)
-        draw_forecast(prediction, metadataset.name, png, html)
+        draw_forecast(prediction, Path(metadataset).name, png, html)
     if as_json:
         return
     if imbalance:

@@ -87,8 +87,8 @@ def prepare_now(cached: Cached, jobs: int, part: Part | None) -> bool:
     return cached.is_complete
 
 
-def splits_of(path: Path) -> list[str]:
+def splits_of(path: Path | str) -> list[str]:
     """Return the splits of a metadataset or prepared folder; ``train`` for JSON Lines."""
-    if path.suffix in (".yaml", ".yml"):
-        return list(read_mapping(EPath(str(path))).get("splits") or {})
-    return [split for split, shards in splits_in(EPath(str(path))).items() if shards] or ["train"]
+    if Path(path).suffix in (".yaml", ".yml"):
+        return list(read_mapping(EPath(path)).get("splits") or {})
+    return [split for split, shards in splits_in(EPath(path)).items() if shards] or ["train"]

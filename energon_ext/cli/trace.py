@@ -27,7 +27,9 @@ from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 @click.command()
 @click.argument("run", type=option.PATH)
-@click.argument("metadatasets", metavar="METADATASET...", type=option.PATH, nargs=-1, required=True)
+@click.argument(
+    "metadatasets", metavar="METADATASET...", type=option.INPUT, nargs=-1, required=True
+)
 @click.option("--step", type=option.Count(0), help="Step to show, counted from 0.")
 @click.option(
     "--document", metavar="SOURCE:NUMBER", help="Show steps that read this document, up to --step."

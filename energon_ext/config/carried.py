@@ -33,6 +33,8 @@ class Leaf:
     name: str | None = None  # display name of the source, None to use its key
     splice: SpliceFields | None = None  # None if its documents are not spliced
     splice_where: str = ""  # place of the splice in the YAML
+    text_key: str | None = None  # field of its samples with the text, None for the usual ones
+    text_key_where: str = ""  # place of that field's name in the YAML
     metadataset: EPath | None = None  # the outermost one of ours, if any
     run: RunFields | None = None  # run-wide fields of its metadatasets
 
@@ -102,8 +104,8 @@ class CarriedWeight(float):
         if self.not_constant is not None:
             raise ConfigError(
                 f"{self.not_constant}: this TaskEncoder does not support schedules, weights of 0, "
-                f"a weights_file or an interleave; make energon_ext.DynamicBlendMixin its first "
-                f"base class, or use energon_ext.PackedTaskEncoder."
+                f"a weights_file, an interleave or a key; make energon_ext.DynamicBlendMixin its "
+                f"first base class, or use energon_ext.PackedTaskEncoder."
             )
         return float.__add__(self, 0.0)
 
@@ -174,4 +176,4 @@ def _not_constant(tree: Tree) -> str | None:
             is_constant = isinstance(weight, ConstantWeight) and weight.value > 0
             if not is_constant or node.rule != BLEND or node.live is not None:
                 return where
-    return None
+    return next((leaf.text_key_where for leaf in leaves_of(tree) if leaf.text_key), None)

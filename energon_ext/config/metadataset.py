@@ -34,6 +34,7 @@ from energon_ext.config import carried
 from energon_ext.config.carried import Leaf, Part, carry, map_leaves, parts_of, runs_of, tree_of
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.run_fields import RunFields, run_fields
+from energon_ext.documents.object_store import file_name
 from energon_ext.errors import ConfigError, EnergonExtError, one_line
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.splice.config import splice_from_config
@@ -63,6 +64,7 @@ class ScheduledEntryMixin:
     max_epochs: Any = None  # maximum passes over each source of the entry, None for no limit
     name: Any = None  # display name of the only source; its state is saved under its key
     splice: Any = None  # fields of a splice, which shows its documents at many positions
+    key: Any = None  # field of the samples that contains the text, None for `text` or `txt`
 
     where: str = field(default="", init=False)  # place in the YAML, for messages
 
@@ -74,6 +76,8 @@ class ScheduledEntryMixin:
             check_integer(f"{where}.max_epochs", self.max_epochs, 1)
         if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
             raise ConfigError(f"{where}.name: {self.name!r} found, text is needed.")
+        if self.key is not None and not (isinstance(self.key, str) and self.key):
+            raise ConfigError(f"{where}.key: {self.key!r} found, the name of a field is needed.")
         if self.splice is not None:
             self.splice = splice_from_config(self.splice, f"{where}.splice")
 
@@ -90,6 +94,8 @@ class ScheduledEntryMixin:
             name=leaf.name or self.name,
             splice=leaf.splice or self.splice,
             splice_where=leaf.splice_where or (f"{self.where}.splice" if self.splice else ""),
+            text_key=leaf.text_key or self.key,
+            text_key_where=leaf.text_key_where or (f"{self.where}.key" if self.key else ""),
         )
 
 
@@ -181,7 +187,7 @@ def _live_weights(value: Any, mds_path: EPath | None, where: str) -> LiveWeights
     path = mds_path.parent / value
     if not path.is_local():
         raise ConfigError(f"{where}: {path} found, a path on a file system is needed.")
-    return LiveWeights(str(path))
+    return LiveWeights(file_name(path))
 
 
 @dataclass(kw_only=True)

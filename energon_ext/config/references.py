@@ -40,7 +40,7 @@ class TokenFileFactory(BaseCoreDatasetFactory):
         self.subset = subset
         self.training = training
         self.worker_config = worker_config
-        self.files = open_token_files(str(path))
+        self.files = open_token_files(path)
 
     def __len__(self) -> int:
         first, stop = 0, len(self.files)

@@ -26,7 +26,11 @@ MAX_KEY = 20_000  # characters; states and messages contain keys
 
 
 def source_key(
-    path: str, split: str = "", subset: str = "", subflavors: Mapping[str, Any] | None = None
+    path: str,
+    split: str = "",
+    subset: str = "",
+    subflavors: Mapping[str, Any] | None = None,
+    text_key: str | None = None,
 ) -> str:
     """Return the identity of a source.
 
@@ -36,15 +40,19 @@ def source_key(
         split: split part, empty if the format has none.
         subset: range of the dataset, empty for all of it.
         subflavors: subflavors of the reference, if any.
+        text_key: field with the text, if its entry names one.
 
     Example:
         >>> source_key("data/web", "train")
         'data/web:train'
         >>> source_key("data/web", "train", subset="[0, 0.5]")
         'data/web:train[0, 0.5]'
+        >>> source_key("web.jsonl", text_key="content")
+        'web.jsonl@content'
     """
     flavors = json.dumps(subflavors, sort_keys=True, default=str) if subflavors else ""
-    key = f"{path}{f':{split}' if split else ''}{subset}{flavors}"
+    field = f"@{text_key}" if text_key else ""
+    key = f"{path}{f':{split}' if split else ''}{subset}{flavors}{field}"
     if len(key) > MAX_KEY:
         found = f"a key of {len(key):,} characters, subflavors included"
         raise ConfigError(f"{path}: {found}; at most {MAX_KEY:,} are allowed.")
@@ -77,7 +85,8 @@ def keys_and_names(leaves: Sequence[Leaf]) -> list[tuple[str, SourceNames]]:
     shared = _shared_folder([leaf for leaf in leaves if leaf.root is None])
     for leaf in leaves:
         paths = [str(path) for path in leaf.dataset.paths]
-        read = (_split_name(leaf.dataset), _subset_text(leaf.dataset), leaf.subflavors)
+        data = leaf.dataset
+        read = (_split_name(data), _subset_text(data), leaf.subflavors, leaf.text_key)
         relative = "+".join(portable_path(path, leaf.root or shared) for path in paths)
         portable.append(source_key(relative, *read))
         absolute.append(source_key("+".join(paths), *read))
@@ -102,7 +111,7 @@ def _shared_folder(leaves: Sequence[Leaf]) -> EPath | None:
     are a plain folder, so that their keys survive a move as well.
     """
     paths = [path for leaf in leaves for path in leaf.dataset.paths]
-    if not paths or not all(path.is_local() for path in paths):
+    if not paths or any("://" in str(path) for path in paths):
         return None
     return EPath(posixpath.commonpath([posixpath.dirname(str(path)) for path in paths]))
 

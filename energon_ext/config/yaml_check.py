@@ -56,8 +56,10 @@ class YamlChecker:
     allow_dataset_code: bool = False  # True if dataset folders may contain Python loaders
     _sources: dict[Any, int] = field(default_factory=dict, init=False)
 
-    def check(self, path: Any, split_part: str, **files: str | None) -> None:
+    def check(self, path: Any, split_part: str, **files: str | None) -> EPath:
         """Check a dataset or metadataset and everything it refers to; ConfigError names the place.
+
+        Returns the path as an EPath.
 
         The split must have samples. ``files``: ``dataset_config`` and ``split_config`` of a folder.
         """
@@ -66,6 +68,7 @@ class YamlChecker:
             self._check_reference(root, split_part, files, found_in="", above=(), within=None)
         except RuntimeError as error:  # from EPath, if a name is too long or links form a loop
             raise ConfigError(f"{path}: {error!s:.500}") from error
+        return root
 
     def _check_reference(
         self,

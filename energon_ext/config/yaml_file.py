@@ -17,6 +17,7 @@ from megatron.energon.eyaml import load_yaml
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.data_files import open_data, read_to_limit
+from energon_ext.documents.object_store import file_name
 from energon_ext.errors import ConfigError
 
 MAX_YAML_BYTES = 4 * 2**20
@@ -41,7 +42,7 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
     """
     is_json = may_be_json and path.name.endswith(".json")
     most = MAX_JSON_BYTES if is_json else MAX_YAML_BYTES
-    with open_data(path.local_path()) if path.is_local() else path.open("rb") as file:
+    with open_data(file_name(path)) if path.is_local() else path.open("rb") as file:
         data = read_to_limit(file, most, path)
     try:
         data.decode("utf-8")

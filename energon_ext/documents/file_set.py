@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 
 from energon_ext.documents.base import Documents
-from energon_ext.documents.object_store import is_remote, local_copy
+from energon_ext.documents.object_store import file_name, is_remote, local_copy
 from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.documents.range_reader import RemoteTokens, range_reader
 from energon_ext.documents.remote_pairs import remote_pairs
@@ -264,10 +264,11 @@ def open_token_files(path: Any) -> TokenFiles:
         path: a pair with or without suffix, a folder with pairs in it or below it, or a pattern
             such as ``web/*/part-*``.
     """
-    if not is_remote(path):
-        return TokenFiles(pair_prefixes(path))
+    name = file_name(path)
+    if not is_remote(name):
+        return TokenFiles(pair_prefixes(name))
     try:
-        return TokenFiles(remote_pairs(str(path)))
+        return TokenFiles(remote_pairs(name))
     except StoreError as error:
         raise ConfigError(str(error)) from error
 

@@ -12,6 +12,7 @@ from megatron.energon.flavors.jsonl.ijsonl import IJsonlIndexReader
 
 from energon_ext.data_files import open_data
 from energon_ext.documents.file_map import map_file
+from energon_ext.documents.object_store import file_name
 from energon_ext.errors import ConfigError, log_of
 
 logger = log_of(__name__)
@@ -41,13 +42,13 @@ def ensure_index(path: EPath, found_in: str = "") -> None:
 def _fits(path: EPath, index_bytes: int) -> bool:
     if not path.is_local():
         return IJsonlIndexReader.size(path) == path.size()
-    bounds = map_file(f"{path}.idx", index_bytes).view("<u8")
+    bounds = map_file(f"{file_name(path)}.idx", index_bytes).view("<u8")
     is_rising = bool((bounds[1:] > bounds[:-1]).all())
     return is_rising and bounds[0] == 0 and bounds[-1] == path.size()
 
 
 def _write_index(path: EPath, found_in: str) -> None:
-    file = Path(str(path))
+    file = Path(file_name(path))
     bounds = _line_bounds(file, found_in)
     try:
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as folder:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import multistorageclient as msc
+from megatron.energon.epathlib import EPath
 from multistorageclient.types import Range
 
 from energon_ext.data_files import CACHE_VARIABLE
@@ -44,6 +45,23 @@ class StoredObject:
 def is_remote(path: object) -> bool:
     """True if a path is in an object store: ``msc://`` or ``s3://``."""
     return str(path).startswith(("msc://", "s3://"))
+
+
+def file_name(path: str | Path | EPath) -> str:
+    """Return the name by which a path is opened: of a local file, or an ``msc://`` URL.
+
+    The text of an EPath may be neither: ``dss://NAME@VERSION/...`` stands for a folder below
+    NVDATASET_CACHE_DIR, and the profile of an ``msc://`` URL for a local folder.
+    """
+    if not isinstance(path, EPath):
+        if not str(path).startswith("dss://"):
+            return str(path)
+        path = EPath(str(path))
+    if path.is_local():
+        return str(path.local_path())
+    if path.profile == "dss":
+        return f"msc://{path.fs.profile}{path._internal_str_path}"
+    return str(path)
 
 
 def as_msc(path: Any) -> Any:

@@ -22,7 +22,7 @@ from megatron.energon.flavors.webdataset.indexing import JoinIndexReader
 from megatron.energon.flavors.webdataset.itar import ITAR_SUFFIX
 
 from energon_ext.documents.file_map import map_file
-from energon_ext.documents.object_store import file_at, is_remote, local_copy, read_range
+from energon_ext.documents.object_store import file_at, file_name, is_remote, local_copy, read_range
 from energon_ext.documents.permutation import KeyedPermutation, keyed_draws
 from energon_ext.documents.range_reader import range_reader
 from energon_ext.errors import ConfigError
@@ -64,7 +64,8 @@ def num_samples(factory: Any) -> int:
 def can_be_read_by_number(factory: Any) -> bool:
     """True if any sample can be read without reading those before it."""
     return all(
-        part.path.is_local() or (isinstance(part, BaseWebdatasetFactory) and is_remote(part.path))
+        part.path.is_local()
+        or (isinstance(part, BaseWebdatasetFactory) and is_remote(file_name(part.path)))
         for part in parts_of(factory)
     )
 
@@ -138,7 +139,7 @@ def _files_of(factory: Any) -> Iterator[StoredFile]:
             shards, suffix = [(shard.name, shard.count) for shard in part.shards], ITAR_SUFFIX
         elif not isinstance(part, CrudeJsonlDatasetFactory):
             continue
-        root = str(part.path.local_path() if part.path.is_local() else part.path)
+        root = file_name(part.path)
         for name, samples in shards:
             path = os.path.join(root, name) if name else root
             yield StoredFile(path, os.path.splitext(path)[0] + suffix, samples)

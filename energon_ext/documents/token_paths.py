@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
-from energon_ext.documents.object_store import is_remote
+from energon_ext.documents.object_store import file_name, is_remote
 from energon_ext.documents.remote_pairs import names_remote_pairs
 from energon_ext.documents.token_index import SUFFIXES, WEIGHTS_SUFFIX, without_suffix
 from energon_ext.errors import ConfigError
@@ -27,7 +27,7 @@ def is_token_file(path: Any) -> bool:
     The path may be that of a pair, with or without one of its suffixes, a folder with pairs in it
     or below it, or a pattern. One file of a pair is enough, so a later error can name the other.
     """
-    text = str(path).rstrip("/")
+    text = file_name(path).rstrip("/")
     if is_remote(text):
         return names_remote_pairs(text)
     if os.path.exists(os.path.join(text, MAIN_FOLDER_NAME)):
@@ -60,10 +60,9 @@ def pair_prefixes(path: Any) -> list[str]:
 
 def named_pair(path: Any) -> str:
     """Return a path without suffix if it names a single pair, any other path unchanged."""
-    text = str(path).rstrip("/")
-    if is_remote(text):
-        return without_suffix(text)
-    return _single_prefix(text) or text
+    text, name = str(path).rstrip("/"), file_name(path).rstrip("/")
+    has_suffix = is_remote(name) or _single_prefix(name) not in (None, name)
+    return without_suffix(text) if has_suffix else text
 
 
 def _single_prefix(text: str) -> str | None:

@@ -72,9 +72,9 @@ def get_train_dataset(
     if rows_per_step is not None:
         task_encoder = _with_rows_per_step(task_encoder, rows_per_step)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    with _checked(get_train_dataset, checker, path, split_part, worker_config, options):
+    with _checked(get_train_dataset, checker, path, split_part, worker_config, options) as root:
         return megatron.energon.get_train_dataset(
-            path,
+            root,
             worker_config=worker_config,
             batch_size=batch_size,
             task_encoder=task_encoder,
@@ -102,12 +102,12 @@ def get_val_datasets(
     """
     check_integer("get_val_datasets: batch_size", batch_size, 1)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    with _checked(get_val_datasets, checker, path, split_part, worker_config, options):
+    with _checked(get_val_datasets, checker, path, split_part, worker_config, options) as root:
         # Energon builds each source separately, which would hide a name that no source has.
         files = {name: options[name] for name in _FOLDER_FILES if name in options}
-        check_names(load_checked(path, split_part, task_encoder, **files))
+        check_names(load_checked(root, split_part, task_encoder, **files))
         return megatron.energon.get_val_datasets(
-            path,
+            root,
             worker_config=worker_config,
             batch_size=batch_size,
             task_encoder=task_encoder,
@@ -124,8 +124,8 @@ def _checked(
     split_part: str,
     worker_config: WorkerConfig,
     options: Mapping[str, Any],
-) -> Iterator[None]:
-    """Reject forbidden YAML and unknown options, which Energon would ignore."""
+) -> Iterator[EPath]:
+    """Reject forbidden YAML and unknown options, which Energon would ignore; yield the path."""
     name = function.__name__
     check_integer("worker_config.seed_offset", worker_config.seed_offset, -(2**63))
     original = getattr(megatron.energon, name)
@@ -134,17 +134,17 @@ def _checked(
     for option in options:
         if option not in known:
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
-    if is_token_file(path):
+    files = {name: options.get(name) for name in _FOLDER_FILES}
+    root = checker.check(path, split_part, **files)
+    if is_token_file(root):
         split_folder = os.path.join(str(path), split_part)
         raise ConfigError(
             f"{path}: token files need a metadataset: a YAML file with `__module__: "
             f"energon_ext`, `__class__: ScheduledMetadataset` and `splits: {{{split_part}: "
             f"{{path: {split_folder if os.path.isdir(split_folder) else path}}}}}`."
         )
-    files = {name: options.get(name) for name in _FOLDER_FILES}
-    checker.check(path, split_part, **files)
     with quiet_energon(), errors_of_energon(str(path)):
-        yield
+        yield root
 
 
 def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int) -> TaskEncoder:

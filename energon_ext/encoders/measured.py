@@ -13,6 +13,7 @@ import numpy as np
 from megatron.energon import SkipSample
 
 from energon_ext.config.mix import Entry
+from energon_ext.documents.object_store import file_name
 from energon_ext.encoders.planned_samples import identity_of_lengths
 from energon_ext.encoders.text_sources import (
     cached_samples,
@@ -165,7 +166,8 @@ def _units(entry: Entry, source: SampleSource) -> list[Unit]:
 def _version(shard: Any) -> dict[str, Any]:
     """Return JSON values that change whenever a shard changes."""
     version = {"path": str(shard.path), "samples": shard.count}
-    if os.path.isfile(version["path"]):
-        status = os.stat(version["path"])
+    file = file_name(shard.path)
+    if os.path.isfile(file):
+        status = os.stat(file)
         version |= {"bytes": status.st_size, "modified": status.st_mtime_ns}
     return version

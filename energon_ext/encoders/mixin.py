@@ -31,12 +31,12 @@ from energon_ext.encoders.planned_samples import (
 from energon_ext.encoders.sources import (
     absent_sources,
     build_sources,
+    check_fields,
     check_omissions,
     check_unlimited,
     even_virtual_epoch,
     load_source,
     open_live_weights,
-    reject_splices,
 )
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.mixture.checks import check_mixture
@@ -99,7 +99,7 @@ class DynamicBlendMixin:
     length_attribute: str = "length"
 
     #: Cost of the lengths in a row, if samples are packed by length; the rows of a step are then
-    #: dealt so that ranks finish together. A cost that ``length_of`` returns is added.
+    #: balanced, so that ranks finish together. A cost that ``length_of`` returns is added.
     cost: Cost | None = None
 
     #: Number of the planned sample that is being encoded, the key of its source, and all keys.
@@ -297,7 +297,7 @@ class DynamicBlendMixin:
 
         Subclasses remove options that they handle themselves from Energon's ``stages``.
         """
-        reject_splices(self, entries)
+        check_fields(self, entries)
         bound = copy.copy(self)
         bound._validating = validating
         is_complete = repeat or self.make_padding is not None

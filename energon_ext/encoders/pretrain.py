@@ -27,6 +27,7 @@ from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import epochs_of, planned_buffer_docs, planned_options
 from energon_ext.encoders.splicing import check_names, check_splices, names_of, spliced_rows
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
+from energon_ext.encoders.text_key import check_text_keys
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.packing import Packer, make_packer
@@ -61,7 +62,7 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
         mask_boundary_loss: weight 0 where input and label belong to different documents; by
             default only with ``bin``.
         train_on_eos: False gives weight 0 to labels that are the end-of-document token.
-        balance: ``attention`` deals the rows of a planned step to ranks and micro-batches by cost.
+        balance: ``attention`` balances the rows of a planned step over ranks and micro-batches.
         cost: cost of a document by its length; by default
             :class:`~energon_ext.plan.cost.AttentionCost`.
 
@@ -252,6 +253,7 @@ have no transition to train.
             self._check_chosen(entries)
         bound._buffer_docs = max(self.packing_buffer_docs, planned_buffer_docs(len(entries)))
         pad_id = check_splices(self, entries)
+        check_text_keys(self, entries)
         bound._assembler = dataclasses.replace(self._assembler, pad_id=pad_id)
         bound._tokenized = ensure_tokenized(self, entries)
         return bound

@@ -3,6 +3,7 @@
 """The sources of a metadataset, opened and checked."""
 
 import copy
+import functools
 from typing import Any, Sequence
 
 from megatron.energon import WorkerConfig
@@ -15,12 +16,14 @@ from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.stored_files import fingerprint_files, num_samples
 from energon_ext.encoders.quiet import quiet_energon, quiet_errors
+from energon_ext.encoders.text_key import check_text_keys, with_text_key
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
 from energon_ext.samples.numbered import ALONE, guard_readers
 from energon_ext.streamed.samples import RepeatUpTo
+from energon_ext.streamed.spread import Slices, Spread, line_up, loader_in
 from energon_ext.weights.axis import STEPS
 
 logger = log_of(__name__)
@@ -89,8 +92,8 @@ def load_source(
     config.seed_offset += name_hash
     # Energon gave all factories the same configuration, which seeds their random numbers.
     entry.dataset.worker_config = config
-    rotation = name_hash % (max(1, worker_config.num_workers) * worker_config.world_size)
-    dataset = task_encoder._load_dataset(entry.loaded, rotation, worker_config=config)
+    first = _worker_by_name(entry, config)
+    dataset = task_encoder._load_dataset(entry.loaded, first, worker_config=config)
     dataset = quiet_errors(guard_readers(dataset), entry.key)
     if repeat:
         return RepeatUpTo(dataset, repeats=entry.max_epochs, restart=False, worker_config=config)
@@ -100,8 +103,37 @@ def load_source(
     return RepeatDataset(dataset, repeats=repetitions, worker_config=config)
 
 
+def spread_of(entry: Entry, dataset: SavableDataset) -> Spread | None:
+    """Return how the samples of :func:`load_source` are spread over workers, to change it."""
+    loader = loader_in(dataset)
+    if loader is None:
+        return None
+    total = num_samples(entry.dataset)
+    subset = getattr(entry.dataset, "subset", None)
+    begin, end = (0, total) if subset is None else subset.compute_subset(total)
+    slices_from = functools.partial(_slices_from, entry.dataset)
+    return Spread(loader, slices_from, end - begin, _worker_by_name(entry, dataset.worker_config))
+
+
+def _slices_from(factory: Any, first: int) -> Slices:
+    """Return the slices of each worker of this rank if the source begins at a worker."""
+    config = factory.worker_config
+    with quiet_energon():
+        built = factory.build(first % (max(1, config.num_workers) * config.world_size))
+    loader = loader_in(built)
+    assert loader is not None, "a dataset with a loader is built with one"
+    return loader.workers_slice_offsets
+
+
+def _worker_by_name(entry: Entry, config: WorkerConfig) -> int:
+    """Return the worker at which a source began before sources were lined up."""
+    workers = max(1, config.num_workers) * config.world_size
+    return stable_hash(entry.names.shuffle_key) % workers
+
+
 def open_alone(task_encoder: Any, entry: Entry) -> SavableDataset:
     """Open the samples of one source in stored order, as on one rank without workers."""
+    task_encoder = with_text_key(task_encoder, entry)
     loaded = copy.copy(entry.loaded)
     loaded.dataset = copy.copy(entry.dataset)
     loaded.dataset.worker_config = ALONE
@@ -126,8 +158,10 @@ def build_sources(
                 names=entry.names,
                 shown_as=entry.name,
                 fingerprint={} if is_planned else fingerprint_files(entry.dataset),
+                spread=None if is_planned else spread_of(entry, rows),
             )
         )
+    line_up(sources)
     task_encoder.source_keys = tuple(sorted({key for s in sources for key in s.part_shares}))
     return sources
 
@@ -205,6 +239,12 @@ def even_virtual_epoch(length: int, worker_config: WorkerConfig) -> int:
     if even != length and worker_config.rank == 0:
         logger.info("virtual_epoch_length: %d, from %d, for %d workers", even, length, workers)
     return even
+
+
+def check_fields(encoder: Any, entries: Sequence[Entry]) -> None:
+    """Raise ConfigError for fields of entries that need an encoder of text."""
+    reject_splices(encoder, entries)
+    check_text_keys(encoder, entries)
 
 
 def reject_splices(encoder: Any, entries: Sequence[Entry]) -> None:

@@ -3,6 +3,7 @@
 """Text as stored, as a sample and as an encoded document."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,27 @@ class Document(Sample):
 @stateless
 def cook_text(sample: dict[str, Any]) -> TextSample:
     """Cook a crude JSONL or webdataset sample: ``json`` with a ``text`` field, or ``txt``."""
+    return _text_of(sample, "text", "txt")
+
+
+def cook_text_under(key: str) -> Callable[[dict[str, Any]], TextSample]:
+    """Return a function that cooks text under another key of ``json``, or in another member."""
+
+    @stateless
+    def cook(sample: dict[str, Any]) -> TextSample:
+        return _text_of(sample, key, key)
+
+    return cook
+
+
+def _text_of(sample: dict[str, Any], key: str, member: str) -> TextSample:
     content = sample.get("json", sample)
     if not isinstance(content, dict):
-        found = f"its `json` is a {type(content).__name__}, an object with `text` is needed"
+        found = f"its `json` is a {type(content).__name__}, an object with `{key}` is needed"
         raise SampleError(f"Sample {sample['__key__']}: {found}.")
-    text = content.get("text", sample.get("txt"))
+    text = content.get(key, sample.get(member))
     if not isinstance(text, str):
-        raise SampleError(f"Sample {sample['__key__']}: no `text`; it has {sorted(content)}.")
+        raise SampleError(f"Sample {sample['__key__']}: no `{key}`; it has {sorted(content)}.")
     return TextSample(**basic_sample_keys(sample), text=text)
 
 

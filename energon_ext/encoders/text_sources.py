@@ -21,7 +21,7 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.documents.file_set import TokenFiles, open_token_files
-from energon_ext.documents.object_store import as_msc
+from energon_ext.documents.object_store import file_name
 from energon_ext.documents.stored_files import (
     fingerprint_files,
     num_samples,
@@ -54,20 +54,18 @@ def load_split(
     path: str | Path | EPath, split: str, encoder: Any, trusted_modules: Iterable[str] = ()
 ) -> tuple[Entry, ...]:
     """Check and load the sources of one split of a metadataset or prepared folder."""
-    YamlChecker(frozenset(trusted_modules)).check(path, split)
-    return load_checked(path, split, encoder)
+    root = YamlChecker(frozenset(trusted_modules)).check(path, split)
+    return load_checked(root, split, encoder)
 
 
-def load_checked(
-    path: str | Path | EPath, split: str, encoder: Any, **files: str
-) -> tuple[Entry, ...]:
+def load_checked(path: EPath, split: str, encoder: Any, **files: str) -> tuple[Entry, ...]:
     """Load the sources of one split of a checked metadataset or prepared folder.
 
     Args:
         **files: ``dataset_config`` and ``split_config`` of a prepared folder.
     """
     with quiet_energon():
-        loaded = load_dataset(EPath(as_msc(path)), **files).get_datasets(
+        loaded = load_dataset(path, **files).get_datasets(
             training=False, split_part=split, worker_config=ALONE, decoder=encoder.decoder
         )
     return mix_of(loaded.datasets).entries
@@ -144,8 +142,9 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
     for key, tokens in files.items():
         if len(tokens) and not tokens.num_tokens:
             raise ConfigError(
-                f"{key}: none of its {len(tokens):,} samples has tokens. Samples that are not "
-                f"text need your own TaskEncoder; pass it to commands with --encoder."
+                f"{key}: none of its {len(tokens):,} samples has tokens. Give the field that has "
+                f"the text as `key` of the entry. Samples that are not text need your own "
+                f"TaskEncoder; pass it to commands with --encoder."
             )
     return files
 
@@ -209,6 +208,7 @@ def cached_samples(
         **files,
         "encoding": encoding,
         "excluded": excluded,
+        **({} if entry.text_key is None else {"key": entry.text_key}),
         "subflavors": getattr(entry.dataset, "subflavors", None),
         "aux": sorted(str(store.get_path()) for store in (entry.loaded.aux or {}).values()),
     }
@@ -217,7 +217,7 @@ def cached_samples(
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
         raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a local cache folder.")
     digest = hashlib.sha256(text.encode()).hexdigest()
-    folder = cache_folder(Path(str(root)), Path(source.path).name, digest)
+    folder = cache_folder(Path(file_name(root)), Path(source.path).name, digest)
     job = Job(encode, writer, meta, json.loads(text), keeps_all=True)
     return Cached(name=source.path, folder=folder, job=job, count=source.count, **options)
 

@@ -43,6 +43,11 @@ class MegatronEnergonLoader:
         """Per-rank index of the next batch."""
         return int(self.loader.batches_drawn)
 
+    @property
+    def planned_through(self) -> int:
+        """The last step that may be planned before the next batch, for live weights."""
+        return int(self.loader.planned_through)  # only planned data has it
+
     def __iter__(self) -> "MegatronEnergonLoader":
         return self
 

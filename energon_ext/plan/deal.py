@@ -111,9 +111,9 @@ def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
         else:
             heapq.heappop(lightest)
     # Deal every second row of the batches in reverse, to pair expensive with cheap ones.
-    dealt = _swap_rows(np.array(rows_of), costs).reshape(ranks, batch_rows, rounds)
-    dealt[:, 1::2] = dealt[:, 1::2, ::-1]
-    return dealt.transpose(2, 0, 1).reshape(-1)
+    even = _swap_rows(np.array(rows_of), costs).reshape(ranks, batch_rows, rounds)
+    even[:, 1::2] = even[:, 1::2, ::-1]
+    return even.transpose(2, 0, 1).reshape(-1)
 
 
 def _swap_rows(rows: np.ndarray, costs: np.ndarray) -> np.ndarray:
@@ -142,11 +142,11 @@ def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tupl
         topology: distributes the rows.
 
     Returns:
-        For ``natural`` and ``dealt`` order: (among ranks, among micro-batches of a round).
+        For ``natural`` and ``balanced`` order: (among ranks, among micro-batches of a round).
     """
-    orders: dict[str, list[tuple[float, float]]] = {"natural": [], "dealt": []}
+    orders: dict[str, list[tuple[float, float]]] = {"natural": [], "balanced": []}
     for costs in steps:
-        for name, order in (("natural", slice(None)), ("dealt", balanced(costs, topology))):
+        for name, order in (("natural", slice(None)), ("balanced", balanced(costs, topology))):
             grid = costs[order].reshape(topology.rounds, topology.ranks, -1).sum(2)
             ranks, heaviest = grid.sum(0), grid.max(1) / np.maximum(grid.mean(1), 1e-30)
             orders[name].append((float(ranks.max() / ranks.mean()), float(heaviest.mean())))

@@ -35,6 +35,8 @@ class Source:
         names: names that find its state if the key has changed.
         shown_as: its display name, if it has one.
         fingerprint: JSON values that change with the data; planned rows have their own.
+        spread: which workers read which samples, a :class:`~energon_ext.streamed.spread.Spread`;
+            None for planned rows, and for datasets that are not Energon's.
     """
 
     key: str
@@ -45,6 +47,7 @@ class Source:
     names: SourceNames = SourceNames()
     shown_as: str | None = None
     fingerprint: dict[str, Any] = field(default_factory=dict)
+    spread: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.weight, WeightSpec):

@@ -16,7 +16,7 @@ import numpy as np
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 
 from energon_ext.data_files import open_descriptor
-from energon_ext.documents.object_store import StoredObject, file_at, is_remote
+from energon_ext.documents.object_store import StoredObject, file_at, file_name, is_remote
 from energon_ext.documents.range_reader import range_reader
 from energon_ext.documents.stored_files import sample_ends
 
@@ -24,8 +24,8 @@ from energon_ext.documents.stored_files import sample_ends
 MAX_OPEN = 1024
 
 #: The open shards of all sources, the most recently used one last: descriptor and ends of samples,
-#: by the number of the :class:`LocalShards` and the path of the shard.
-_opened: OrderedDict[tuple[int, str], tuple[int, np.ndarray]] = OrderedDict()
+#: by the numbers of the :class:`LocalShards` and of the shard in it.
+_opened: OrderedDict[tuple[int, int], tuple[int, np.ndarray]] = OrderedDict()
 
 _numbers = itertools.count()
 
@@ -66,11 +66,11 @@ class LocalShards:
 
     def _open(self, shard: int) -> tuple[int, np.ndarray]:
         """Return the descriptor of a shard and the ends of its samples."""
-        path = str(self._infos[shard].path)
-        key = self._number, path
+        key = self._number, shard
         if key in _opened:
             _opened.move_to_end(key)
         else:
+            path = file_name(self._infos[shard].path)
             ends = sample_ends(f"{path}.idx", self._infos[shard].count)
             while len(_opened) >= _most_open():
                 os.close(_opened.popitem(last=False)[1][0])
@@ -108,7 +108,8 @@ class StoredShards:
 
 
 def _look_up(info: ShardInfo) -> tuple[StoredObject, np.ndarray]:
-    return file_at(str(info.path)), sample_ends(f"{info.path}.idx", info.count)
+    name = file_name(info.path)
+    return file_at(name), sample_ends(f"{name}.idx", info.count)
 
 
 Shards = LocalShards | StoredShards
@@ -118,4 +119,4 @@ def shards_of(infos: Sequence[ShardInfo]) -> Shards | None:
     """Return the shards of a dataset; None if they are on an unsupported file system."""
     if all(info.path.is_local() for info in infos):
         return LocalShards(infos)
-    return StoredShards(infos) if all(is_remote(info.path) for info in infos) else None
+    return StoredShards(infos) if all(is_remote(file_name(info.path)) for info in infos) else None

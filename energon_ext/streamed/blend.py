@@ -31,12 +31,13 @@ from energon_ext.plan.source import Blend, Source
 from energon_ext.state.match import check_fingerprint, match_sources
 from energon_ext.state.schema import COUNT, MIXTURE, check_class
 from energon_ext.streamed.samples import SAMPLES, StreamedSamples, num_tokens_of
+from energon_ext.streamed.spread import line_up
 from energon_ext.weights import ScheduleAxis
 
 logger = log_of(__name__)
 
 #: The class of states and restore keys, independent of the class of the blend.
-STATE_CLASS, STATE_VERSION = "EnergonExtBlend", 3
+STATE_CLASS, STATE_VERSION = "EnergonExtBlend", 4
 _BLEND = type(STATE_CLASS, (), {})()
 
 _SHAPE = {
@@ -218,10 +219,13 @@ class StreamedBlend(Blend, BaseWrapperDataset):
     def restore_state(self, state: FlexState) -> None:
         """Continue from :meth:`save_state`; a state that is rejected changes nothing."""
         self.check_state(state)
-        state = copy.deepcopy(state)  # stock datasets keep references to parts of it
+        state = copy.deepcopy(_current(state))  # stock datasets keep references to parts of it
         self.reset_state_deep()
         states = dict(state["sources"])
         matched = match_sources(states, self.source_names)
+        places = {saved: each["spread"] for saved, each in states.items()}
+        places |= {now: places.pop(before) for now, before in matched.items()}
+        line_up(self.sources.values(), places)
         for samples in self._samples:
             if (key := matched.get(samples.source.key)) is not None:
                 samples.restore_state(states.pop(key))
@@ -238,6 +242,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         """Raise if this blend cannot continue from a state."""
         advice = "It was saved without this package's mixin, or with planned sources. Finish that "
         advice += "run with its original setup, or start a new one."
+        state = _current(state)
         check_class(state, STATE_CLASS, STATE_VERSION, _SHAPE, advice)
         check_fingerprint(
             state["fingerprint"],
@@ -270,6 +275,17 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             "datasets": [dataset.config() for dataset in self.datasets],
             "worker_config": self.worker_config.config(),
         }
+
+
+def _current(state: Any) -> Any:
+    """Return a state of version 3, whose sources had no place in a line, as one of version 4."""
+    if not isinstance(state, Mapping) or state.get("version") != 3:
+        return state
+    sources = state.get("sources")
+    if not isinstance(sources, Mapping):
+        return state
+    placed = {key: {**dict(each), "spread": None} for key, each in sources.items()}
+    return {**state, "version": STATE_VERSION, "sources": placed}
 
 
 class DynamicBlendDataset(StreamedBlend):

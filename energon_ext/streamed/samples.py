@@ -15,6 +15,7 @@ from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 from energon_ext.errors import EnergonExtError, SampleError
 from energon_ext.plan.source import Source
 from energon_ext.state.schema import COUNT
+from energon_ext.streamed.spread import SPREAD
 
 #: The shape of :meth:`StreamedSamples.save_state`.
 SAMPLES = {
@@ -25,6 +26,7 @@ SAMPLES = {
     "documents": COUNT,
     "tokens": COUNT,
     "names": [str],
+    "spread": SPREAD,
 }
 
 
@@ -108,6 +110,7 @@ class StreamedSamples:
             "documents": self.documents,
             "tokens": self.tokens,
             "names": list(self.source.names),
+            "spread": self.source.spread and self.source.spread.to_json(),
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:

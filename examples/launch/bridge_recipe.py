@@ -6,8 +6,8 @@
     use_energon(config, path="mix.yaml", tokenizer="tokenizer.json")
     pretrain(config, forward_step_func=bridge_forward_step)
 
-Megatron-Bridge saves the data state next to the model and restores it. Written for its interface of
-August 2026; tested only with its recipes and configs, not on GPUs.
+Megatron-Bridge saves the data state next to the model and restores it. Written for version 0.6.2,
+in which it trained, evaluated and resumed on CPUs; it has not run on GPUs.
 """
 
 from dataclasses import dataclass
@@ -35,14 +35,22 @@ class EnergonExtProvider(DatasetProvider):
     path: str
     seq_length: int
     rows_per_step: int
-    tokenizer: str = "bytes"
-    batches_per_evaluation: int = 0
+    # Bridge's setup overwrites a field named `tokenizer` with its own tokenizer.
+    tokenizer_name: str = "bytes"
     seed: int = 1234
     timeout_minutes: float = 10
     dataloader_type: str = "external"
 
+    _recipe = None  # set by use_energon; not a field, so that Bridge does not save it
+
+    def finalize(self):
+        """Refuse what packed rows do not support, before Bridge starts."""
+        super().finalize()
+        self._check()
+
     def build_datasets(self, context: DatasetBuildContext):
         """Return the iterators that Bridge passes to the step unchanged."""
+        self._check()  # a callback may have changed the recipe
         size = get_current_global_batch_size()
         if self.rows_per_step != size:
             raise ConfigError(
@@ -57,7 +65,7 @@ class EnergonExtProvider(DatasetProvider):
             "worker_config": data_parallel_worker_config(self.num_workers, seed=self.seed),
             "batch_size": 1,  # a packed micro-batch is one sequence
             "task_encoder": PackedTaskEncoder(
-                load_tokenizer(self.tokenizer),
+                load_tokenizer(self.tokenizer_name),
                 self.seq_length,
                 alignment=2 * ranks if ranks > 1 else 1,
             ),
@@ -65,25 +73,87 @@ class EnergonExtProvider(DatasetProvider):
         train = RerunLoader(
             get_train_dataset(self.path, rows_per_step=self.rows_per_step, **options)
         )
-        if not self.batches_per_evaluation:
+        batches = self._batches_per_evaluation()
+        if not batches:
             return train, None, None
         validation = get_val_datasets(self.path, **options)
-        return train, ValidationLoader(validation, self.batches_per_evaluation), None
+        if batches < len(validation):  # Bridge expects a loss for every source
+            raise ConfigError(
+                f"validation.eval_iters: a rank evaluates {batches} micro-batches, too few for "
+                f"{len(validation)} validation sources; raise it, or eval_global_batch_size."
+            )
+        return train, ValidationLoader(validation, batches), None
+
+    def _batches_per_evaluation(self):
+        """Return the micro-batches of one rank in an evaluation; 0 for no evaluation."""
+        if self._recipe is None:
+            return 0
+        validation = self._recipe.validation
+        rows = validation.eval_global_batch_size or self.rows_per_step
+        per_rank = rows // parallel_state.get_data_parallel_world_size()
+        return (validation.eval_iters or 0) * per_rank
+
+    def _check(self):
+        """Raise ConfigError for a setting of the recipe that packed rows do not support."""
+        if self._recipe is None:
+            return
+        for name, found, allowed in _unsupported(self._recipe, self.seq_length):
+            raise ConfigError(f"{name}: {found!r} found, {allowed}")
+
+
+def _unsupported(config, seq_length):
+    """Yield the settings that packed rows do not support: name, value and what is allowed."""
+    model, train, validation = config.model, config.train, config.validation
+    if model.seq_length != seq_length:
+        called = f"but use_energon was called with {seq_length}; call it after the last change."
+        yield "model.seq_length", model.seq_length, called
+    for name, size in (
+        ("train.micro_batch_size", train.micro_batch_size),
+        ("validation.eval_micro_batch_size", validation.eval_micro_batch_size),
+    ):
+        if size not in (None, 1):
+            yield name, size, "1 is needed: a packed micro-batch is one sequence."
+    if model.cuda_graph_impl != "none":
+        advice = "'none' is needed: the recipe has no fixed number of documents per row."
+        yield "model.cuda_graph_impl", model.cuda_graph_impl, advice
+    if _overlaps_experts(config):
+        advice = "False is needed: the step does not return a schedule plan."
+        yield "overlap_moe_expert_parallel_comm", True, advice
+    if config.dist.use_decentralized_pg:
+        advice = "False is needed: the data is assigned by Megatron-core's own groups."
+        yield "dist.use_decentralized_pg", True, advice
+
+
+def _overlaps_experts(config):
+    return any(
+        getattr(part, "overlap_moe_expert_parallel_comm", None)
+        for part in (config.model, config.comm_overlap)
+    )
 
 
 def use_energon(config, path, tokenizer):
-    """Make a recipe read ``path``, keeping its model and optimizer."""
+    """Make a recipe read ``path``, keeping its model and optimizer.
+
+    Micro-batches become one row and losses are averaged per token. CUDA graphs and the overlap of
+    expert-parallel communication, which packed rows do not support, are switched off.
+    """
     config.train.micro_batch_size = 1
+    config.validation.eval_micro_batch_size = 1
     config.dataset = EnergonExtProvider(
         path=path,
-        tokenizer=tokenizer,
+        tokenizer_name=tokenizer,
         seq_length=config.model.seq_length,
         rows_per_step=config.train.global_batch_size,
         timeout_minutes=config.dist.distributed_timeout_minutes,
     )
+    config.dataset._recipe = config
     # Sum gradients over ranks and divide once by the step's tokens; recipes average by default.
     config.model.calculate_per_token_loss = True
     config.ddp.average_in_collective = False
+    config.model.cuda_graph_impl = "none"
+    for part in (config.model, config.comm_overlap):
+        if getattr(part, "overlap_moe_expert_parallel_comm", None):
+            part.overlap_moe_expert_parallel_comm = part.delay_wgrad_compute = False
 
 
 def bridge_forward_step(state, data_iterator, model, return_schedule_plan=False):

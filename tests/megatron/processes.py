@@ -45,7 +45,7 @@ def finish(processes, seconds=TIMEOUT_SECONDS):
 
 def start_script(path, arguments, stderr, ranks=1):
     """Start ``python path arguments``, or as many ranks as with torchrun."""
-    port = _free_port()
+    port = free_port()
     environments = [{}]
     if ranks > 1:
         environments = [
@@ -89,7 +89,7 @@ def _call(target, arguments, stderr):
         sys.exit(70)
 
 
-def _free_port():
+def free_port():
     """Return a free port below those that the system assigns to connections."""
     for port in _PORTS:
         with contextlib.closing(socket.socket()) as listener, contextlib.suppress(OSError):

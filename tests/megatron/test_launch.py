@@ -22,7 +22,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from energon_ext import ConfigError
 from energon_ext.megatron import add_energon_args
 from tests.samples.vision import write_images
-from tests.support import write_mix, write_tokens
+from tests.support import batch_hash, write_mix, write_tokens
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
 CHECKOUT = str(Path(__file__).parents[2])
@@ -337,18 +337,28 @@ def bridge_recipe(monkeypatch, tmp_path):
     bridge = types.ModuleType("megatron.bridge.training.config")
     bridge.DatasetBuildContext = object
     bridge.DatasetProvider = dataclasses.make_dataclass(
-        "DatasetProvider", [("num_workers", int, 0)], kw_only=True
+        "DatasetProvider",
+        [("num_workers", int, 0)],
+        kw_only=True,
+        namespace={"finalize": lambda self: None},
     )
     monkeypatch.setitem(sys.modules, bridge.__name__, bridge)
     recipe = types.SimpleNamespace(
         model=TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1),
         ddp=DistributedDataParallelConfig(average_in_collective=True),
         train=types.SimpleNamespace(micro_batch_size=2, global_batch_size=32),
-        dist=types.SimpleNamespace(distributed_timeout_minutes=30),
+        validation=types.SimpleNamespace(
+            eval_iters=0, eval_micro_batch_size=2, eval_global_batch_size=None
+        ),
+        dist=types.SimpleNamespace(distributed_timeout_minutes=30, use_decentralized_pg=False),
+        comm_overlap=types.SimpleNamespace(overlap_moe_expert_parallel_comm=True),
     )
     recipe.model.seq_length = 64
-    write_tokens(tmp_path / "tokens", [[5, 6, 7, 8, 9] * 3] * 100)
+    recipe.model.cuda_graph_impl = "transformer_engine"
+    write_tokens(tmp_path / "tokens", [[5 + n % 50, 6, 7, 8, 9] * 3 for n in range(500)])
     mix = write_mix(tmp_path / "mix.yaml", [("tokens", 1)])
+    validation = '"val": {"blend": [{"path": "tokens"}]}'
+    mix.write_text(mix.read_text().replace('"splits": {', f'"splits": {{{validation}, '))
     use_energon = runpy.run_path(str(LAUNCH / "bridge_recipe.py"))["use_energon"]
     use_energon(recipe, str(mix), "bytes")
     return recipe
@@ -376,6 +386,54 @@ def test_bridge_data_fits_context_parallelism_and_the_global_batch(
     monkeypatch.setitem(known, "get_current_global_batch_size", lambda: 16)
     with pytest.raises(ConfigError, match="train.global_batch_size: 16 found, but .* with 32"):
         build(None)
+
+
+def test_a_recipe_that_averages_captures_and_overlaps_is_made_to_fit(bridge_recipe):
+    bridge_recipe.dataset.finalize()  # as Bridge does before it starts
+    assert bridge_recipe.model.cuda_graph_impl == "none"
+    assert bridge_recipe.validation.eval_micro_batch_size == 1
+    assert not bridge_recipe.comm_overlap.overlap_moe_expert_parallel_comm
+    # Bridge's setup writes its own tokenizer to a field of this name.
+    assert not hasattr(bridge_recipe.dataset, "tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("model", "seq_length", 128),
+        ("train", "micro_batch_size", 2),
+        ("validation", "eval_micro_batch_size", 2),
+        ("model", "cuda_graph_impl", "transformer_engine"),
+        ("model", "overlap_moe_expert_parallel_comm", True),
+        ("comm_overlap", "overlap_moe_expert_parallel_comm", True),
+        ("dist", "use_decentralized_pg", True),
+    ],
+)
+def test_a_bridge_recipe_changed_afterwards_is_refused(bridge_recipe, part, name, value):
+    setattr(getattr(bridge_recipe, part), name, value)
+    for check in (
+        bridge_recipe.dataset.finalize,
+        lambda: bridge_recipe.dataset.build_datasets(None),
+    ):
+        with pytest.raises(ConfigError, match=rf"{name}: {value!r} found, .*[.]$"):
+            check()
+
+
+def test_a_bridge_evaluation_has_eval_iters_times_its_batch_size(
+    one_rank, bridge_recipe, monkeypatch
+):
+    provider = bridge_recipe.dataset
+    monkeypatch.setitem(
+        provider.build_datasets.__globals__, "get_current_global_batch_size", lambda: 32
+    )
+    assert provider.build_datasets(None)[1] is None
+    bridge_recipe.validation.eval_iters = 3
+    for rows, batches in ((None, 3 * 32), (2, 3 * 2)):
+        bridge_recipe.validation.eval_global_batch_size = rows
+        validation = provider.build_datasets(None)[1]
+        hashes = [batch_hash(next(validation)) for _ in range(2 * batches)]
+        repeats = [n for n in range(1, batches + 1) if hashes[n:] == hashes[:-n]]
+        assert repeats == [batches]
 
 
 @pytest.mark.parametrize("script", ["pretrain_gpt.py", "bridge_recipe.py"])

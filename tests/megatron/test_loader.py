@@ -107,3 +107,12 @@ def test_a_loader_that_has_started_cannot_be_restored(mix, num_workers):
     next(loader)
     with pytest.raises(ConfigError, match="before the first batch"):
         loader.restore_state(loader.save_state())
+
+
+def test_without_workers_planned_through_is_the_step_of_the_next_batch(mix):
+    loader = make_loader(mix)
+    steps = []
+    for _ in range(3):
+        steps.append(loader.planned_through)
+        next(loader)
+    assert steps == [0, 1, 2]

@@ -5,17 +5,18 @@
 import logging
 
 import pytest
-from megatron.energon.epathlib import EPath
+from megatron.energon.epathlib import EPath, epath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import ExactDataLoader
 from energon_ext.documents import range_reader
+from energon_ext.documents.file_set import open_token_files
 from energon_ext.errors import StoreError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.streamed.blend import StreamedBlend
 from tests.samples.test_planned_samples import dataset_of, run, write
 from tests.samples.vision import PackedCaptions, write_images
-from tests.support import loader_for, take
+from tests.support import loader_for, take, write_tokens
 
 pytest.importorskip("moto", reason="moto is not installed: pip install 'energon_ext[test]'")
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'energon_ext[test]'")
@@ -89,3 +90,16 @@ def test_json_lines_in_a_store_are_streamed_with_a_logged_reason(store, tmp_path
     with caplog.at_level(logging.INFO, "energon_ext"):
         assert isinstance(find_blend(dataset_of(path)), StreamedBlend)
     assert "are neither local nor tars in an object store" in caplog.text
+
+
+def test_a_named_dataset_in_a_store_gives_the_rows_of_its_folder(store, tmp_path, monkeypatch):
+    cache = f"msc://store/{tmp_path.name}"
+    monkeypatch.setattr(epath, "NVDATASET_CACHE_DIR", EPath(cache))
+    write_images(tmp_path / "corpus" / "2" / "photos", 30)
+    write_tokens(tmp_path / "corpus" / "2" / "tokens" / "web", [[65] * (5 + n) for n in range(30)])
+    local = write(tmp_path / "corpus" / "2" / "photos.yaml", {"path": "photos"})
+    store.put(tmp_path / "corpus", f"{tmp_path.name}/corpus")
+    options = {"loader_options": FEW_AHEAD}
+    expected, _ = run(local, 2, **options)
+    assert run("dss://corpus@2/photos.yaml", 2, **options)[0] == expected
+    assert len(open_token_files("dss://corpus@2/tokens")) == 30

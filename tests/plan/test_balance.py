@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows of a step are dealt so that no rank waits for another."""
+"""Rows of a step are balanced so that no rank waits for another."""
 
 import json
 
@@ -29,18 +29,18 @@ def encoder(balance="attention", cost=SQUARES):
 
 
 def micro_batch_costs(costs, order, topology):
-    """Return the cost of each micro-batch, [rounds, ranks], if rows are dealt in ``order``."""
-    dealt = np.empty((topology.rounds, topology.ranks))
+    """Return the cost of each micro-batch, [rounds, ranks], if rows are assigned in ``order``."""
+    even = np.empty((topology.rounds, topology.ranks))
     for rank in range(topology.ranks):
         of_rank = Topology(
             topology.rows_per_step, topology.batch_rows, topology.ranks, rank, topology.workers
         )
         for number in range(topology.rounds):
-            dealt[number, rank] = sum(costs[order[place]] for place in of_rank.rows_of(number))
-    return dealt
+            even[number, rank] = sum(costs[order[place]] for place in of_rank.rows_of(number))
+    return even
 
 
-# Dealing ------------------------------------------------------------------------------------------
+# Balancing ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
@@ -97,13 +97,13 @@ def test_ranks_share_a_step_of_web_like_rows_evenly(seq_len):
     costs = packed_costs(30_000, seq_len, AttentionCost())
     for first in range(0, len(costs) - 511, 512):
         step = costs[first : first + 512]
-        dealt = micro_batch_costs(step, balanced(step, topology), topology)
+        even = micro_batch_costs(step, balanced(step, topology), topology)
         natural = micro_batch_costs(step, np.arange(512), topology)
         least = step.max() + np.sort(step)[:7].sum()
-        assert dealt.sum(0).max() <= max(1.02 * step.sum() / 64, least * (1 + 1e-12))
-        assert dealt.sum(0).max() <= natural.sum(0).max()
-        dealt_wait, natural_wait = ((c.max(1) / c.mean(1)).mean() - 1 for c in (dealt, natural))
-        assert dealt_wait < natural_wait / 2
+        assert even.sum(0).max() <= max(1.02 * step.sum() / 64, least * (1 + 1e-12))
+        assert even.sum(0).max() <= natural.sum(0).max()
+        even_wait, natural_wait = ((c.max(1) / c.mean(1)).mean() - 1 for c in (even, natural))
+        assert even_wait < natural_wait / 2
 
 
 # Costs --------------------------------------------------------------------------------------------
@@ -322,10 +322,10 @@ def test_fields_that_megatron_core_fills_in_may_be_missing():
 def test_balancing_changes_no_step_and_no_state_on_any_topology(data):
     path = blend(data)
     check_equal_everywhere(path, encoder(), [(2, 0, 4), (8, 0, 1), (1, 2, 2)])
-    natural, dealt = Run(path, rows=ROWS), Run(path, encoder=encoder(), ranks=4, rows=ROWS)
+    natural, even = Run(path, rows=ROWS), Run(path, encoder=encoder(), ranks=4, rows=ROWS)
     for _ in range(6):
-        assert dealt.step() == natural.step()
-        assert json.loads(dealt.state())["plan"] == json.loads(natural.state())["plan"]
+        assert even.step() == natural.step()
+        assert json.loads(even.state())["plan"] == json.loads(natural.state())["plan"]
 
 
 def squares(batch):
@@ -349,9 +349,9 @@ def spread(run):
 def test_balanced_steps_spread_the_load_more_evenly_over_ranks(data):
     path = blend(data)
     natural = spread(Run(path, ranks=4, rows=ROWS))
-    dealt = spread(Run(path, ranks=4, rows=ROWS, encoder=encoder()))
-    assert (dealt < natural).all()
-    assert dealt.max() < 1.06 < natural.mean()
+    even = spread(Run(path, ranks=4, rows=ROWS, encoder=encoder()))
+    assert (even < natural).all()
+    assert even.max() < 1.06 < natural.mean()
 
 
 @pytest.mark.parametrize("pack_contents", [False, True])

@@ -305,11 +305,11 @@ def test_breakpoints_after_the_end_are_listed(folder):
 
 
 def test_imbalance_of_known_costs():
-    # Natural rounds are (4, 2) and (1, 1): ranks cost 5 and 3, mean 4; rounds 4/3 and 1. Dealing
+    # Natural rounds are (4, 2) and (1, 1): ranks cost 5 and 3, mean 4; rounds 4/3 and 1. Balancing
     # pairs the same rows, since no swap makes 5 and 3 more even.
     found = imbalance([np.array([4.0, 2.0, 1.0, 1.0])], Topology(4, 1, 2))
     assert found["natural"] == pytest.approx((5 / 4, (4 / 3 + 1) / 2))
-    assert found["dealt"] == pytest.approx((5 / 4, (4 / 3 + 1) / 2))
+    assert found["balanced"] == pytest.approx((5 / 4, (4 / 3 + 1) / 2))
 
 
 def test_a_forecast_lists_breakpoints_and_gives_ended_sources_no_share(folder):
@@ -385,17 +385,17 @@ def test_the_json_contains_every_window(bytes_mix):
     assert sum(found["sources"]["web"]["tokens"]) == 2000
 
 
-def test_balance_compares_the_natural_and_the_dealt_order(bytes_mix):
+def test_balance_compares_the_natural_and_the_balanced_order(bytes_mix):
     result = forecast(bytes_mix, "--ranks", 2, "--micro-batch-size", 1, "--balance")
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert lines[-3][-2:] == ["natural", "dealt"]
+    assert lines[-3][-2:] == ["natural", "balanced"]
     assert lines[-2][0] == "ranks"
     assert all(1 <= float(cell) < 2 for cell in lines[-2][1:])
 
 
 def test_the_json_contains_the_imbalance(bytes_mix):
     result = forecast(bytes_mix, "--steps", 5, "--ranks", 2, "--balance", "--json")
-    assert json.loads(result.stdout)["imbalance"].keys() == {"natural", "dealt"}
+    assert json.loads(result.stdout)["imbalance"].keys() == {"natural", "balanced"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows of samples dealt by the cost of their tokens and images."""
+"""Rows of samples balanced by the cost of their tokens and images."""
 
 import dataclasses
 

@@ -1,0 +1,49 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The ``key`` of an entry, which names the field of its samples that contains the text."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from megatron.energon import Cooker, CrudeSample
+
+from energon_ext.config.mix import Entry
+from energon_ext.config.references import TokenFileFactory
+from energon_ext.encoders.text import cook_text, cook_text_under
+from energon_ext.errors import ConfigError
+
+
+def with_text_key(encoder: Any, entry: Entry) -> Any:
+    """Return the encoder as it reads the text of a source, from the field that the entry names.
+
+    ConfigError if the source has no such field, or the encoder does not read text by our cooker.
+    """
+    if entry.text_key is None:
+        return encoder
+    if reason := _why_unused(encoder, entry):
+        raise ConfigError(f"{entry.text_key_where}: {entry.text_key!r} found, but {reason}.")
+    bound = copy.copy(encoder)
+    bound.cookers = [Cooker(cook_text_under(entry.text_key))]
+    return bound
+
+
+def check_text_keys(encoder: Any, entries: Sequence[Entry]) -> None:
+    """Raise ConfigError for a ``key`` that has no effect on a source."""
+    for entry in entries:
+        with_text_key(encoder, entry)
+
+
+def _why_unused(encoder: Any, entry: Entry) -> str | None:
+    factory, path = entry.dataset, entry.dataset.paths[0]
+    if isinstance(factory, TokenFileFactory):
+        return f"{path} are token files, which have no fields; remove it"
+    if hasattr(factory, "join_index"):
+        return "the samples of a join are made by its joiner; remove it"
+    if factory.__sample_type__ is not CrudeSample:
+        kind = getattr(factory.__sample_type__, "__name__", "samples")
+        return f"the dataset.yaml of {path} says where the fields of a {kind} are; remove it"
+    cooks = [cooker.cook for cooker in getattr(encoder, "cookers", ())]
+    if cooks != [cook_text] or not hasattr(encoder, "encode_document"):
+        return f"{type(encoder).__name__} reads samples in its own way; remove it"
+    return None
