@@ -110,8 +110,8 @@ answers = together(
     click.option(
         "--answer-end",
         type=click.Choice(ANSWER_ENDS),
-        help="For templates that do not end an answer: end it with the end-of-text token, or allow "
-        "it.  [default: refuse the conversation]",
+        help="For conversations in which an answer before the last has no end: one sample per "
+        "answer, ended with the end-of-text token, or allow it.  [default: refuse them]",
     ),
 )
 special_tokens = together(
