@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.arguments import choices, optional_module
-from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError, SampleError, one_line
 from energon_ext.tokenizers.files import load_with_transformers
-from energon_ext.tokenizers.protocol import Tokenizer
-from energon_ext.tokenizers.tokenizers import HFTokenizer
 
 #: A message in OpenAI's format: ``role``, ``content``, and further fields such as ``tool_calls``.
 Message = Mapping[str, Any]
@@ -25,11 +22,8 @@ MARK = "zqxjkv"
 
 #: A template's reference to the clock, with its format if that is a literal.
 _CLOCK = re.compile(r"""\bstrftime_now\b(?!\s+is\s)(?:\s*\(\s*(['"])(.*?)\1\s*\))?""")
-#: A template name followed by a date.
-_DATED = re.compile(r"(.+)@(\d{4}-\d\d-\d\d)")
 #: Tags around what the model generates.
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_MAX_TEMPLATE_BYTES = 2**24
 
 #: Names that are no variables of a template, but arguments of what renders it.
 RESERVED = frozenset(
@@ -53,7 +47,7 @@ class ChatTemplate(ABC):
     writes_special_tokens: bool = False
     has_generation_tags: bool = False
 
-    #: Name by which :func:`named_template` loads it; None if it has none.
+    #: Name by which ``template_names`` finds it; None if it has none.
     name: str | None = None
 
     #: Arguments for every conversation; those of a record take precedence.
@@ -261,81 +255,3 @@ def _by_name(templates: Any) -> dict[str, str]:
     if not templates:
         return {}
     return dict(templates) if isinstance(templates, dict) else {_DEFAULT: templates}
-
-
-def default_template(
-    tokenizer: Tokenizer, template_kwargs: Mapping[str, Any] | None = None
-) -> ChatTemplate:
-    """Return the chat template of an HFTokenizer's folder or name, else the plain one.
-
-    Fine-tuning and prompts share it, so that a policy is prompted in the format it was trained on.
-    """
-    if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
-        loaded = load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
-        if loaded.chat_template:
-            return HFChatTemplate(loaded, template_kwargs=template_kwargs)
-    return _plain(template_kwargs)
-
-
-def named_template(
-    name: str | None, tokenizer: Tokenizer, template_kwargs: Mapping[str, Any] | None = None
-) -> ChatTemplate | None:
-    """Load a chat template by name; None for no name.
-
-    Args:
-        name: ``plain``; a ``.jinja`` file, rendered with the special tokens of the tokenizer; one
-            of the tokenizer's several templates; or the folder or name of another Hugging Face
-            tokenizer. ``@2026-01-31`` at its end fixes the date.
-        tokenizer: of the run.
-        template_kwargs: variables for every conversation.
-    """
-    if name is None:
-        return default_template(tokenizer, template_kwargs) if template_kwargs else None
-    if name == PlainChatTemplate.name:
-        return _plain(template_kwargs)
-    dated = _DATED.fullmatch(name)
-    path, date = (dated[1], dated[2]) if dated else (name, None)
-    owner = _tokenizer_for(tokenizer)
-    several = owner.chat_template if isinstance(owner.chat_template, dict) else {}
-    text = several.get(path)
-    if path.endswith((".jinja", ".jinja2")):
-        text = read_template(path)
-    if text is not None:
-        return HFChatTemplate(owner, date, template=text, template_kwargs=template_kwargs)
-    return HFChatTemplate(path, date, template_kwargs=template_kwargs)
-
-
-def read_template(path: str) -> str:
-    """Return the text of a ``.jinja`` file."""
-    try:
-        return read_data(path, _MAX_TEMPLATE_BYTES).decode("utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--chat-template {path}: cannot be read ({error}).") from error
-
-
-def _plain(template_kwargs: Mapping[str, Any] | None) -> PlainChatTemplate:
-    if template_kwargs:
-        raise ConfigError(
-            f"chat_template_kwargs: {sorted(template_kwargs)} found, but the plain template has no "
-            f"variables."
-        )
-    return PlainChatTemplate()
-
-
-class _SpecialTokens:
-    """The special tokens of a tokenizer that ``transformers`` did not load, for a template."""
-
-    chat_template = None
-
-    def __init__(self, tokenizer: Tokenizer):
-        names = (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id))
-        self.special_tokens_map = {
-            name: tokenizer.show([token]) for name, token in names if token is not None
-        }
-
-
-def _tokenizer_for(tokenizer: Tokenizer) -> Any:
-    """Return an object with the special tokens, and perhaps templates, of a tokenizer."""
-    if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
-        return load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
-    return _SpecialTokens(tokenizer)

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from megatron.energon import DefaultTaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
-from energon_ext.chats.templates import named_template
+from energon_ext.chats.template_names import named_template
 from energon_ext.cli import option
 from energon_ext.config.mix import Mix, mix_of
 from energon_ext.encoders.load import get_train_dataset

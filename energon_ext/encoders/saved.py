@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from megatron.energon import TaskEncoder
 
-from energon_ext.chats.templates import ChatTemplate, Message, default_template, named_template
+from energon_ext.chats.template_names import default_template, named_template
+from energon_ext.chats.templates import ChatTemplate, Message
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder

@@ -13,7 +13,8 @@ from megatron.energon.task_encoder.cooking import basic_sample_keys
 from energon_ext.arguments import check_choice
 from energon_ext.chats.encoding import ConversationEncoder, EncodedConversation
 from energon_ext.chats.records import Conversation, pair, read_conversation
-from energon_ext.chats.templates import ChatTemplate, default_template
+from energon_ext.chats.template_names import default_template
+from energon_ext.chats.templates import ChatTemplate
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.base import Documents

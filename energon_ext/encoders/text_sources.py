@@ -15,7 +15,7 @@ from megatron.energon import SkipSample
 from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader import load_dataset
 
-from energon_ext.chats.templates import named_template
+from energon_ext.chats.template_names import named_template
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker

@@ -7,12 +7,8 @@ import json
 import pytest
 
 from energon_ext import ConfigError, PromptTaskEncoder, SFTTaskEncoder
-from energon_ext.chats.templates import (
-    ChatTemplate,
-    HFChatTemplate,
-    PlainChatTemplate,
-    named_template,
-)
+from energon_ext.chats.template_names import named_template
+from energon_ext.chats.templates import ChatTemplate, HFChatTemplate, PlainChatTemplate
 from energon_ext.encoders.prompts import PromptText
 from energon_ext.errors import SampleError
 from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
