@@ -22,6 +22,7 @@ SCALARS = {
     "epochs": "data/epochs",
     "epochs_left": "data/epochs_left",
     "batch_hash": "data/batch_hash",
+    "state_digest": "data/state_digest",
     "waiting_share": "perf/waiting_for_data",
     "step_seconds": "perf/step_seconds",
     "data_seconds": "perf/data_seconds",

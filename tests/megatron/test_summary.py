@@ -17,6 +17,7 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.row_hashes import StepHash, hash_of_parts, row_digests
 from energon_ext.batch.rows import Row
 from energon_ext.documents.permutation import stable_hash
+from energon_ext.metrics.boards import scalars_of
 from energon_ext.metrics.file import Run
 from tests.megatron.small_gpt import SEQ_LEN, synthetic_batch
 
@@ -147,6 +148,11 @@ def test_ranks_that_do_not_log_write_nothing(tmp_path):
     with ProgressLog(tmp_path / "not there", 0, 10, enabled=False) as log:
         log.write("start", 0)
         log.write_step(1, {})
+
+
+def test_boards_show_the_digest_of_a_saved_state():
+    fields = {"path": "checkpoints/5", "state_digest": "ab12"}
+    assert scalars_of(fields, {}) == {"data/state_digest": stable_hash("ab12") % 2**24}
 
 
 SCALARS = {
