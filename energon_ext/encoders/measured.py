@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from megatron.energon import SkipSample
 
 from energon_ext.config.mix import Entry
 from energon_ext.documents.object_store import file_name
+from energon_ext.documents.token_index import PREPARED
 from energon_ext.encoders.planned_samples import identity_of_lengths
 from energon_ext.encoders.text_sources import (
     cached_samples,
@@ -22,6 +24,7 @@ from energon_ext.encoders.text_sources import (
     sample_entries,
 )
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
+from energon_ext.prepare.accounts import read_json, skipped_documents
 from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded
@@ -42,12 +45,27 @@ def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthT
     ensure_encoded(encoder, list(cached.values()))
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
     for key, table in tables.items():
+        if len(table) and not table.lengths.any():
+            _refuse_unmeasured(cached[key], len(table))
         if table.num_too_long:
             logger.warning(
                 "%s: %d of %d samples are longer than a row of %d tokens and are skipped.",
                 *(key, table.num_too_long, len(table), table.longest),
             )
     return tables
+
+
+def _refuse_unmeasured(cached: Cached, count: int) -> NoReturn:
+    """Raise ConfigError for a source of which no sample could be measured, with the reason.
+
+    Its table is removed: it is of no use, and the same encoder with corrected code would find it.
+    """
+    prepared = read_json(cached.folder / PREPARED) or {"units": []}
+    first = skipped_documents(prepared, "refused")[1].rstrip(".")
+    shutil.rmtree(cached.folder, ignore_errors=True)
+    raise ConfigError(
+        f"{cached.name}: none of its {count:,} samples could be measured, the first: {first}."
+    )
 
 
 def cached_lengths(encoder: Any, entry: Entry) -> Cached:

@@ -495,3 +495,20 @@ def test_skipped_steps_are_planned_but_not_read(data):
     path = alone(data)
     path.write_text(json.dumps({**json.loads(path.read_text()), "skip": [[1, 3]]}))
     assert run(path, 3, encoder=PackedCaptions())[0] == [expected[0], *expected[3:5]]
+
+
+class Misspelt(PackedCaptions):
+    """Cannot measure any sample until its code is corrected."""
+
+    def length_of(self, encoded):
+        return encoded.total_lenght
+
+
+def test_samples_that_cannot_be_measured_are_reported_with_the_reason_and_measured_again(
+    data, monkeypatch
+):
+    message = "photos: none of its 50 samples could be measured, the first: .*total_lenght"
+    with pytest.raises(ConfigError, match=message):
+        dataset_of(alone(data), encoder=Misspelt())
+    monkeypatch.setattr(Misspelt, "length_of", PackedCaptions.length_of)
+    assert take(loader_for(dataset_of(alone(data), encoder=Misspelt())), 1)
