@@ -32,7 +32,7 @@ test: lint
 	$(PYTEST)
 
 test-nightly: lint
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) -m "not gpu" -o faulthandler_timeout=3600
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py

@@ -36,7 +36,10 @@ def kill_one(mix, run_dir, options, rng):
     """Start two ranks and kill one of them somewhere in a step or a save."""
     ranks = start_or_resume(mix, run_dir, options)
     until = len(steps_of(run_dir)) + rng.randint(1, 2)
+    deadline = time.monotonic() + processes.TIMEOUT_SECONDS
     while len(steps_of(run_dir)) < until and all(rank.is_alive() for rank in ranks):
+        if time.monotonic() > deadline:
+            processes.finish(ranks, seconds=0)  # fails with the number of ranks that hung
         time.sleep(0.005)
     time.sleep(rng.random() * 0.05)
     victim, survivor = rng.sample(ranks, 2)
