@@ -16,11 +16,11 @@ import numpy as np
 from megatron.core.datasets import helpers_cpp
 from timing import markdown, microseconds
 
-from energon_ext.documents.order import EpochOrder
 from energon_ext.encoders.sources import planned_buffer_docs
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
 from energon_ext.packing import BestFitPacker
+from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.step import Plan
 from energon_ext.weights import ConstantWeight, weight_from_config

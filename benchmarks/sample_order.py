@@ -28,11 +28,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from timing import markdown
 
-from energon_ext.documents.order import EpochOrder
-from energon_ext.documents.permutation import stable_hash
+from energon_ext.keyed import stable_hash
 from energon_ext.packing import BestFitPacker, Pieces
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.deal import Topology, balanced
+from energon_ext.plan.order import EpochOrder
 
 SEQ_LEN, SAMPLES, KEY = 8192, 8_000_000, "images"
 RANKS_PER_NODE, ROWS_PER_RANK, STEPS_AHEAD, SECONDS_PER_STEP = 8, 8, 8, 10

@@ -5,7 +5,7 @@
 ::
 
  YAML --> tree of weights                                          config/ weights/ mixture/
- sources: numbered documents with a length and a cost              documents/ splice/
+ sources: numbered documents with a length and a cost              tokens/ samples/ splice/
  plan     step k: next source -> documents of its next row         packing/ plan/
             -> rank and micro-batch                                one planner per rank
  read     document numbers -> tokens -> row -> batch               loader/ batch/

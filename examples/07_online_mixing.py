@@ -31,7 +31,7 @@ from torch import distributed as dist
 from train_loop import build_source, train, validation
 
 from energon_ext import ConfigError, PackedTaskEncoder, load_tokenizer
-from energon_ext.documents.file_set import open_token_files
+from energon_ext.tokens.file_set import open_token_files
 from energon_ext.weights import LiveWeights
 
 

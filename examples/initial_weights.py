@@ -13,7 +13,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from megatron.core.transformer.module import MegatronModule
 
-from energon_ext.documents.permutation import stable_hash
+from energon_ext.keyed import stable_hash
 
 #: Projections back into the residual stream, drawn with a smaller standard deviation.
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")

@@ -16,8 +16,8 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.documents import object_store
 from energon_ext.plan.lookup import find_blend
+from energon_ext.storage import object_store
 from energon_ext.streamed.blend import StreamedBlend
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line

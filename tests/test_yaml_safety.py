@@ -23,10 +23,10 @@ from energon_ext import (
 from energon_ext.cli import echo
 from energon_ext.cli.main import main
 from energon_ext.config import yaml_file
-from energon_ext.documents import token_paths
 from energon_ext.encoders.text import TextDecoder
 from energon_ext.errors import printable
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from energon_ext.tokens import paths as token_paths
 from tests.support import (
     CRUDE,
     TEXT_SAMPLE,

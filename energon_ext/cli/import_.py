@@ -18,9 +18,9 @@ from energon_ext.cli.option import FILE
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.config.yaml_file import read_mapping
 from energon_ext.data_files import read_data
-from energon_ext.documents.token_index import read_pair
 from energon_ext.errors import ConfigError
 from energon_ext.state.files import write_file
+from energon_ext.tokens.index import read_pair
 from energon_ext.weights.axis import checked_breakpoint
 
 #: Megatron's split -> split of the metadataset.

@@ -12,11 +12,11 @@ from energon_ext.cli import echo, option
 from energon_ext.cli.mix import named_encoder
 from energon_ext.cli.tokenize import prepare_now, splits_of
 from energon_ext.config.mix import Entry
-from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.encoders.measured import cached_lengths, measure_again
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.text_sources import load_split, sample_entries
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.claim import Part
 from energon_ext.prepare.lengths import LengthTable

@@ -14,7 +14,6 @@ from energon_ext.cli import counted, echo, option
 from energon_ext.cli.mix import mix_options, open_mix
 from energon_ext.cli.shown_rows import Segment, decode, describe_batch, describe_tensors
 from energon_ext.cli.stored_samples import ContactSheet, StoredSample, stored_samples
-from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.errors import ConfigError, printable
 from energon_ext.loader.streamed import open_loader
@@ -23,6 +22,7 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.samples.numbered import as_worker
 from energon_ext.samples.rows import SampleRows
+from energon_ext.tokens.file_set import TokenFiles
 
 
 class ShownRow(NamedTuple):

@@ -16,7 +16,6 @@ from energon_ext.arguments import choices
 from energon_ext.cli import one_of
 from energon_ext.cli.mix import make_encoder
 from energon_ext.cli.tokenize import splits_of
-from energon_ext.documents.token_paths import SPLITS, is_token_file
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.text_sources import encode_all, load_split, sample_source
@@ -28,6 +27,7 @@ from energon_ext.prepare.job import Job
 from energon_ext.prepare.samples import sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.tokenizers.tokenizers import load_tokenizer
+from energon_ext.tokens.paths import SPLITS, is_token_file
 
 #: The kinds of input, and the options that are specific to each.
 KINDS = {

@@ -14,7 +14,6 @@ from energon_ext.cli import echo, echo_json, option
 from energon_ext.cli.mix import warn_of_undecided_weights
 from energon_ext.cli.replay import PlannedStep, Replay, Span
 from energon_ext.cli.saved import SavedCursor, open_unsaved, saved_cursors
-from energon_ext.documents.origins import origins_of
 from energon_ext.errors import ConfigError, EnergonExtError, printable
 from energon_ext.packing import PACKERS
 from energon_ext.plan.dataset import PlannedDataset
@@ -23,6 +22,7 @@ from energon_ext.samples.rows import SampleRows
 from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import KEPT, compare_sources
 from energon_ext.tokenizers.tokenizers import load_tokenizer
+from energon_ext.tokens.origins import origins_of
 
 
 @click.command()

@@ -34,10 +34,10 @@ from energon_ext.config import carried
 from energon_ext.config.carried import Leaf, Part, carry, map_leaves, parts_of, runs_of, tree_of
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.run_fields import RunFields, run_fields
-from energon_ext.documents.object_store import file_name
 from energon_ext.errors import ConfigError, EnergonExtError, one_line
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.splice.config import splice_from_config
+from energon_ext.storage.object_store import file_name
 from energon_ext.weights import LiveWeights, weight_from_config
 
 #: Exceptions that Energon raises for unexpected file content.

@@ -12,9 +12,9 @@ from megatron.energon.metadataset.loader_interface import LoadedDataset
 from energon_ext.config.carried import Leaf, parts_of, runs_of, tree_of
 from energon_ext.config.run_fields import RunFields
 from energon_ext.config.source_key import keys_and_names, portable_path
-from energon_ext.documents.stored_files import num_samples
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, Node, Tree, check_nested_schedules
+from energon_ext.samples.stored_files import num_samples
 from energon_ext.state.match import SourceNames
 from energon_ext.weights import ConstantWeight, LiveWeights, ScheduleAxis
 from energon_ext.weights.live import LiveWeight

@@ -13,10 +13,10 @@ from megatron.energon.flavors.webdataset.structs import DatasetSubset
 from megatron.energon.metadataset.dataset_loader import DatasetLoader
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference
 
-from energon_ext.documents.file_set import open_token_files
-from energon_ext.documents.object_store import as_msc
-from energon_ext.documents.token_paths import is_token_file, named_pair
 from energon_ext.errors import ConfigError
+from energon_ext.storage.object_store import as_msc
+from energon_ext.tokens.file_set import open_token_files
+from energon_ext.tokens.paths import is_token_file, named_pair
 
 
 class TokenFileFactory(BaseCoreDatasetFactory):

@@ -29,10 +29,10 @@ from energon_ext.config.yaml_classes import (
     check_splits,
 )
 from energon_ext.config.yaml_file import read_mapping, read_splits
-from energon_ext.documents.jsonl_index import ensure_index
-from energon_ext.documents.object_store import as_msc
-from energon_ext.documents.token_paths import is_token_file
 from energon_ext.errors import CONTROL, ConfigError, printable
+from energon_ext.samples.jsonl_index import ensure_index
+from energon_ext.storage.object_store import as_msc
+from energon_ext.tokens.paths import is_token_file
 
 MAX_NESTED = 16
 MAX_SOURCES = 100_000

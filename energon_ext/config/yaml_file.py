@@ -17,8 +17,8 @@ from megatron.energon.eyaml import load_yaml
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.data_files import open_data, read_to_limit
-from energon_ext.documents.object_store import file_name
 from energon_ext.errors import ConfigError
+from energon_ext.storage.object_store import file_name
 
 MAX_YAML_BYTES = 4 * 2**20
 MAX_JSON_BYTES = 32 * 2**20

@@ -1,3 +1,3 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Access to documents by number: count, lengths, tokens and shuffled order."""
+"""The earlier place of :mod:`energon_ext.tokens`, kept for scripts that import from it."""

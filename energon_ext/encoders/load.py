@@ -21,12 +21,12 @@ from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, Savabl
 from energon_ext.arguments import check_integer, choices
 from energon_ext.config.metadataset import errors_of_energon
 from energon_ext.config.yaml_check import YamlChecker
-from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.splicing import check_names
 from energon_ext.encoders.text_sources import load_checked
 from energon_ext.errors import ConfigError
+from energon_ext.tokens.paths import is_token_file
 
 #: Options that name files of a prepared folder.
 _FOLDER_FILES = ("dataset_config", "split_config")

@@ -14,8 +14,6 @@ import numpy as np
 from megatron.energon import SkipSample
 
 from energon_ext.config.mix import Entry
-from energon_ext.documents.object_store import file_name
-from energon_ext.documents.token_index import PREPARED
 from energon_ext.encoders.planned_samples import identity_of_lengths
 from energon_ext.encoders.text_sources import (
     cached_samples,
@@ -32,6 +30,8 @@ from energon_ext.prepare.lengths import LengthTable, LengthWriter
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
 from energon_ext.samples.numbered import as_worker
 from energon_ext.samples.reader import describe_decoder, encoded, keyed_random
+from energon_ext.storage.object_store import file_name
+from energon_ext.tokens.index import PREPARED
 
 logger = log_of(__name__)
 

@@ -11,7 +11,6 @@ from megatron.energon.task_encoder.base import get_stateless
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.documents.stored_files import can_be_read_by_number, fingerprint_files, num_samples
 from energon_ext.encoders.sources import (
     MAX_PLANNED_BUFFER_DOCS,
     document_range,
@@ -26,6 +25,7 @@ from energon_ext.samples.numbered import NumberedSamples
 from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
 from energon_ext.samples.reader import SampleReader
 from energon_ext.samples.rows import OneEach, SampleRows, TokenRows
+from energon_ext.samples.stored_files import can_be_read_by_number, fingerprint_files, num_samples
 from energon_ext.tokenizers.protocol import check_tokenizer, check_written, saved_tokenizer
 
 #: Methods that build stages, which a plan does not have.

@@ -21,8 +21,6 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.documents.base import Documents
-from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import epochs_of, planned_buffer_docs, planned_options
 from energon_ext.encoders.splicing import check_names, check_splices, names_of, spliced_rows
@@ -41,6 +39,8 @@ from energon_ext.tokenizers.protocol import (
     check_written,
     saved_tokenizer,
 )
+from energon_ext.tokens.base import Documents
+from energon_ext.tokens.file_set import TokenFiles
 
 logger = log_of(__name__)
 

@@ -17,14 +17,14 @@ from energon_ext.chats.template_names import default_template
 from energon_ext.chats.templates import ChatTemplate
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.documents.base import Documents
-from energon_ext.documents.cut import OVER_LONG, CutDocuments
-from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sources import reject_splices
 from energon_ext.encoders.text import Document
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokens.base import Documents
+from energon_ext.tokens.cut import OVER_LONG, CutDocuments
+from energon_ext.tokens.file_set import TokenFiles
 
 
 @edataclass

@@ -12,16 +12,16 @@ from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.arguments import check_integer, choices
 from energon_ext.config.mix import Entry, Mix
-from energon_ext.documents.order import EpochOrder
-from energon_ext.documents.permutation import stable_hash
-from energon_ext.documents.stored_files import fingerprint_files, num_samples
 from energon_ext.encoders.quiet import quiet_energon, quiet_errors
 from energon_ext.encoders.text_key import check_text_keys, with_text_key
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.keyed import stable_hash
+from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
 from energon_ext.samples.numbered import ALONE, guard_readers
+from energon_ext.samples.stored_files import fingerprint_files, num_samples
 from energon_ext.streamed.samples import RepeatUpTo
 from energon_ext.streamed.spread import Slices, Spread, line_up, loader_in
 from energon_ext.weights.axis import STEPS

@@ -17,8 +17,6 @@ import numpy as np
 from energon_ext.arguments import choices
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.documents.file_set import TokenFiles
-from energon_ext.documents.origins import origins_of
 from energon_ext.encoders.sources import document_range
 from energon_ext.errors import ConfigError
 from energon_ext.splice import SpliceIndex, select_documents
@@ -26,6 +24,8 @@ from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.index import ORDER
 from energon_ext.splice.source import SpliceSource, log_plan
 from energon_ext.splice.validation import GridIndex
+from energon_ext.tokens.file_set import TokenFiles
+from energon_ext.tokens.origins import origins_of
 
 if TYPE_CHECKING:
     from energon_ext.encoders.pretrain import PackedTaskEncoder

@@ -20,14 +20,6 @@ from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.data_files import CACHE_VARIABLE
-from energon_ext.documents.file_set import TokenFiles, open_token_files
-from energon_ext.documents.object_store import file_name
-from energon_ext.documents.stored_files import (
-    fingerprint_files,
-    num_samples,
-    parts_of,
-    times_of_files,
-)
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import is_text
@@ -38,7 +30,15 @@ from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.samples.numbered import ALONE, as_worker
+from energon_ext.samples.stored_files import (
+    fingerprint_files,
+    num_samples,
+    parts_of,
+    times_of_files,
+)
+from energon_ext.storage.object_store import file_name
 from energon_ext.tokenizers.tokenizers import load_tokenizer
+from energon_ext.tokens.file_set import TokenFiles, open_token_files
 
 #: Encoders that ``energon-ext tokenize`` can build.
 _COMMAND_ENCODERS = ("PackedTaskEncoder", "SFTTaskEncoder")

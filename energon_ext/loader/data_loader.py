@@ -28,7 +28,6 @@ from megatron.energon.rng import SystemRng
 from torch.utils.data import DataLoader, IterableDataset
 
 from energon_ext.arguments import check_integer, check_number
-from energon_ext.documents.range_reader import READ_REQUESTS, use_requests
 from energon_ext.errors import ConfigError
 from energon_ext.loader.ahead import rounds_ahead, with_later_rows
 from energon_ext.loader.processes import (
@@ -46,6 +45,7 @@ from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
 from energon_ext.plan.state import cursor_of
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_seal, sealed
+from energon_ext.storage.range_reader import READ_REQUESTS, use_requests
 
 #: Steps by which the planner's process runs ahead.
 PLANNED_STEPS = 2

@@ -22,8 +22,8 @@ from typing import Any, Callable, Iterator
 from megatron.energon.wrappers.gc_dataset import gc_init_worker
 from torch.utils.data._utils import signal_handling
 
-from energon_ext.documents.file_set import check_open_files
 from energon_ext.errors import WorkerError, one_line
+from energon_ext.tokens.file_set import check_open_files
 
 
 class RemoteTraceback(Exception):

@@ -6,10 +6,10 @@ from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
 from energon_ext.megatron.broadcast import create_broadcast_groups
 from energon_ext.megatron.context_parallel import slice_for_context_parallel
 from energon_ext.megatron.cpu import enable_cpu
+from energon_ext.megatron.lm.arguments import add_energon_args
+from energon_ext.megatron.lm.provider import schedule_axis, train_valid_test_dataloaders_provider
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.megatron.loss import check_losses, make_loss_func, mean_losses
-from energon_ext.megatron.megatron_lm import schedule_axis, train_valid_test_dataloaders_provider
-from energon_ext.megatron.megatron_lm_arguments import add_energon_args
 from energon_ext.megatron.moe import scale_router_losses
 from energon_ext.megatron.mtp import mtp_block_spec
 from energon_ext.megatron.packed_params import build_packed_seq_params

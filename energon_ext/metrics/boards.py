@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Mapping, Protocol
 
 from energon_ext.arguments import optional_module
-from energon_ext.documents.permutation import stable_hash
+from energon_ext.keyed import stable_hash
 
 #: Field of an event -> name of its scalar; values of a mapping get the suffix ``/<source>``.
 #: Fields with a ``/`` in their name keep it.

@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from energon_ext.documents.permutation import keyed_hash
+from energon_ext.keyed import keyed_hash
 
 _BLOCK_BITS = 12  # numbers are generated in blocks of 4096
 

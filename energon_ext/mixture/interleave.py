@@ -26,7 +26,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from energon_ext.documents.permutation import stable_hash
+from energon_ext.keyed import stable_hash
 
 ROUNDING = 1e-9  # tolerance when comparing fractions of rows
 

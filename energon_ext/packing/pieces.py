@@ -16,7 +16,7 @@ class Pieces:
 
     Attributes:
         documents: number of the document of each piece.
-        places: where its tokens are, see :class:`~energon_ext.documents.base.Documents`.
+        places: where its tokens are, see :class:`~energon_ext.tokens.base.Documents`.
         starts, stops: the piece has the tokens ``[start, stop)`` of the document.
         lengths: tokens of the whole document.
     """

@@ -9,9 +9,9 @@ from typing import Any, Mapping
 
 import numpy as np
 
-from energon_ext.documents.base import Documents
 from energon_ext.packing import Packer, Pieces
 from energon_ext.plan.row_source import Window
+from energon_ext.tokens.base import Documents
 
 _NOTHING = np.zeros(0, np.int64)
 

@@ -17,15 +17,15 @@ from typing import Any, Mapping
 import numpy as np
 
 from energon_ext.batch.rows import Row
-from energon_ext.documents.base import Documents
-from energon_ext.documents.cut import CutDocuments
-from energon_ext.documents.order import EpochOrder
 from energon_ext.errors import ConfigError, StateFormatError, StoreError
 from energon_ext.packing import Packer, PackPlan, Pieces, pack_apart, saved_packer
+from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.pack_window import PackWindow
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.taken_rows import Description, TakenRows
 from energon_ext.state.match import check_fingerprint
+from energon_ext.tokens.base import Documents
+from energon_ext.tokens.cut import CutDocuments
 
 #: If documents are long, a pack plan takes at most this many rows of tokens.
 MAX_ROWS = 4096

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.data_files import read_data
-from energon_ext.documents.token_index import PREPARED
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job, Record, sha256
 from energon_ext.state.files import write_file
+from energon_ext.tokens.index import PREPARED
 
 MAX_RECORD_BYTES = 2**30
 _MAX_ACCOUNT_BYTES = 2**20

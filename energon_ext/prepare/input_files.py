@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from energon_ext.data_files import open_data
-from energon_ext.documents.object_store import (
+from energon_ext.errors import ConfigError
+from energon_ext.storage.object_store import (
     StoredObject,
     as_msc,
     file_at,
@@ -20,7 +21,6 @@ from energon_ext.documents.object_store import (
     objects_below,
     read_range,
 )
-from energon_ext.errors import ConfigError
 
 #: Bytes per request to a store.
 _REQUEST_BYTES = 8 * 2**20

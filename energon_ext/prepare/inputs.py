@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from energon_ext.arguments import optional_module
-from energon_ext.documents.object_store import StoredObject, is_remote
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
 from energon_ext.prepare.input_files import describe, input_files, open_input
+from energon_ext.storage.object_store import StoredObject, is_remote
 
 UNIT_BYTES = 256 * 2**20
 UNIT_ROWS = 65_536  # for Hugging Face datasets

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, SampleError, log_of, one_line
+from energon_ext.keyed import stable_hash
 from energon_ext.prepare.documents import InputDocument, Unit
 
 logger = log_of(__name__)

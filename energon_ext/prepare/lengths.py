@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from energon_ext.data_files import read_data
-from energon_ext.documents.permutation import stable_hash
-from energon_ext.documents.token_index import PREPARED
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import stable_hash
 from energon_ext.prepare.accounts import read_json
 from energon_ext.prepare.cache import SPLIT
 from energon_ext.prepare.job import Record
+from energon_ext.tokens.index import PREPARED
 
 LENGTHS, COSTS = ".lengths.bin", ".costs.bin"
 

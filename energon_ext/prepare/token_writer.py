@@ -12,9 +12,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from energon_ext.documents.origins import ORIGINS_SUFFIX, line_of
-from energon_ext.documents.token_index import META_SUFFIX, WEIGHTS_SUFFIX, write_index
 from energon_ext.errors import ConfigError
+from energon_ext.tokens.index import META_SUFFIX, WEIGHTS_SUFFIX, write_index
+from energon_ext.tokens.origins import ORIGINS_SUFFIX, line_of
 
 #: Vocabularies below this size are written as uint16, as in megatron-core.
 _UINT16_VOCAB_SIZE = 65_500

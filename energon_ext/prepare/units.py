@@ -17,9 +17,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from energon_ext.documents.origins import ORIGINS_SUFFIX
-from energon_ext.documents.token_index import META_SUFFIX, PREPARED, SUFFIXES
-from energon_ext.documents.token_paths import SPLITS
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.accounts import ACCOUNTS, Preparation, skipped_documents, write_json
 from energon_ext.prepare.claim import (
@@ -33,6 +30,9 @@ from energon_ext.prepare.claim import (
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import STAGING, Job, Record
 from energon_ext.prepare.pool import write_units
+from energon_ext.tokens.index import META_SUFFIX, PREPARED, SUFFIXES
+from energon_ext.tokens.origins import ORIGINS_SUFFIX
+from energon_ext.tokens.paths import SPLITS
 
 _SECONDS_BETWEEN_LINES = 30.0
 

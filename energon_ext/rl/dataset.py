@@ -11,9 +11,9 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from energon_ext.arguments import check_integers
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.documents.permutation import stable_hash
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SamplerError, log_of
+from energon_ext.keyed import stable_hash
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.lookup import find_blend
 from energon_ext.rl.advantages import AdvantageFunction

@@ -21,8 +21,8 @@ from megatron.energon import SampleDecoder, SkipSample
 from megatron.energon.rng import SystemRng
 from megatron.energon.task_encoder.base import get_failure_tolerance
 
-from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
+from energon_ext.keyed import stable_hash
 from energon_ext.samples.numbered import NumberedSamples, key_of
 
 logger = log_of(__name__)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from energon_ext.batch.rows import Row
-from energon_ext.documents.base import Documents
 from energon_ext.errors import ConfigError
 from energon_ext.packing import Packer
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.taken_rows import Description, TakenRows
 from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
 from energon_ext.samples.reader import SampleReader
+from energon_ext.tokens.base import Documents
 
 
 @dataclass(frozen=True)

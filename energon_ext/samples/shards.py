@@ -16,9 +16,9 @@ import numpy as np
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 
 from energon_ext.data_files import open_descriptor
-from energon_ext.documents.object_store import StoredObject, file_at, file_name, is_remote
-from energon_ext.documents.range_reader import range_reader
-from energon_ext.documents.stored_files import sample_ends
+from energon_ext.samples.stored_files import sample_ends
+from energon_ext.storage.object_store import StoredObject, file_at, file_name, is_remote
+from energon_ext.storage.range_reader import range_reader
 
 #: Local shards that a process keeps open, if its limit of open files allows it.
 MAX_OPEN = 1024

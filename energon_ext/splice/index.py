@@ -6,8 +6,8 @@ from typing import Callable, Sequence
 
 import numpy as np
 
-from energon_ext.documents.permutation import KeyedPermutation, keyed_draws
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import KeyedPermutation, keyed_draws
 from energon_ext.splice.config import MultiSpliceConfig, SpliceConfig, SpliceFields
 from energon_ext.splice.pairs import Contents, PairTable, longest_content
 from energon_ext.splice.quotas import epoch_quotas, turning_quotas

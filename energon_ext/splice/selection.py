@@ -7,8 +7,8 @@ from typing import Sequence
 
 import numpy as np
 
-from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.keyed import KeyedPermutation
 from energon_ext.splice.config import SpliceFields
 
 logger = log_of(__name__)

@@ -8,10 +8,10 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from energon_ext.batch.rows import Row
-from energon_ext.documents.order import ENDLESS
 from energon_ext.errors import log_of
 from energon_ext.packing import Packer
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.order import ENDLESS
 from energon_ext.plan.row_source import RowSource, Taken, Window
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.index import SpliceIndex

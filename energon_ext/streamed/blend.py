@@ -21,8 +21,8 @@ from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_ext.arguments import check_choice
-from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, StateMismatchError, log_of
+from energon_ext.keyed import stable_hash
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BASELINE, BLEND, INTERLEAVE, NEW_SOURCES, Tree, blend_of
 from energon_ext.plan.clock import Clock

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from energon_ext.arguments import check_integer
-from energon_ext.documents.file_set import TokenFiles
 from energon_ext.errors import ConfigError
+from energon_ext.tokens.file_set import TokenFiles
 
 
 class Tokenizer(ABC):

@@ -48,7 +48,7 @@ from energon_ext import (
 from energon_ext.cli.mix import named_encoder
 from energon_ext.megatron import add_energon_args, enable_cpu, gpt_layer_spec
 from energon_ext.megatron.attention import has_transformer_engine
-from energon_ext.megatron.megatron_lm_arguments import check_arguments
+from energon_ext.megatron.lm.arguments import check_arguments
 
 #: Arguments of Megatron-LM -> config fields with a different name.
 RENAMED = {"num_experts": "num_moe_experts", "norm_epsilon": "layernorm_epsilon"}

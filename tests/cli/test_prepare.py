@@ -8,11 +8,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from energon_ext.documents.file_set import open_token_files
 from energon_ext.errors import ConfigError
 from energon_ext.prepare import inputs, job
 from energon_ext.tokenizers.protocol import check_written
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from energon_ext.tokens.file_set import open_token_files
 from tests.cli.command import energon_ext, error_line
 from tests.prepare.runs import files, read, write
 

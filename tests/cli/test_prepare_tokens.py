@@ -9,7 +9,7 @@ import pytest
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
-from energon_ext.documents.file_set import open_token_files
+from energon_ext.tokens.file_set import open_token_files
 from tests.cli.command import energon_ext, error_line
 from tests.support import CRUDE, OtherText, write_dataset, write_mix, write_records, write_tokens
 

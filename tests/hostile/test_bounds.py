@@ -52,7 +52,7 @@ def write_looped_folder(folder):
     ],
 )
 def test_a_metadataset_cannot_ask_for_endless_work(skip, path, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("energon_ext.documents.token_paths.MAX_FOLDERS", 2000)
+    monkeypatch.setattr("energon_ext.tokens.paths.MAX_FOLDERS", 2000)
     write_looped_folder(tmp_path / "web")
     mix = write_mix(tmp_path / "mix.yaml", [(path, 1)])
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "skip": skip}))
@@ -62,7 +62,7 @@ def test_a_metadataset_cannot_ask_for_endless_work(skip, path, message, tmp_path
 def test_a_pattern_still_matches_folder_by_folder(tmp_path):
     for name in ("a/x", "a/b/y", "a/.hidden/z", "c/x"):
         write_tokens(tmp_path / name, [[5, 6, 7]])
-    from energon_ext.documents.token_paths import pair_prefixes
+    from energon_ext.tokens.paths import pair_prefixes
 
     def found(pattern):
         return [prefix.removeprefix(f"{tmp_path}/") for prefix in pair_prefixes(tmp_path / pattern)]

@@ -9,8 +9,8 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
-from energon_ext.documents.jsonl_index import ensure_index
 from energon_ext.encoders.text import TextDecoder, cook_text
+from energon_ext.samples.jsonl_index import ensure_index
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import config, loader_for
 

@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from energon_ext import ConfigError, DynamicBlendMixin
 from energon_ext.megatron import train_valid_test_dataloaders_provider
-from energon_ext.megatron.megatron_lm_log import DataLog
+from energon_ext.megatron.lm.log import DataLog
 from energon_ext.plan.lookup import find_blend
 from tests import support
 from tests.megatron.test_megatron_lm import (

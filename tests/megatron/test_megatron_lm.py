@@ -36,9 +36,9 @@ from energon_ext.errors import EnergonExtError, StateFormatError
 from energon_ext.megatron import (
     add_energon_args,
     forward_step,
-    megatron_lm,
     train_valid_test_dataloaders_provider,
 )
+from energon_ext.megatron.lm import provider
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.lookup import find_blend
@@ -742,7 +742,7 @@ def test_balanced_steps_count_the_layers_of_a_hybrid_model(launch, monkeypatch, 
     monkeypatch.setitem(sys.modules, arguments.__name__, arguments)
     launch.energon_balance, launch.padded_vocab_size = "attention", 320
     setattr(launch, name, "M-*-")
-    found = megatron_lm._default_task_encoder(launch).cost
+    found = provider._default_task_encoder(launch).cost
     assert found.quadratic == 2 * 2 * config.hidden_size  # of one layer
     assert found == AttentionCost.of_model(config, 320, "M-*-")
 
@@ -762,7 +762,7 @@ def test_balanced_steps_count_the_layers_of_a_hybrid_model(launch, monkeypatch, 
 def test_options_configure_the_encoder(launch, options, found):
     given = add_energon_args(argparse.ArgumentParser()).parse_args(options.split())
     vars(launch).update(vars(given))
-    encoder = megatron_lm._default_task_encoder(launch)
+    encoder = provider._default_task_encoder(launch)
     fingerprint = encoder.state_fingerprint()
     assert found == (
         encoder.tokenizer.add_bos,

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from energon_ext.batch.row_hashes import StepHash, hash_of_parts
-from energon_ext.megatron.megatron_lm_log import DataLog
+from energon_ext.megatron.lm.log import DataLog
 from energon_ext.metrics.file import Run
 from energon_ext.plan.lookup import find_blend
 from tests.megatron.small_gpt import model_parallel

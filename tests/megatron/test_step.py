@@ -26,7 +26,7 @@ from energon_ext.megatron import (
     make_loss_func,
     mean_losses,
 )
-from energon_ext.megatron.megatron_lm_loop import adapt_loop
+from energon_ext.megatron.lm.loop import adapt_loop
 from tests.megatron.pretend_gpu import PretendGpu
 from tests.megatron.small_gpt import small_config, small_model, synthetic_batch
 from tests.megatron.small_training import run_schedule

@@ -16,7 +16,7 @@ from energon_ext import ConfigError
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.row_hashes import StepHash, hash_of_parts, row_digests
 from energon_ext.batch.rows import Row
-from energon_ext.documents.permutation import stable_hash
+from energon_ext.keyed import stable_hash
 from energon_ext.metrics.boards import scalars_of
 from energon_ext.metrics.file import Run
 from tests.megatron.small_gpt import SEQ_LEN, synthetic_batch

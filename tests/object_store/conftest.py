@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from energon_ext.documents import object_store, range_reader
+from energon_ext.storage import object_store, range_reader
 
 
 @pytest.fixture(scope="session")

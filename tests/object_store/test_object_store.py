@@ -18,10 +18,10 @@ from energon_ext import (
     written_tokenizer,
 )
 from energon_ext.cli.main import main
-from energon_ext.documents import object_store, range_reader
-from energon_ext.documents.file_set import open_token_files
 from energon_ext.errors import ConfigError, StoreError
+from energon_ext.storage import object_store, range_reader
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from energon_ext.tokens.file_set import open_token_files
 from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
 
 pytest.importorskip("moto", reason="moto is not installed: pip install 'energon_ext[test]'")
@@ -205,8 +205,8 @@ def test_the_rust_client_finds_the_objects_it_lists(pairs):
 
 ENDS_DURING_REQUESTS = """
 import sys
-from energon_ext.documents.object_store import find_object
-from energon_ext.documents.range_reader import range_reader
+from energon_ext.storage.object_store import find_object
+from energon_ext.storage.range_reader import range_reader
 stored = find_object(sys.argv[1])
 for begin in range(0, stored.size - 4, 4):
     range_reader().prefetch(stored, begin, 4)

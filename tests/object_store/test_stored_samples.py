@@ -9,11 +9,11 @@ from megatron.energon.epathlib import EPath, epath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import ExactDataLoader
-from energon_ext.documents import range_reader
-from energon_ext.documents.file_set import open_token_files
 from energon_ext.errors import StoreError
 from energon_ext.plan.lookup import find_blend
+from energon_ext.storage import range_reader
 from energon_ext.streamed.blend import StreamedBlend
+from energon_ext.tokens.file_set import open_token_files
 from tests.samples.test_planned_samples import dataset_of, run, write
 from tests.samples.vision import PackedCaptions, write_images
 from tests.support import loader_for, take, write_tokens

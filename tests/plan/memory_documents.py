@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from energon_ext.documents.order import EpochOrder
 from energon_ext.packing import BestFitPacker, SequentialPacker
+from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.rows import PlannedRows
 
 PACKERS = {"bin": BestFitPacker, "sequential": SequentialPacker}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_ext.documents.order import EpochOrder
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from energon_ext.packing import Pieces
 from energon_ext.plan import rows as plan_rows
+from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.samples.packers import OwnPacker
 from tests.packing import slow

@@ -14,10 +14,10 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders import sources
 from energon_ext.plan.lookup import find_blend
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from energon_ext.tokens.file_set import TokenFiles
 from tests.plan.runs import write_split
 from tests.support import (
     LargeTokenizer,

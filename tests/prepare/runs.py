@@ -5,12 +5,12 @@
 import json
 import time
 
-from energon_ext.documents.file_set import open_token_files
 from energon_ext.prepare import token_writer
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.units import run_units
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from energon_ext.tokens.file_set import open_token_files
 
 
 def memory_unit(texts, name="memory"):

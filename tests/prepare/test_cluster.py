@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from energon_ext.cli.cluster import PartStep
-from energon_ext.documents.file_set import open_token_files
 from energon_ext.errors import ConfigError, WorkerError
 from energon_ext.prepare import claim, inputs
 from energon_ext.prepare.accounts import check_files
 from energon_ext.prepare.claim import ClaimedError, Part, claimed
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.units import run_part
+from energon_ext.tokens.file_set import open_token_files
 from tests.cli.command import energon_ext, error_line
 from tests.prepare.runs import bytes_job, files, memory_unit, read, run, unfinished, wait_for
 from tests.prepare.test_units import TEXTS, start_slowly, units_of, write_lines

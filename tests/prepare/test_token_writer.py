@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
 
-from energon_ext.documents.file_set import open_token_files
-from energon_ext.documents.origins import origins_of
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.token_writer import TokenWriter
+from energon_ext.tokens.file_set import open_token_files
+from energon_ext.tokens.origins import origins_of
 
 DOCUMENTS = [[1, 2, 3], [], [4], *([n % 300] * (n % 7) for n in range(20_000))]
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from energon_ext.cli.main import main
-from energon_ext.documents.file_set import open_token_files
 from energon_ext.errors import ConfigError, WorkerError
 from energon_ext.prepare import inputs, job, token_writer
 from energon_ext.prepare.accounts import check_files
 from energon_ext.prepare.claim import ClaimedError, claimed
 from energon_ext.prepare.documents import Unit, text_under
 from energon_ext.prepare.token_writer import TokenWriter
+from energon_ext.tokens.file_set import open_token_files
 from tests.cli.command import energon_ext, error_line
 from tests.prepare.runs import files, memory_unit, read, run, unfinished, wait_for
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from energon_ext import PackedTaskEncoder
-from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.encoders import sources
+from energon_ext.keyed import KeyedPermutation
 from tests.mixture.slow import places_of_equals, uniform
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, write_split
 from tests.support import LargeTokenizer, write_tokens

@@ -16,10 +16,10 @@ from megatron.energon import DefaultTaskEncoder, SampleDecoder, SkipSample, Task
 from megatron.energon.rng import SystemRng
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
-from energon_ext.documents.order import EpochOrder
 from energon_ext.encoders import sources
 from energon_ext.errors import ConfigError, SampleError, StateMismatchError
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.order import EpochOrder
 from energon_ext.samples.reader import keyed_random
 from energon_ext.streamed.blend import StreamedBlend
 from tests.samples.vision import Encoded, PlannedCaptions, write_images

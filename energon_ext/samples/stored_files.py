@@ -21,11 +21,11 @@ from megatron.energon.flavors.webdataset.default_generic_webdataset import (
 from megatron.energon.flavors.webdataset.indexing import JoinIndexReader
 from megatron.energon.flavors.webdataset.itar import ITAR_SUFFIX
 
-from energon_ext.documents.file_map import map_file
-from energon_ext.documents.object_store import file_at, file_name, is_remote, local_copy, read_range
-from energon_ext.documents.permutation import KeyedPermutation, keyed_draws
-from energon_ext.documents.range_reader import range_reader
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import KeyedPermutation, keyed_draws
+from energon_ext.storage.file_map import map_file
+from energon_ext.storage.object_store import file_at, file_name, is_remote, local_copy, read_range
+from energon_ext.storage.range_reader import range_reader
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

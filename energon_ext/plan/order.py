@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from energon_ext.arguments import check_integer
-from energon_ext.documents.permutation import KeyedPermutation, keyed_draws, stable_hash
+from energon_ext.keyed import KeyedPermutation, keyed_draws, stable_hash
 
 #: Size of an endless sequence.
 ENDLESS = 2**62

@@ -9,8 +9,8 @@ from typing import Any
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
+from energon_ext.megatron.lm.log import DataLog
 from energon_ext.megatron.loss import keep_reports, means_on_device
-from energon_ext.megatron.megatron_lm_log import DataLog
 
 
 def adapt_loop(log: DataLog | None) -> None:

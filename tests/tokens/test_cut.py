@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from energon_ext.documents.cut import CutDocuments
-from energon_ext.documents.file_set import TokenFiles
+from energon_ext.tokens.cut import CutDocuments
+from energon_ext.tokens.file_set import TokenFiles
 from tests.support import write_tokens, write_weights
 
 #: (tokens, weights) of each document; 2 ends a conversation.

@@ -11,9 +11,9 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.ijsonl import IJsonlIndexReader
 
 from energon_ext.data_files import open_data
-from energon_ext.documents.file_map import map_file
-from energon_ext.documents.object_store import file_name
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.storage.file_map import map_file
+from energon_ext.storage.object_store import file_name
 
 logger = log_of(__name__)
 

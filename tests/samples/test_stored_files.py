@@ -15,8 +15,8 @@ from megatron.energon.flavors.crude import CrudeWebdataset
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
-from energon_ext.documents import stored_files
-from energon_ext.documents.stored_files import fingerprint_files
+from energon_ext.samples import stored_files
+from energon_ext.samples.stored_files import fingerprint_files
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import TEXT_SAMPLE, config, loader_for, take, write_dataset, write_mix
 

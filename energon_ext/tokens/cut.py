@@ -4,8 +4,8 @@
 
 import numpy as np
 
-from energon_ext.documents.file_set import TokenFiles
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.tokens.file_set import TokenFiles
 
 logger = log_of(__name__)
 
@@ -129,7 +129,7 @@ class CutDocuments:
         return int(self.locate(np.arange(first, stop))[1].sum())
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Like :meth:`energon_ext.documents.base.Documents.locate`."""
+        """Like :meth:`energon_ext.tokens.base.Documents.locate`."""
         places, lengths = self.files.locate(numbers)
         lengths = np.minimum(lengths, self._max_tokens)
         lengths[np.isin(numbers, self._omitted)] = 0

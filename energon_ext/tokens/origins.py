@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energon_ext.documents.file_map import map_file
+from energon_ext.storage.file_map import map_file
 
 #: Suffix of the file next to a pair.
 ORIGINS_SUFFIX = ".origins.txt"

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from energon_ext.documents.object_store import (
+from energon_ext.errors import StoreError, log_of
+from energon_ext.storage.object_store import (
     DEADLINE_SECONDS,
     StoredObject,
     find_object,
     read_range,
     replaced,
 )
-from energon_ext.errors import StoreError, log_of
 
 logger = log_of(__name__)
 

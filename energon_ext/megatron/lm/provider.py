@@ -15,11 +15,11 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.megatron.broadcast import create_broadcast_groups
+from energon_ext.megatron.lm.arguments import check_arguments, check_vocabulary, ramps_up
+from energon_ext.megatron.lm.log import DataLog
+from energon_ext.megatron.lm.loop import adapt_loop, save_for_all_stages
+from energon_ext.megatron.lm.state import MegatronLMLoader, restore_together
 from energon_ext.megatron.loader import data_parallel_worker_config
-from energon_ext.megatron.megatron_lm_arguments import check_arguments, check_vocabulary, ramps_up
-from energon_ext.megatron.megatron_lm_log import DataLog
-from energon_ext.megatron.megatron_lm_loop import adapt_loop, save_for_all_stages
-from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.lookup import find_blend

@@ -16,9 +16,9 @@ import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
-from energon_ext.documents import token_index
-from energon_ext.documents.file_set import TokenFiles, open_token_files
 from energon_ext.errors import ConfigError
+from energon_ext.tokens import index as token_index
+from energon_ext.tokens.file_set import TokenFiles, open_token_files
 from tests.support import write_tokens, write_weights
 
 FIRST = [[11, 12, 13], [14], [15, 16]]

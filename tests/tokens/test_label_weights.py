@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from energon_ext.documents.file_set import TokenFiles
 from energon_ext.errors import ConfigError
+from energon_ext.tokens.file_set import TokenFiles
 from tests.support import write_tokens, write_weights
 
 DOCUMENTS = [[1, 2, 3], [4], [5, 6]]

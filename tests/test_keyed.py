@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import KeyedPermutation
 
 #: Sizes around the switch from a table to the network, squares, and products with a remainder.
 SIZES = (1, 2, 3, 7, 4095, 4096, 4097, 4160, 4225, 10_007, 65_536, 99_999)

@@ -10,10 +10,10 @@ from typing import Any
 
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
-from energon_ext.documents.object_store import file_name, is_remote
-from energon_ext.documents.remote_pairs import names_remote_pairs
-from energon_ext.documents.token_index import SUFFIXES, WEIGHTS_SUFFIX, without_suffix
 from energon_ext.errors import ConfigError
+from energon_ext.storage.object_store import file_name, is_remote
+from energon_ext.tokens.index import SUFFIXES, WEIGHTS_SUFFIX, without_suffix
+from energon_ext.tokens.remote_pairs import names_remote_pairs
 
 MAX_FOLDERS = 50_000  # that a pattern may match
 

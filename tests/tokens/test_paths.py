@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from energon_ext.documents.token_paths import is_token_file, pair_prefixes
 from energon_ext.errors import ConfigError
+from energon_ext.tokens.paths import is_token_file, pair_prefixes
 
 
 def touch(folder, *names):

@@ -19,8 +19,8 @@ from megatron.core import parallel_state
 
 from energon_ext.batch.row_hashes import NUM_PARTS, hash_of_parts
 from energon_ext.errors import log_of
+from energon_ext.megatron.lm.state import MegatronLMLoader
 from energon_ext.megatron.loss import LOSS_KEY, SOURCE_PREFIX
-from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
 from energon_ext.metrics.boards import DATA_DIGEST, scalars_of
 from energon_ext.metrics.file import MetricsFile, describe_blend
 from energon_ext.state.together import collective_device, on_all_ranks

@@ -17,7 +17,8 @@ from typing import Any, Mapping
 import numpy as np
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
-from energon_ext.documents.object_store import (
+from energon_ext.errors import ConfigError
+from energon_ext.storage.object_store import (
     StoredObject,
     as_msc,
     find_object,
@@ -26,8 +27,8 @@ from energon_ext.documents.object_store import (
     objects_below,
     read_object,
 )
-from energon_ext.documents.range_reader import range_reader
-from energon_ext.documents.token_index import (
+from energon_ext.storage.range_reader import range_reader
+from energon_ext.tokens.index import (
     META_SUFFIX,
     PREPARED,
     SUFFIXES,
@@ -39,7 +40,6 @@ from energon_ext.documents.token_index import (
     read_meta,
     without_suffix,
 )
-from energon_ext.errors import ConfigError
 
 _ALL = (*SUFFIXES, META_SUFFIX, WEIGHTS_SUFFIX)
 

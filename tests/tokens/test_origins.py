@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Origins of documents by number."""
 
-from energon_ext.documents import origins
-from energon_ext.documents.origins import Origins, line_of, origins_of
+from energon_ext.tokens import origins
+from energon_ext.tokens.origins import Origins, line_of, origins_of
 
 
 def test_lines_are_found_across_chunk_boundaries(tmp_path, monkeypatch):

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_ext.documents import order as module
-from energon_ext.documents.order import EpochOrder
-from energon_ext.documents.permutation import KeyedPermutation, keyed_draws, stable_hash
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import KeyedPermutation, keyed_draws, stable_hash
+from energon_ext.plan import order as module
+from energon_ext.plan.order import EpochOrder
 
 
 def slow_epoch(size, key, epoch, block, mixed):

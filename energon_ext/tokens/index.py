@@ -19,10 +19,10 @@ from typing import Any, Mapping
 import numpy as np
 
 from energon_ext.data_files import read_data
-from energon_ext.documents.file_map import map_file
-from energon_ext.documents.object_store import StoredObject, local_copy
-from energon_ext.documents.range_reader import RemoteTokens
 from energon_ext.errors import ConfigError
+from energon_ext.storage.file_map import map_file
+from energon_ext.storage.object_store import StoredObject, local_copy
+from energon_ext.storage.range_reader import RemoteTokens
 
 SUFFIXES = (".bin", ".idx")
 

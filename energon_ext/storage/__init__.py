@@ -1,0 +1,3 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Bytes in local files and in object stores, mapped or read in ranges."""
