@@ -36,7 +36,7 @@ from timing import fresh_process, markdown, peak_mib
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
 from energon_ext.plan.cost import AttentionCost, VisionCost
-from energon_ext.plan.deal import balanced
+from energon_ext.plan.topology import balance
 from energon_ext.state.plain import to_plain
 
 SAMPLES, SHARD_SAMPLES, IMAGES = 4000, 500, 60
@@ -95,7 +95,7 @@ def imbalance(mix):
     for step in itertools.islice(dataset.fork().draw_steps(), STEPS):
         images = step.costs(lambda lengths: np.zeros(len(lengths)), rows)
         both = step.costs(AttentionCost(), rows)
-        orders = np.arange(rows), balanced(both - images, topology), balanced(both, topology)
+        orders = np.arange(rows), balance(both - images, topology), balance(both, topology)
         busy = [both[order].reshape(ROUNDS, RANKS).sum(0) for order in orders]
         found.append([each.max() / each.mean() for each in busy])
     return [f"{waits:.3f}" for waits in np.mean(found, 0)]

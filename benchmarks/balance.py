@@ -16,7 +16,7 @@ from timing import markdown, microseconds
 
 from energon_ext.packing import BestFitPacker, Pieces
 from energon_ext.plan.cost import AttentionCost
-from energon_ext.plan.deal import Topology, balanced
+from energon_ext.plan.topology import Topology, balance
 
 RANKS, STEPS, DOCUMENTS = 64, 10, 4096
 CASES = [(8192, 8), (8192, 4), (32768, 8), (32768, 4), (131072, 8), (131072, 4), (32768, 1)]
@@ -39,7 +39,7 @@ def measure(seq_len, rounds):
     steps = row_costs(rng, seq_len, STEPS * RANKS * rounds).reshape(STEPS, -1)
     contenders = {
         "natural": lambda costs: np.arange(len(costs)),
-        "balanced": lambda costs: balanced(costs, topology),
+        "balanced": lambda costs: balance(costs, topology),
         "largest differencing": lambda costs: differenced(costs, RANKS),
     }
     times = microseconds({name: timed(order, steps) for name, order in contenders.items()}, 1, 3)
@@ -62,7 +62,7 @@ def row_costs(rng, seq_len, count):
     while sum(map(len, found)) < count:
         lengths = np.clip(np.exp(rng.normal(6.2, 1.2, DOCUMENTS)), 1, 200_000).astype(np.int64)
         numbers = np.arange(DOCUMENTS)
-        plan = packer.plan(Pieces.none(), Pieces.whole(numbers, numbers, lengths))
+        plan = packer.plan(Pieces.none(), Pieces.whole(numbers, lengths))
         costs = cost(plan.pieces.stops - plan.pieces.starts)
         found.append(np.add.reduceat(costs, np.concatenate(([0], plan.ends[:-1]))))
     return rng.permutation(np.concatenate(found)[:count])

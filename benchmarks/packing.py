@@ -76,7 +76,7 @@ def documents(kind, capacity):
         lengths = lengths[lengths > capacity / 8][:DOCUMENTS]
     lengths = lengths.astype(np.int64) + 1
     numbers = np.arange(len(lengths))
-    return Pieces.whole(numbers, numbers, lengths)
+    return Pieces.whole(numbers, lengths)
 
 
 def planned(found, capacity, buffer_docs):

@@ -21,8 +21,8 @@ from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
 from energon_ext.packing import BestFitPacker
 from energon_ext.plan.order import EpochOrder
-from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.step import Plan
+from energon_ext.plan.packed_rows import PackedRows
+from energon_ext.plan.plan import Plan
 from energon_ext.weights import ConstantWeight, weight_from_config
 
 SEQ_LEN = 8192
@@ -92,7 +92,7 @@ def plan_of(pool, rule, sources):
     keys = [f"source {number:04d}" for number in range(sources)]
     buffer_docs = planned_buffer_docs(sources)
     found = [
-        PlannedRows(
+        PackedRows(
             pool[number % len(pool)],
             source=key,
             packer=BestFitPacker(SEQ_LEN),

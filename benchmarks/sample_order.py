@@ -31,8 +31,8 @@ from timing import markdown
 from energon_ext.keyed import stable_hash
 from energon_ext.packing import BestFitPacker, Pieces
 from energon_ext.plan.cost import AttentionCost
-from energon_ext.plan.deal import Topology, balanced
 from energon_ext.plan.order import EpochOrder
+from energon_ext.plan.topology import Topology, balance
 
 SEQ_LEN, SAMPLES, KEY = 8192, 8_000_000, "images"
 RANKS_PER_NODE, ROWS_PER_RANK, STEPS_AHEAD, SECONDS_PER_STEP = 8, 8, 8, 10
@@ -93,13 +93,15 @@ def joined(streams, rows_per_step):
 def packed(samples, groups, source, first, stop, documents, carry=0.3):
     """Return samples, groups and rows of the rows ``first .. stop - 1`` of a stream."""
     packer = BestFitPacker(SEQ_LEN - 1, carry=carry)  # a row has one more token than positions
+    order = np.argsort(samples, kind="stable")
     carried, parts, made, taken = Pieces.none(), [], 0, 0
     while made < stop:
         own = slice(taken, taken + documents - len(carried))
-        new = Pieces.whole(samples[own], groups[own], source.lengths[samples[own]])
+        new = Pieces.whole(samples[own], source.lengths[samples[own]])
         plan = packer.plan(carried, new, rows_before=made)
         rows = made + np.repeat(np.arange(len(plan)), np.diff(plan.ends, prepend=0))
-        parts.append((plan.pieces.documents, plan.pieces.places, rows))
+        places = np.searchsorted(samples, plan.pieces.documents, sorter=order)
+        parts.append((plan.pieces.documents, groups[order[places]], rows))
         carried, made, taken = plan.carried, made + len(plan), own.stop
     samples, groups, rows = map(np.concatenate, zip(*parts))
     part = slice(*np.searchsorted(rows, (first, stop)).tolist())
@@ -176,7 +178,7 @@ def busiest(costs, ranks, case):
         by_node = case.by_node or case.lanes > 1
         parts = costs.reshape(-1, RANKS_PER_NODE * ROWS_PER_RANK if by_node else len(costs))
         topology = Topology(parts.shape[1], 1, parts.shape[1] // ROWS_PER_RANK)
-        assigned = [part[balanced(part, topology)].reshape(-1, topology.ranks) for part in parts]
+        assigned = [part[balance(part, topology)].reshape(-1, topology.ranks) for part in parts]
         costs = np.concatenate([part.T for part in assigned])
     of_rank = costs.reshape(ranks, -1).sum(1)
     return of_rank.max() / of_rank.mean()

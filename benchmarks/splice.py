@@ -9,7 +9,9 @@ from timing import markdown, microseconds
 
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.splice import MultiSpliceConfig, SpliceIndex
-from energon_ext.splice.source import SpliceSource
+from energon_ext.splice.frames import Frames
+from energon_ext.splice.reader import FrameReader
+from energon_ext.tokens.documents import Documents
 
 ROWS, SEQ_LEN = 8, 4096
 BATCHES, COPIED = 400, 64
@@ -70,22 +72,38 @@ def run():
     )
 
 
+class Many(Documents):
+    """Documents in memory."""
+
+    def __init__(self, documents):
+        self._documents = documents
+
+    def __len__(self):
+        return len(self._documents)
+
+    def lengths(self, numbers):
+        return np.array([len(self._documents[number]) for number in numbers])
+
+    def tokens(self, number, start, stop):
+        return self._documents[number][start:stop]
+
+
 def contenders(documents, index, config):
-    source = SpliceSource(
+    source = Frames(
         index,
-        documents,
+        range(len(documents)),
         ["doc"] * len(documents),
         config=config,
         seq_len=SEQ_LEN,
-        fill_id=0,
         epochs=None,
         fingerprint={},
     )
+    reader = FrameReader(Many(documents), 0, source.numbers, source.names, config, 0)
     assemble = BatchAssembler(SEQ_LEN)
 
     def next_batch():
         taken = source.take(ROWS)
-        rows = [source.read(taken.description(number)) for number in range(ROWS)]
+        rows = reader.read([taken.description(number) for number in range(ROWS)])
         return assemble(rows, ("doc",))
 
     # Bytes differ each time, as in a run, so neither side finds them in the processor's cache.

@@ -38,7 +38,7 @@ _MODULES = {
     "SFTTaskEncoder": "energon_ext.encoders.sft",
     "ScheduleAxis": "energon_ext.weights",
     "ScheduledMetadataset": "energon_ext.config.metadataset",
-    "Source": "energon_ext.plan.source",
+    "Source": "energon_ext.streamed.source",
     "SpliceTaskEncoder": "energon_ext.encoders.splice",
     "StateMismatchError": "energon_ext.errors",
     "WeightSpec": "energon_ext.weights",
@@ -68,10 +68,10 @@ if TYPE_CHECKING:
     from energon_ext.errors import StateMismatchError as StateMismatchError
     from energon_ext.loader.data_loader import ExactDataLoader as ExactDataLoader
     from energon_ext.losses import unified_loss as unified_loss
-    from energon_ext.plan.source import Source as Source
     from energon_ext.streamed.blend import BlendDataset as BlendDataset
     from energon_ext.streamed.blend import DynamicBlendDataset as DynamicBlendDataset
     from energon_ext.streamed.blend import LeastConsumedDataset as LeastConsumedDataset
+    from energon_ext.streamed.source import Source as Source
     from energon_ext.tokenizers.tokenizers import load_tokenizer as load_tokenizer
     from energon_ext.weights import ScheduleAxis as ScheduleAxis
     from energon_ext.weights import WeightSpec as WeightSpec

@@ -19,7 +19,7 @@ from splice_figures import draw_lines
 from splice_model import ALONE, build_model, measure, start_megatron, train
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.splice.source import splices_of
+from energon_ext.splice.frames import splices_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 CONTENT = 64

@@ -15,7 +15,7 @@ from megatron.energon import WorkerConfig
 from energon_ext import ExactDataLoader, get_train_dataset, get_val_datasets
 from energon_ext.megatron import enable_cpu, forward_step, gpt_layer_spec
 from energon_ext.splice import LossMap
-from energon_ext.splice.source import splices_of
+from energon_ext.splice.frames import splices_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)

@@ -41,8 +41,8 @@ from energon_ext import (
 from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.megatron.validation import ValidationLoader
+from energon_ext.plan.cursor import digest_of_state
 from energon_ext.plan.lookup import find_blend
-from energon_ext.plan.state import digest_of_state
 from energon_ext.state.consumption import Consumption
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.together import on_all_ranks

@@ -16,8 +16,8 @@ from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFa
 from torch.utils.data._utils import signal_handling
 from webdataset import ShardWriter
 
+from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.streamed import open_loader
-from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 TEXT_SAMPLE = {"__module__": "megatron.energon", "__class__": "TextSample"}
@@ -186,3 +186,9 @@ def drawn_of(blend):
     """Return documents and tokens drawn from each source, according to the state of a blend."""
     sources = blend.save_state()["plan"]["sources"]
     return {key: (source["documents"], source["tokens"]) for key, source in sources.items()}
+
+
+def documents_of(dataset):
+    """Return the tokens of all documents that the only source of a dataset shows, a splice."""
+    (source,) = dataset.run.sources.values()
+    return source.reader.chosen

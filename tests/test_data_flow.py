@@ -83,7 +83,7 @@ def runs(tmp_path_factory):
             )
         )
 
-    drawn = record_calls(lambda: next(new_loader().dataset.drawn_steps()))
+    drawn = record_calls(lambda: next(new_loader().dataset.run.draw_own_steps()))
     batches = iter(loader := new_loader())
     read = record_calls(lambda: next(batches))
     resumed = new_loader()

@@ -13,7 +13,7 @@ import pytest
 
 from energon_ext import PackedTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.plan.lookup import find_blend
-from energon_ext.splice.source import splices_of
+from energon_ext.splice.frames import splices_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import config, loader_for, take, write_texts
 

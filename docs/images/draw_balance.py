@@ -9,7 +9,7 @@ import numpy as np
 from energon_ext.cli.figure_style import COLORS, MUTED, new_figure
 from energon_ext.packing import BestFitPacker, Pieces
 from energon_ext.plan.cost import AttentionCost
-from energon_ext.plan.deal import Topology, balanced
+from energon_ext.plan.topology import Topology, balance
 
 WAITING = "#dddddd"
 
@@ -28,7 +28,7 @@ def main() -> None:
         columns=2,
         top=0.95,
     )
-    orders = {"natural": np.arange(len(costs)), "balanced": balanced(costs, TOPOLOGY)}
+    orders = {"natural": np.arange(len(costs)), "balanced": balance(costs, TOPOLOGY)}
     for axes, (name, order) in zip(panels, orders.items()):
         grid = costs[order].reshape(TOPOLOGY.rounds, TOPOLOGY.ranks)
         grid = grid / grid.sum(0).mean()
@@ -54,7 +54,7 @@ def row_costs(seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     lengths = np.clip(np.exp(rng.normal(6.2, 1.2, 32768)), 1, 200_000).astype(np.int64)
     numbers = np.arange(len(lengths))
-    plan = BestFitPacker(SEQ_LEN).plan(Pieces.none(), Pieces.whole(numbers, numbers, lengths))
+    plan = BestFitPacker(SEQ_LEN).plan(Pieces.none(), Pieces.whole(numbers, lengths))
     pieces = AttentionCost()(plan.pieces.stops - plan.pieces.starts)
     rows = np.add.reduceat(pieces, np.concatenate(([0], plan.ends[:-1])))
     return rng.permutation(rows)[: TOPOLOGY.rows_per_step]

@@ -13,9 +13,9 @@ from energon_ext.cli.forecast import draw_forecast, make_forecast, show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.errors import EncoderNeededError, EnergonExtError
 from energon_ext.packing import packing_of, repacking
-from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.state import digest_of_state
+from energon_ext.plan.cursor import digest_of_state, restore_cursor
+from energon_ext.plan.packed_rows import PackedRows
+from energon_ext.plan.run import Run
 from energon_ext.state.files import write_file
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.tokenizers.tokenizers import load_tokenizer
@@ -107,7 +107,7 @@ def diff(
                 tokenizer, eos_token=eos_token, bos_token=bos_token
             )
         dataset = cursor.dataset(metadataset, changed=changed, **options)
-        changes = dataset.continue_from(cursor.state)
+        changes = restore_cursor(dataset, cursor.state)
     except EncoderNeededError:  # this is no answer
         raise
     except EnergonExtError as error:
@@ -171,7 +171,7 @@ def forecast(
         rows_per_step=global_batch_size,
         **options,
     )
-    dataset.continue_from(cursor.state)
+    restore_cursor(dataset, cursor.state)
     prediction = make_forecast(dataset, steps, None, exact)
     show_forecast(prediction, dataset, steps, as_json)
     draw_forecast(prediction, Path(metadataset).name, png, html)
@@ -193,7 +193,7 @@ def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
     """
     cursor = saved_cursors(saved)[-1]
     dataset = cursor.dataset(metadataset, **options)
-    dataset.continue_from(cursor.state)
+    restore_cursor(dataset, cursor.state)
     next_step = cursor.step + (cursor.state["done"] > 0)  # the first that has not begun
     for live in dataset.live_weights:
         for number, line in enumerate(live.lines, 1):
@@ -205,7 +205,7 @@ def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
         echo(f"{live.path}: step {next_step} is the first without a line")
 
 
-def _skipped_steps(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
+def _skipped_steps(cursor: SavedCursor, dataset: Run) -> Iterator[str]:
     """List the ranges of steps that were skipped, and of those that will be."""
     ahead = [
         (max(begin, cursor.step), stop) for begin, stop in dataset.clock.skip if stop > cursor.step
@@ -215,10 +215,10 @@ def _skipped_steps(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str
             yield f"steps {status}: {listed}"
 
 
-def _changed_documents(dataset: PlannedDataset) -> Iterator[str]:
+def _changed_documents(dataset: Run) -> Iterator[str]:
     """Count the documents that are packed again, excluded, or no longer excluded."""
     for key, rows in zip(dataset.keys, dataset.rows):
-        if not isinstance(rows, PlannedRows):
+        if not isinstance(rows, PackedRows):
             continue
         repacked = set() if rows.window.taken is not None else set(rows.window.documents.tolist())
         excluded = set(rows.excluded.tolist())

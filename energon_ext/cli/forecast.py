@@ -14,12 +14,12 @@ from energon_ext.cli import MAX_LISTED, counted, echo, echo_json, table
 from energon_ext.cli.mix import warn_of_undecided_weights
 from energon_ext.cli.report import import_figures, page, png_of
 from energon_ext.errors import ConfigError
+from energon_ext.plan.blend import Blend
 from energon_ext.plan.cost import AttentionCost
-from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.plan.deal import imbalance
-from energon_ext.plan.estimate import estimated
-from energon_ext.plan.forecast import Forecast, late_breakpoints, planned
-from energon_ext.plan.source import Blend
+from energon_ext.plan.estimate import estimate
+from energon_ext.plan.forecast import Forecast, forecast, late_breakpoints
+from energon_ext.plan.run import Run
+from energon_ext.plan.topology import imbalance
 from energon_ext.state.files import write_file
 
 #: Up to this many rows are planned exactly by default; beyond that, forecasts are estimated.
@@ -49,10 +49,10 @@ def make_forecast(
             "--tokens-per-doc: is for streamed sources, but there is none; remove it."
         )
     rows = steps * blend.topology.rows_per_step
-    if isinstance(blend, PlannedDataset) and (exact or rows <= MAX_EXACT_ROWS):
+    if isinstance(blend, Run) and (exact or rows <= MAX_EXACT_ROWS):
         quiet = steps <= 1000 or not sys.stderr.isatty()
-        return planned(blend, steps, lambda it: tqdm(it, "planning", steps, disable=quiet))
-    return estimated(blend, steps, tokens_per_document)
+        return forecast(blend, steps, lambda it: tqdm(it, "planning", steps, disable=quiet))
+    return estimate(blend, steps, tokens_per_document)
 
 
 def forecast_text(forecast: Forecast, blend: Blend, steps: int) -> str:
@@ -73,7 +73,7 @@ def forecast_text(forecast: Forecast, blend: Blend, steps: int) -> str:
 
 def imbalance_of(blend: Blend) -> dict[str, tuple[float, float]]:
     """Return the imbalance among ranks and among micro-batches, in natural order and balanced."""
-    if not isinstance(blend, PlannedDataset):
+    if not isinstance(blend, Run):
         raise ConfigError("--balance: rows of streamed sources are unknown until they are read.")
     steps, cost = itertools.islice(blend.fork().draw_steps(), BALANCED_STEPS), AttentionCost()
     rows = blend.topology.rows_per_step

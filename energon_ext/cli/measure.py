@@ -76,7 +76,7 @@ def measure(
 
 
 def _summary(table: LengthTable) -> str:
-    lengths = table.lengths[table.lengths > 0]
+    lengths = table.measured[table.measured > 0]
     if not len(lengths):
         return f"{len(table):,} samples, none of which can be measured"
     numbers = f"{lengths.sum(dtype=np.int64):,} tokens, {lengths.mean():,.1f} on average"
@@ -87,7 +87,7 @@ def _summary(table: LengthTable) -> str:
 def _check(encoder: Any, entry: Entry, table: LengthTable, count: int) -> None:
     """Measure some samples again, and see how random their lengths are."""
     numbers = KeyedPermutation(len(table), "check")(np.arange(min(count, len(table))))
-    measured = table.lengths[numbers].astype(np.int64)
+    measured = table.measured[numbers].astype(np.int64)
     again, in_a_run = measure_again(encoder, entry, numbers.tolist())
     different = np.flatnonzero(again != measured)
     if len(different):

@@ -29,10 +29,11 @@ from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.mixture.checks import check_mixture
 from energon_ext.packing import PACKERS
+from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.deal import Topology
-from energon_ext.plan.source import Blend, Source
+from energon_ext.plan.topology import Topology
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
+from energon_ext.streamed.source import StreamedSource
 from energon_ext.tokenizers.protocol import Tokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 
@@ -164,7 +165,7 @@ def weights_of(
     open_live_weights(mix, [])
     limits = {entry.key: entry.max_epochs for entry in mix.entries}
     check_mixture(mix.tree, mix.axis, limits, absent={}, splices={})
-    sources = [Source(entry.key, None, shown_as=entry.name) for entry in mix.entries]
+    sources = [StreamedSource(entry.key, None, shown_as=entry.name) for entry in mix.entries]
     return Blend(sources, mix.tree, Clock(mix.axis, Topology(1)))
 
 

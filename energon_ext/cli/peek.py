@@ -5,7 +5,7 @@
 import itertools
 import sys
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import click
 from megatron.energon.flavors.base_dataset import SavableDataset
@@ -16,12 +16,12 @@ from energon_ext.cli.shown_rows import Segment, decode, describe_batch, describe
 from energon_ext.cli.stored_samples import ContactSheet, StoredSample, stored_samples
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.errors import ConfigError, printable
+from energon_ext.loader.reader import BatchReader
 from energon_ext.loader.streamed import open_loader
-from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
-from energon_ext.plan.rows import PlannedRows
+from energon_ext.plan.run import Run
+from energon_ext.plan.source import Reader
 from energon_ext.samples.numbered import as_worker
-from energon_ext.samples.rows import SampleRows
 from energon_ext.tokens.file_set import TokenFiles
 
 
@@ -72,13 +72,12 @@ def peek(
     if not any(source in titles.get(key, key) for key in keys):
         raise ConfigError(f"--source {source}: matches none of {', '.join(keys)}.")
     for key, entry in zip(keys, blend.sources.values()):
-        files = getattr(entry.rows, "documents", None)
+        files = getattr(getattr(entry, "reader", None), "documents", None)
         if isinstance(files, TokenFiles) and not files.names_tokenizer:
             warning = "records no tokenizer; check that --tokenizer is the one that wrote it"
             click.echo(printable(f"{titles.get(key, key)}: {warning}."), err=True)
     sheet, shown = ContactSheet(), 0
-    is_stored = blend.is_planned and any(isinstance(rows, SampleRows) for rows in blend.rows)
-    all_rows = _planned(blend, tokenizer) if is_stored else _read(dataset, tokenizer)
+    all_rows = _draw(dataset, blend, tokenizer) if blend.is_planned else _read(dataset, tokenizer)
     for number, row in enumerate(itertools.islice(all_rows, MAX_ROWS)):
         if source and not any(source in titles.get(key, key) for key, *_ in row.segments if key):
             continue
@@ -101,34 +100,36 @@ def peek(
         sheet.save(png)
 
 
-def _planned(blend: PlannedDataset, tokenizer: Any) -> Iterator[ShownRow]:
+def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRow]:
     """Yield rows with their samples as stored and as the user's encoder makes a batch of them."""
-    for step in blend.fork().draw_steps():
+    batches: BatchReader = dataset.batches
+    for step in run.fork().draw_steps():
         for row in range(step.num_rows):
             drawn = step.taken(row)
             assert drawn is not None, "every row of a step is planned"
             taken, place, number = drawn
-            description = taken.description(place)
-            rows: Any = blend.rows[number]
+            reader, key = batches.readers[number], run.keys[number]
             with as_worker(), quiet_energon():
-                encoded = rows.read(description)
-                batch = blend.batches.assemble([encoded])
-            summary, segments = describe_batch(batch, tokenizer, blend.keys[number])
+                encoded = batches.read_row(number, taken.description(place))
+                batch = batches.assemble([encoded])
+            summary, segments = describe_batch(batch, tokenizer, key)
             shapes = describe_tensors(batch) or describe_tensors(encoded)
-            samples: list[StoredSample] = []
-            if isinstance(rows, SampleRows):
-                samples = stored_samples(rows, description[0])
+            contents = taken.contents(place)
+            samples = stored_samples(reader, contents, bool(run.clock.row_tokens))
+            if samples:
                 summary = f"{counted(len(samples), 'sample')}, {summary}"
             elif not segments:
-                segments = _slices(blend.keys[number], rows, description, tokenizer)
-            stored = [(blend.keys[number], each.about(), each.text()) for each in samples]
+                segments = _slices(key, reader, contents, tokenizer)
+            stored = [(key, each.about(), each.text()) for each in samples]
             yield ShownRow(summary, [*stored, *segments], samples, shapes)
 
 
-def _slices(key: str, rows: Any, description: Any, tokenizer: Any) -> list[Segment]:
-    """Return the documents of a row of token files, if its batch has no tokens to be found."""
-    slices = [ids.tolist() for ids in PlannedRows.read(rows, description).slices]
-    return [(key, f"{len(ids)} tokens", decode(ids, tokenizer)) for ids in slices]
+def _slices(
+    key: str, reader: Reader, contents: Sequence[tuple[int, int, int]], tokenizer: Any
+) -> list[Segment]:
+    """Return the documents of a row of tokens, if its batch has no tokens to be found."""
+    slices = [tokens for piece in contents if (tokens := reader.tokens(*piece)) is not None]
+    return [(key, f"{len(ids)} tokens", decode(ids.tolist(), tokenizer)) for ids in slices]
 
 
 def _read(dataset: SavableDataset, tokenizer: Any) -> Iterator[ShownRow]:

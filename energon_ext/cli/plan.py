@@ -17,10 +17,10 @@ from energon_ext.cli.forecast import (
 )
 from energon_ext.cli.mix import mix_options, open_mix, warn_of_undecided_weights, weights_of
 from energon_ext.errors import ConfigError
+from energon_ext.plan.blend import Blend
 from energon_ext.plan.lookup import find_blend
-from energon_ext.plan.source import Blend
 from energon_ext.splice import SpliceIndex
-from energon_ext.splice.source import SpliceSource, splices_of
+from energon_ext.splice.frames import Frames, splices_of
 from energon_ext.weights.axis import MAX_BREAKPOINT, STEPS, checked_breakpoint
 
 COUNT = option.Count(1)
@@ -129,7 +129,7 @@ def _shares(blend: Blend, positions: Sequence[int]) -> str:
     return table(rows, most=MAX_LISTED)
 
 
-def _documents(source: SpliceSource, blend: Blend) -> str:
+def _documents(source: Frames, blend: Blend) -> str:
     index = source.examples
     assert isinstance(index, SpliceIndex), "training uses an index, not a grid"
     size = f"{len(source.names):,} documents, {int(index.doc_lengths.sum()):,} tokens"

@@ -14,13 +14,13 @@ from tqdm import tqdm
 
 from energon_ext.cli.saved import SavedCursor
 from energon_ext.errors import ConfigError, EnergonExtError
-from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.plan.state import cursor_of_plan
+from energon_ext.plan.cursor import fork_at, save_cursor_of_plan
+from energon_ext.plan.run import Run
 from energon_ext.plan.step import Step
 from energon_ext.state.match import match_sources
 
 #: Opens a metadataset with the settings of a saved run; None if the run has no state.
-Open = Callable[[Path, SavedCursor | None], PlannedDataset]
+Open = Callable[[Path, SavedCursor | None], Run]
 
 
 class Span(NamedTuple):
@@ -47,7 +47,7 @@ class PlannedStep(NamedTuple):
 
     number: int
     step: Step
-    blend: PlannedDataset
+    blend: Run
 
 
 class Replay:
@@ -60,7 +60,7 @@ class Replay:
 
     def __init__(self, cursors: Sequence[SavedCursor], metadatasets: Sequence[Path], open_: Open):
         self._metadatasets, self._open = metadatasets, open_
-        self._opened: dict[tuple[Path, SavedCursor | None], PlannedDataset] = {}
+        self._opened: dict[tuple[Path, SavedCursor | None], Run] = {}
         self._newest = cursors[-1] if cursors else None
         self._history = [] if self._newest is None else _spans_of(self._newest.state)
         # States of a branch that the run has left are no part of its history.
@@ -107,9 +107,9 @@ class Replay:
                 continue
             yield from _plan(blend, span)
             is_needed = span.stop <= last and span.stop not in self._saved
-            state = cursor_of_plan(blend) if is_needed else None
+            state = save_cursor_of_plan(blend) if is_needed else None
 
-    def _dataset_of(self, span: Span, state: Mapping[str, Any] | None) -> PlannedDataset:
+    def _dataset_of(self, span: Span, state: Mapping[str, Any] | None) -> Run:
         """Return a dataset at the first step of a span."""
         if state is None and span.start:
             raise ConfigError(
@@ -119,18 +119,18 @@ class Replay:
             dataset = self._dataset(path, span)
             if span.digest == "":
                 if self._leads_to_next(dataset, span, state):
-                    return dataset.fork(state)
+                    return _fork(dataset, state)
             elif dataset.data_digest == (span.digest or self._last_digest):
                 _check_live_weights(dataset, span)
-                return dataset.fork(state)
+                return _fork(dataset, state)
         if span.digest is None:  # the run may have been resumed with any metadataset
-            return self._dataset(self._metadatasets[0], span).fork(state)
+            return _fork(self._dataset(self._metadatasets[0], span), state)
         raise ConfigError(
             "the run planned them with another metadataset, or from other data, than given here; "
             "add the metadataset with which they were planned, as it was then."
         )
 
-    def doubt(self, step: int, blend: PlannedDataset) -> str | None:
+    def doubt(self, step: int, blend: Run) -> str | None:
         """Return why a dataset may not have planned a step of the run, or None."""
         digest = self._last_digest
         if self._newest is None or step < self._newest.step or digest in ("", blend.data_digest):
@@ -145,23 +145,23 @@ class Replay:
     def _last_digest(self) -> str | None:
         return self._history[-1][1] if self._history else None
 
-    def _dataset(self, path: Path, span: Span) -> PlannedDataset:
+    def _dataset(self, path: Path, span: Span) -> Run:
         key = path, span.settings
         if key not in self._opened:
             self._opened[key] = self._open(path, span.settings)
         return self._opened[key]
 
-    def _leads_to_next(
-        self, dataset: PlannedDataset, span: Span, state: Mapping[str, Any] | None
-    ) -> bool:
+    def _leads_to_next(self, dataset: Run, span: Span, state: Mapping[str, Any] | None) -> bool:
         """Return whether planning from one state leads to the positions of the next one."""
         after = next((s for step, s in sorted(self._saved.items()) if step >= span.stop), None)
         if after is None:
             return False
-        blend = dataset.fork(state)
+        blend = _fork(dataset, state)
         for _ in _plan(blend, span._replace(stop=after.step)):
             pass
-        here, saved = (each["plan"]["sources"] for each in (cursor_of_plan(blend), after.state))
+        here, saved = (
+            each["plan"]["sources"] for each in (save_cursor_of_plan(blend), after.state)
+        )
         matched = match_sources(saved, blend.source_names)
         return all(
             key in matched and here[key]["rows"] == saved[matched[key]]["rows"]
@@ -169,7 +169,11 @@ class Replay:
         )
 
 
-def _check_live_weights(dataset: PlannedDataset, span: Span) -> None:
+def _fork(run: Run, state: Mapping[str, Any] | None) -> Run:
+    return run.fork() if state is None else fork_at(run, state)
+
+
+def _check_live_weights(dataset: Run, span: Span) -> None:
     """Raise StateMismatchError if lines that a later state used are no longer in their files."""
     if span.settings is None or span.digest is None:
         return
@@ -179,7 +183,7 @@ def _check_live_weights(dataset: PlannedDataset, span: Span) -> None:
             live.check_used(saved["weights"][live.key], span.settings.step + (saved["done"] > 0))
 
 
-def _plan(blend: PlannedDataset, span: Span) -> Iterator[PlannedStep]:
+def _plan(blend: Run, span: Span) -> Iterator[PlannedStep]:
     """Yield the steps of a span; fewer if all sources end."""
     count = span.stop - span.start
     steps = itertools.islice(blend.draw_steps(), count)

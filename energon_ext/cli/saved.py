@@ -15,8 +15,8 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.saved import load_encoder
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.run import Run
 from energon_ext.state.checkpoint_folder import checkpoints_in, cursors_in
 from energon_ext.state.schema import check_seal, read_format
 from energon_ext.tokenizers.tokenizers import load_tokenizer
@@ -44,7 +44,7 @@ class SavedCursor:
         encoder: str | None = None,
         changed: Mapping[str, Any] | None = None,
         **options: Any,
-    ) -> PlannedDataset:
+    ) -> Run:
         """Open the dataset of the next run; arguments that are None keep their saved values.
 
         Args:
@@ -64,7 +64,7 @@ class SavedCursor:
             task_encoder=self._encoder(encoder, changed or {}),
             **options,
         )
-        blend: PlannedDataset = find_blend(dataset)
+        blend: Run = find_blend(dataset)
         return blend
 
     def _encoder(self, name: str | None, changed: Mapping[str, Any]) -> DynamicBlendMixin:
@@ -91,7 +91,7 @@ def open_unsaved(
     rows_per_step: int | None = None,
     split_part: str,
     trusted_modules: tuple[str, ...],
-) -> PlannedDataset:
+) -> Run:
     """Open the dataset of a run that has no state yet, by default of text."""
     if encoder is not None:
         task_encoder = named_encoder(encoder, DynamicBlendMixin)
@@ -109,7 +109,7 @@ def open_unsaved(
         split_part=split_part,
         trusted_modules=trusted_modules,
     )
-    blend: PlannedDataset = find_blend(dataset)
+    blend: Run = find_blend(dataset)
     return blend
 
 

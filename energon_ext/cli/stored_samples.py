@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
 from energon_ext.errors import ConfigError, printable
-from energon_ext.samples.rows import SampleRows
+from energon_ext.plan.source import Reader
 
 _TEXTS = ("json", "txt", "md", "text", "cls")
 
@@ -59,15 +58,19 @@ class StoredSample:
         return [(name, self.files[name]) for name in names]
 
 
-def stored_samples(source: SampleRows, numbers: Sequence[int]) -> list[StoredSample]:
-    """Return the samples of a row."""
-    lengths: list[Any] = source.documents.locate(np.array(numbers))[1].tolist()
-    if not source.may_be_repacked:
-        lengths = [None] * len(numbers)
+def stored_samples(
+    reader: Reader, contents: Sequence[tuple[int, int, int]], are_packed: bool
+) -> list[StoredSample]:
+    """Return the samples of a row; none if it is made of tokens.
+
+    Args:
+        contents: ``(number, start, stop)`` of each sample in the row.
+        are_packed: whether samples were measured, so that their lengths are known.
+    """
     return [
-        StoredSample(number, length, files)
-        for number, length in zip(numbers, lengths)
-        for files in source.stored(number)
+        StoredSample(number, stop - start if are_packed else None, files)
+        for number, start, stop in contents
+        for files in reader.stored(number)
     ]
 
 

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext trace``: show the documents of a step, or the steps that read a document."""
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
@@ -16,13 +15,10 @@ from energon_ext.cli.replay import PlannedStep, Replay, Span
 from energon_ext.cli.saved import SavedCursor, open_unsaved, saved_cursors
 from energon_ext.errors import ConfigError, EnergonExtError, printable
 from energon_ext.packing import PACKERS
-from energon_ext.plan.dataset import PlannedDataset
+from energon_ext.plan.run import Run
 from energon_ext.plan.trace import TracedRow, rows_of
-from energon_ext.samples.rows import SampleRows
-from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import KEPT, compare_sources
 from energon_ext.tokenizers.tokenizers import load_tokenizer
-from energon_ext.tokens.origins import origins_of
 
 
 @click.command()
@@ -95,7 +91,7 @@ def trace(
             f"run that has saved nothing yet."
         )
 
-    def open_blend(metadataset: Path, cursor: SavedCursor | None) -> PlannedDataset:
+    def open_blend(metadataset: Path, cursor: SavedCursor | None) -> Run:
         if cursor is None:
             return open_unsaved(metadataset, tokenizer, **given, **options)
         return cursor.dataset(metadataset, **options)
@@ -143,7 +139,7 @@ def _planned_step(replay: Replay, step: int) -> PlannedStep:
     raise ConfigError(f"--step {step}: all sources are exhausted before it.")
 
 
-def _print_changes(cursor: SavedCursor, blend: PlannedDataset) -> None:
+def _print_changes(cursor: SavedCursor, blend: Run) -> None:
     for change in compare_sources([cursor.state["plan"]["sources"]], blend.source_names):
         if change.change != KEPT:
             click.echo(f"{change.key}: {change.change} since the saved state.", err=True)
@@ -180,18 +176,10 @@ def _report_unknown(span: Span, error: EnergonExtError) -> None:
 
 
 def _rows_of(planned: PlannedStep) -> Iterator[TracedRow]:
-    """Yield the rows of a step, with the document numbers of splices in their sources."""
-    blend = planned.blend
-    for row in rows_of(planned.step, blend.topology, blend.keys):
-        rows = None if row.source is None else blend.sources[row.source].rows
-        if isinstance(rows, SpliceSource):
-            numbers = [metadata["document"] for metadata in rows.metadata]
-            contents = [(numbers[chosen], start, stop) for chosen, start, stop in row.contents]
-            row = dataclasses.replace(row, contents=contents)
-        yield row
+    return rows_of(planned.step, planned.blend.topology, planned.blend.keys)
 
 
-def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
+def _document(text: str, blend: Run) -> tuple[str, int]:
     """Parse ``SOURCE:NUMBER``, with the key or the name of a source, and return key and number."""
     name, _, number = text.rpartition(":")
     keys = {title: key for key, title in blend.names.items()}
@@ -205,13 +193,13 @@ def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
     return source, int(number)
 
 
-def _print_exclude_lines(step: int, rows: Sequence[TracedRow], blend: PlannedDataset) -> None:
+def _print_exclude_lines(step: int, rows: Sequence[TracedRow], blend: Run) -> None:
     """Print each document of some rows once, as a line for `exclude` after its place."""
     printed = set()
     for row in rows:
         for file in _files(row, blend, None):
             line = f"{row.source}:{file['document']}"
-            if isinstance(blend.sources[row.source or ""].rows, SpliceSource):
+            if not blend.sources[row.source or ""].first_rows.can_exclude:
                 click.echo(f"{printable(line)}: is spliced, so it cannot be excluded.", err=True)
             elif line not in printed:
                 printed.add(line)
@@ -228,30 +216,22 @@ def _where(row: TracedRow) -> str:
 
 
 def _files(
-    row: TracedRow, blend: PlannedDataset, decode: Callable[[list[int]], str] | None
+    row: TracedRow, blend: Run, decode: Callable[[list[int]], str] | None
 ) -> list[dict[str, Any]]:
     """Return the file, position and first words of each content of a row."""
     if row.source is None:
         return []
-    rows = blend.sources[row.source].rows
+    reader = blend.sources[row.source].reader
     files: list[dict[str, Any]] = []
     for document, start, stop in row.contents:
-        text = f"{row.source}:{document} [{start}, {stop})"
-        if isinstance(rows, SpliceSource):
-            files.append({"document": document, "text": text})
-            continue
-        origin: str | None
-        if isinstance(rows, SampleRows):
-            number = document
-            file, origin = rows.place_of(number)
-            text = f"{row.source}:{number}, {origin} of {file}"
+        file, number, origin = reader.origin(document)
+        tokens = reader.tokens(document, start, min(stop, start + 24))
+        if tokens is None:
+            text = f"{row.source}:{document}, {origin} of {file}"
         else:
-            file, number = rows.documents.file_of(document)
-            origins = origins_of(file) or ()
-            origin = origins[number] if number < len(origins) else None
-            text += f", number {number} of {file}" + (f" (from {origin})" if origin else "")
+            text = f"{row.source}:{document} [{start}, {stop}), number {number} of {file}"
+            text += f" (from {origin})" if origin else ""
             if decode is not None:
-                tokens = rows.documents.document(document)[start : min(stop, start + 24)]
                 text += f": {decode(tokens.tolist())!r}"
         place = {"file": file, "number": number, "origin": origin, "text": text}
         files.append({"document": document, **place})

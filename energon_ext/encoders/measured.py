@@ -45,7 +45,7 @@ def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthT
     ensure_encoded(encoder, list(cached.values()))
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
     for key, table in tables.items():
-        if len(table) and not table.lengths.any():
+        if len(table) and not table.measured.any():
             _refuse_unmeasured(cached[key], len(table))
         if table.num_too_long:
             logger.warning(

@@ -23,10 +23,10 @@ from energon_ext.encoders.measured import ensure_measured
 from energon_ext.encoders.planned_samples import (
     packer_of,
     packs_samples,
+    plan_sample_source,
+    plan_token_source,
     reason_to_stream,
-    sample_rows,
     saved_samples,
-    token_rows,
 )
 from energon_ext.encoders.sources import (
     absent_sources,
@@ -39,16 +39,17 @@ from energon_ext.encoders.sources import (
     open_live_weights,
 )
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.loader.planned_dataset import PlannedDataset
+from energon_ext.loader.reader import BatchReader
 from energon_ext.mixture.checks import check_mixture
-from energon_ext.mixture.tree import IN_ORDER, INTERLEAVE, blend_of
+from energon_ext.mixture.tree import IN_ORDER, INTERLEAVE, Tree, blend_of
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import Cost
-from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
-from energon_ext.plan.deal import Topology
 from energon_ext.plan.length import check_all_rows_are_read
-from energon_ext.plan.source import Source
+from energon_ext.plan.run import Run, RunOptions
+from energon_ext.plan.topology import Topology
 from energon_ext.prepare.lengths import LengthTable
-from energon_ext.splice.source import SpliceSource
+from energon_ext.splice.frames import Frames
 from energon_ext.state.match import ENCODER
 from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.streamed.factory import BlendFactory
@@ -154,14 +155,14 @@ class DynamicBlendMixin:
             clock.axis,
             {source.key: source.max_epochs for source in sources},
             absent_sources(sources, worker_config),
-            {s.key: s.rows.config for s in sources if isinstance(s.rows, SpliceSource)},
+            _splices_of(sources),
             clock.end,
         )
-        passes = PassOptions(
-            batches=even_virtual_epoch(virtual_epoch_length, worker_config),
-            repeats=repeat and epochized,
-            restarts=not repeat,
-        )
+        passes = {
+            "pass_batches": even_virtual_epoch(virtual_epoch_length, worker_config),
+            "repeats": repeat and epochized,
+            "restarts": not repeat,
+        }
         return bound.build_blend(
             sources, passes, stages, tree=mix.tree, clock=clock, worker_config=worker_config
         )
@@ -190,11 +191,11 @@ class DynamicBlendMixin:
         tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
         topology = Topology.of(worker_config, batch_size, None)
         clock = Clock(mix.axis, topology, bound.tokens_per_sample)
-        passes = PassOptions(batches=limit or 0, restarts=True)
+        passes = {"pass_batches": limit or 0, "restarts": True}
         dataset = bound.build_blend(
             sources, passes, {}, tree=tree, clock=clock, worker_config=worker_config
         )
-        check_all_rows_are_read(dataset, type(self).__qualname__)
+        check_all_rows_are_read(dataset.run, type(self).__qualname__)
         return dataset
 
     @property
@@ -215,44 +216,57 @@ class DynamicBlendMixin:
         Override it to add your own stages to each source; samples are then streamed.
         """
         if self._is_planned:
-            build = token_rows if isinstance(entry.dataset, TokenFileFactory) else sample_rows
+            is_tokenized = isinstance(entry.dataset, TokenFileFactory)
+            build = plan_token_source if is_tokenized else plan_sample_source
             return build(self, entry, seed=worker_config.seed_offset, repeat=repeat)
         return load_source(self, entry, worker_config, repeat=repeat)
 
     def build_blend(
         self,
-        sources: Sequence[Source],
-        passes: PassOptions,
+        sources: Sequence[Any],
+        passes: Mapping[str, Any],
         stages: Mapping[str, Any],
-        **options: Any,  # of a blend: tree, clock, worker_config
-    ) -> SavableDataset:
+        *,
+        tree: Tree,
+        clock: Clock,
+        worker_config: WorkerConfig,
+    ) -> Any:
         """Build a plan, or the draw among streamed sources followed by Energon's stages."""
         if self._is_planned:
-            batches = BatchOptions(
-                assemble=self._batch_of,
-                padding=self._padding(),
+            padding = self._padding()
+            options = RunOptions(
+                seed=worker_config.seed_offset,
+                fills_last_step=padding is not None,
                 fingerprint=self.state_fingerprint(),
                 encoder=self._saved(),
                 cost=self.cost,
+                **passes,
             )
-            return PlannedDataset(sources, passes=passes, batches=batches, **options)
+            run = Run(sources, tree=tree, clock=clock, options=options)
+            readers = [source.reader for source in run.sources.values()]
+            batches = BatchReader(readers, self._batch_of, padding)
+            return PlannedDataset(run, batches, worker_config=worker_config)
+        sizes: dict[str, Any] = {}
         if self._sizes_samples():
-            options["size_of"] = self.blend_sample_size  # type: ignore[attr-defined]
-        is_interleave = options["tree"].node.rule == INTERLEAVE
+            sizes["size_of"] = self.blend_sample_size  # type: ignore[attr-defined]
+        is_interleave = tree.node.rule == INTERLEAVE
         blend_class = LeastConsumedDataset if is_interleave else DynamicBlendDataset
         blend = blend_class(
             sources,
+            tree=tree,
+            clock=clock,
+            worker_config=worker_config,
             fingerprint=self.state_fingerprint(),
-            repeats=passes.repeats,
-            restarts=passes.restarts,
-            **options,
+            repeats=passes["repeats"],
+            restarts=passes["restarts"],
+            **sizes,
         )
         return super().build_train_datasets(  # type: ignore[misc]  # of the next base class
             datasets=[LoadedDataset(dataset=BlendFactory(blend))],
             worker_config=blend.worker_config,
             blend_mode=DatasetBlendMode.NONE,
             repeat=False,
-            virtual_epoch_length=passes.batches,
+            virtual_epoch_length=passes["pass_batches"],
             **stages,
         )
 
@@ -328,3 +342,9 @@ class DynamicBlendMixin:
         if self._sizes_samples():
             return "blend_sample_size needs samples that have been read"
         return reason_to_stream(self, entries, stages, is_complete)
+
+
+def _splices_of(sources: Sequence[Any]) -> dict[str, Any]:
+    """Return the splice of each spliced source, by key."""
+    rows = {source.key: getattr(source, "first_rows", None) for source in sources}
+    return {key: each.config for key, each in rows.items() if isinstance(each, Frames)}

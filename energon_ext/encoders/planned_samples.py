@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Plans the samples of any TaskEncoder by number, if the encoder and its sources allow it."""
 
+import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.sources import (
     MAX_PLANNED_BUFFER_DOCS,
     document_range,
+    names_of_source,
     open_alone,
     planned_options,
     shuffles_over_epochs,
@@ -21,12 +24,16 @@ from energon_ext.encoders.sources import (
 from energon_ext.errors import ConfigError
 from energon_ext.packing import BestFitPacker, Packer
 from energon_ext.plan.cost import AttentionCost
+from energon_ext.plan.packed_rows import PackedRows
+from energon_ext.plan.source import PlannedSource
 from energon_ext.samples.numbered import NumberedSamples
-from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
+from energon_ext.samples.one_each import OneEach
+from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker, rebuild_packer
 from energon_ext.samples.reader import SampleReader
-from energon_ext.samples.rows import OneEach, SampleRows, TokenRows
 from energon_ext.samples.stored_files import can_be_read_by_number, fingerprint_files, num_samples
 from energon_ext.tokenizers.protocol import check_tokenizer, check_written, saved_tokenizer
+from energon_ext.tokens.documents import Lengths
+from energon_ext.tokens.reader import DocumentReader
 
 #: Methods that build stages, which a plan does not have.
 _STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_load_dataset")
@@ -74,34 +81,44 @@ def _overrides(encoder: Any, name: str) -> bool:
     return getattr(type(encoder), name) not in originals
 
 
-def sample_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> SampleRows:
+def plan_sample_source(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> PlannedSource:
     """Plan the rows of one source: one sample each, or samples packed by their lengths."""
     factory, table = entry.dataset, encoder._tables.get(entry.key)
-    count = num_samples(factory)
+    count, packer = num_samples(factory), packer_of(encoder)
     numbers = range(*document_range(entry, count))
     excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
     samples = NumberedSamples(open_alone(encoder, entry), str(factory.paths[0]))
-    return SampleRows(
-        OneEach(count, fingerprint_files(factory)) if table is None else table,
-        SampleReader(encoder, entry.key, seed, numbers, excluded, samples, table),
-        packer=packer_of(encoder),
+    lengths: Lengths = OneEach(count, fingerprint_files(factory)) if table is None else table
+    rebuild = functools.partial(
+        rebuild_packer, current=packer, lengths=lengths, numbers=numbers, key=entry.key
+    )
+    rows = PackedRows(
+        lengths,
+        packer=packer,
         buffer_docs=MAX_PLANNED_BUFFER_DOCS,
+        kind="samples",
+        former_packer=None if table is None else rebuild,
         **planned_options(encoder, entry, count, repeat, seed=seed, block=encoder.sample_block),
     )
+    reader = SampleReader(encoder, entry.key, seed, numbers, excluded, samples, table)
+    return PlannedSource(entry.key, rows, reader, **names_of_source(entry, len(numbers)))
 
 
-def token_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> TokenRows:
+def plan_token_source(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> PlannedSource:
     """Plan the rows of token files, which the encoder's ``pack_tokens`` builds."""
-    files = entry.dataset.files
+    files, packer = entry.dataset.files, BestFitPacker(encoder.seq_len)
     check_tokenizer(getattr(encoder, "tokenizer", None))
     check_written(files, encoder.tokenizer)
-    return TokenRows(
+    rows = PackedRows(
         files,
-        encoder.pack_tokens,
-        packer=BestFitPacker(encoder.seq_len),
+        packer=packer,
         buffer_docs=MAX_PLANNED_BUFFER_DOCS,
+        former_packer=lambda packing: dataclasses.replace(packer, seq_len=packing["seq_len"]),
         **planned_options(encoder, entry, len(files), repeat, seed=seed),
     )
+    reader = DocumentReader(files, entry.key, encoder.seq_len, encoder.pack_tokens)
+    documents = len(range(*document_range(entry, len(files))))
+    return PlannedSource(entry.key, rows, reader, **names_of_source(entry, documents))
 
 
 def packs_samples(encoder: Any) -> bool:

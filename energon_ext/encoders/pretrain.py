@@ -22,16 +22,22 @@ from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.sources import epochs_of, planned_buffer_docs, planned_options
+from energon_ext.encoders.sources import (
+    document_range,
+    epochs_of,
+    names_of_source,
+    planned_buffer_docs,
+    planned_options,
+)
 from energon_ext.encoders.splicing import check_names, check_splices, names_of, spliced_rows
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_key import check_text_keys
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
 from energon_ext.errors import ConfigError, SampleError, log_of
-from energon_ext.packing import Packer, make_packer
+from energon_ext.packing import Packer, make_packer, saved_packer
 from energon_ext.plan.cost import AttentionCost, Cost
-from energon_ext.plan.row_source import RowSource
-from energon_ext.plan.rows import PlannedRows
+from energon_ext.plan.packed_rows import PackedRows
+from energon_ext.plan.source import PlannedSource
 from energon_ext.splice.config import SpliceFields
 from energon_ext.tokenizers.protocol import (
     Tokenizer,
@@ -39,8 +45,9 @@ from energon_ext.tokenizers.protocol import (
     check_written,
     saved_tokenizer,
 )
-from energon_ext.tokens.base import Documents
+from energon_ext.tokens.documents import Lengths
 from energon_ext.tokens.file_set import TokenFiles
+from energon_ext.tokens.reader import DocumentReader
 
 logger = log_of(__name__)
 
@@ -156,8 +163,8 @@ have no transition to train.
             )
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
 
-    def documents_of(self, files: TokenFiles, key: str) -> Documents:
-        """Return the documents of token files as they are packed."""
+    def lengths_of(self, files: TokenFiles, key: str) -> Lengths:
+        """Return the lengths of the documents of token files as they are packed."""
         return files
 
     def token_file_meta(self) -> dict[str, Any]:
@@ -201,18 +208,25 @@ have no transition to train.
 
     # The planned dataset --------------------------------------------------------------------
 
-    def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> RowSource:
+    def build_source(
+        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
+    ) -> PlannedSource:
         """Plan the rows of one source, which are frames if it is spliced."""
         seed, splice = worker_config.seed_offset, self.splice_of(entry)
         if splice is not None:
             return spliced_rows(self, splice, entry, seed, epochs_of(entry, repeat))
         files = self.token_files(entry)
-        return PlannedRows(
-            self.documents_of(files, entry.key),
+        lengths = self.lengths_of(files, entry.key)
+        rows = PackedRows(
+            lengths,
             packer=self._packer,
             buffer_docs=self._buffer_docs,
+            former_packer=saved_packer if lengths is files else None,
             **planned_options(self, entry, len(files), repeat, seed=seed),
         )
+        reader = DocumentReader(files, entry.key, self.seq_len)
+        documents = len(range(*document_range(entry, len(files))))
+        return PlannedSource(entry.key, rows, reader, **names_of_source(entry, documents))
 
     def token_files(self, entry: Entry) -> TokenFiles:
         """Return the token files of a source: its own, or those tokenized from its text."""

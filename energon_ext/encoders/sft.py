@@ -22,8 +22,8 @@ from energon_ext.encoders.sources import reject_splices
 from energon_ext.encoders.text import Document
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.tokenizers.protocol import Tokenizer
-from energon_ext.tokens.base import Documents
-from energon_ext.tokens.cut import OVER_LONG, CutDocuments
+from energon_ext.tokens.cut import OVER_LONG, CutLengths
+from energon_ext.tokens.documents import Lengths
 from energon_ext.tokens.file_set import TokenFiles
 
 
@@ -184,8 +184,8 @@ class SFTTaskEncoder(PackedTaskEncoder):
                     f"{written!r}; prepare it again, or leave the option out."
                 )
 
-    def documents_of(self, files: TokenFiles, key: str) -> Documents:
-        return CutDocuments(
+    def lengths_of(self, files: TokenFiles, key: str) -> Lengths:
+        return CutLengths(
             files,
             source=key,
             max_tokens=self.seq_len + 1,

@@ -17,12 +17,11 @@ from energon_ext.encoders.text_key import check_text_keys, with_text_key
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.keyed import stable_hash
 from energon_ext.plan.order import EpochOrder
-from energon_ext.plan.row_source import RowSource
-from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.source import Source
+from energon_ext.plan.source import PlannedSource, Source
 from energon_ext.samples.numbered import ALONE, guard_readers
 from energon_ext.samples.stored_files import fingerprint_files, num_samples
 from energon_ext.streamed.samples import RepeatUpTo
+from energon_ext.streamed.source import StreamedSource
 from energon_ext.streamed.spread import Slices, Spread, line_up, loader_in
 from energon_ext.weights.axis import STEPS
 
@@ -63,7 +62,7 @@ def epochs_of(entry: Entry, repeat: bool) -> float | None:
 def planned_options(
     task_encoder: Any, entry: Entry, total: int, repeat: bool, *, seed: int, block: int = 1
 ) -> dict[str, Any]:
-    """Return arguments of :class:`PlannedRows` for what a source reads and in which order.
+    """Return what a source reads and in which order, as arguments of ``PackedRows``.
 
     Args:
         total: documents or samples in the files of the source.
@@ -145,31 +144,31 @@ def build_sources(
     task_encoder: Any, mix: Mix, worker_config: WorkerConfig, *, repeat: bool
 ) -> list[Source]:
     """Build the sources of a mix, endless if ``repeat``, and set the encoder's ``source_keys``."""
-    sources = []
+    sources: list[Any] = []
     for entry in mix.entries:
-        rows = task_encoder.build_source(entry, worker_config=worker_config, repeat=repeat)
-        is_planned = isinstance(rows, RowSource)  # planned rows have their own fingerprint
-        sources.append(
-            Source(
-                key=entry.key,
-                rows=rows,
-                documents=_documents_of(rows, entry),
-                max_epochs=entry.max_epochs,
-                names=entry.names,
-                shown_as=entry.name,
-                fingerprint={} if is_planned else fingerprint_files(entry.dataset),
-                spread=None if is_planned else spread_of(entry, rows),
+        built = task_encoder.build_source(entry, worker_config=worker_config, repeat=repeat)
+        if not isinstance(built, Source):
+            built = StreamedSource(
+                entry.key,
+                built,
+                **names_of_source(entry, num_samples(entry.dataset)),
+                fingerprint=fingerprint_files(entry.dataset),
+                spread=spread_of(entry, built),
             )
-        )
-    line_up(sources)
-    task_encoder.source_keys = tuple(sorted({key for s in sources for key in s.part_shares}))
+        sources.append(built)
+    line_up([source for source in sources if isinstance(source, StreamedSource)])
+    task_encoder.source_keys = tuple(sorted({key for s in sources for key in s.parts}))
     return sources
 
 
-def _documents_of(rows: Any, entry: Entry) -> int:
-    """Return the documents in one epoch of a source."""
-    is_packed = isinstance(rows, PlannedRows)
-    return rows.epoch_documents if is_packed else num_samples(entry.dataset)
+def names_of_source(entry: Entry, documents: int) -> dict[str, Any]:
+    """Return what names a source of a blend, and how often it is read."""
+    return {
+        "documents": documents,
+        "max_epochs": entry.max_epochs,
+        "names": entry.names,
+        "shown_as": entry.name,
+    }
 
 
 def open_live_weights(mix: Mix, sources: Sequence[Source]) -> None:
@@ -184,7 +183,7 @@ def open_live_weights(mix: Mix, sources: Sequence[Source]) -> None:
                 f"`schedule_axis` or the weights_file."
             )
         for source in sources:
-            if not isinstance(source.rows, RowSource):
+            if not isinstance(source, PlannedSource):
                 raise ConfigError(f"{where} needs planned steps, but {source.key} is streamed.")
         node.live.read()
 
@@ -198,12 +197,14 @@ def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
             found = f"no source {name!r}; the sources are {choices(name, known)}"
             raise ConfigError(f"{exclude.where}: exclude: {found}")
     for source in sources:
-        if skip.ranges and not isinstance(source.rows, RowSource):
+        if skip.ranges and not isinstance(source, PlannedSource):
             raise ConfigError(
                 f"{skip.where}: skip: {source.key} is streamed; only planned sources skip steps."
             )
         is_excluded = exclude.documents_of(source.key, source.shown_as) is not None
-        if is_excluded and not isinstance(source.rows, PlannedRows):
+        if is_excluded and not (
+            isinstance(source, PlannedSource) and source.first_rows.can_exclude
+        ):
             raise ConfigError(
                 f"{exclude.where}: exclude: {source.key} is streamed or spliced, so its documents "
                 f"cannot be excluded."
@@ -212,7 +213,7 @@ def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
 
 def absent_sources(sources: Sequence[Source], worker_config: WorkerConfig) -> dict[str, list[str]]:
     """Return the streamed sources that have no samples for a worker of this rank, by worker."""
-    streamed = [source for source in sources if not isinstance(source.rows, RowSource)]
+    streamed = [source for source in sources if isinstance(source, StreamedSource)]
     absent = {}
     for worker in range(max(1, worker_config.num_workers)):
         missing = [source.key for source in streamed if not source.rows.len_worker(worker)]

@@ -17,12 +17,14 @@ import numpy as np
 from energon_ext.arguments import choices
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.encoders.sources import document_range
+from energon_ext.encoders.sources import document_range, names_of_source
 from energon_ext.errors import ConfigError
+from energon_ext.plan.source import PlannedSource
 from energon_ext.splice import SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields
+from energon_ext.splice.frames import Frames, log_plan
 from energon_ext.splice.index import ORDER
-from energon_ext.splice.source import SpliceSource, log_plan
+from energon_ext.splice.reader import FrameReader
 from energon_ext.splice.validation import GridIndex
 from energon_ext.tokens.file_set import TokenFiles
 from energon_ext.tokens.origins import origins_of
@@ -100,18 +102,17 @@ def names_of(key: str) -> set[str]:
 
 def spliced_rows(
     encoder: PackedTaskEncoder, splice: SpliceFields, entry: Entry, seed: int, epochs: float | None
-) -> SpliceSource:
+) -> PlannedSource:
     """Plan the frames of one source, which form a grid in validation."""
     key, shuffle_key = entry.key, entry.names.shuffle_key
     files = encoder.token_files(entry)
     first, stop = document_range(entry, len(files))
-    places, lengths = files.locate(np.arange(first, stop))
+    lengths = files.lengths(np.arange(first, stop))
     keys = None if isinstance(entry.dataset, TokenFileFactory) else _keys(files)[first:stop]
     numbers = select_documents(
         lengths, splice, seq_len=encoder.seq_len, keys=keys, source=shuffle_key
     )
     lengths = lengths[numbers]
-    chosen = list(zip(numbers.tolist(), places[numbers].tolist(), lengths.tolist()))
     has_names = encoder.named_documents
     if has_names is None:
         has_names = len(numbers) <= NAMED_DOCUMENTS
@@ -127,21 +128,24 @@ def spliced_rows(
         raise ConfigError(f"Source {key}: {error}") from error
     digest = hashlib.sha256(json.dumps(files.fingerprint()).encode())
     digest.update(np.stack([numbers + first, lengths]).tobytes())
-    return SpliceSource(
+    names = [f"{key}/doc{number}" if has_names else key for number in numbers]
+    frames = Frames(
         examples,
-        [files.tokens(place, 0, length) for _, place, length in chosen],
-        [f"{key}/doc{number}" if has_names else key for number in numbers],
+        numbers.tolist(),
+        names,
         key=key,
         config=splice,
         seq_len=encoder.seq_len,
-        fill_id=encoder._assembler.pad_id,
         epochs=epochs,
         fingerprint={**splice.to_json(), "documents": digest.hexdigest(), "order": ORDER},
         metadata=[
             {"document": number, "tokens": length} | ({} if keys is None else {"key": keys[number]})
-            for number, _, length in chosen
+            for number, length in zip(numbers.tolist(), lengths.tolist())
         ],
     )
+    fill_id = encoder._assembler.pad_id
+    reader = FrameReader(files, first, numbers.tolist(), names, splice, fill_id)
+    return PlannedSource(key, frames, reader, **names_of_source(entry, stop - first))
 
 
 def _keys(files: TokenFiles) -> list[str]:

@@ -6,9 +6,9 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 
+from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.processes import Failure
 from energon_ext.loader.reader import Item
-from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.progress import DescribedRow
 
 #: Maximum number of batches to prefetch.
@@ -20,10 +20,10 @@ _MORE_AHEAD = 4
 
 def rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
     """Return how many batches fit into ``num_bytes``; 0 if prefetching does not help."""
-    row_bytes = max((rows.read_bytes for rows in dataset.rows), default=0)
+    row_bytes = max((reader.row_bytes for reader in dataset.batches.readers), default=0)
     if not row_bytes:
         return 0
-    return min(_MAX_ROUNDS_AHEAD, num_bytes // (dataset.topology.batch_rows * row_bytes))
+    return min(_MAX_ROUNDS_AHEAD, num_bytes // (dataset.run.topology.batch_rows * row_bytes))
 
 
 def with_later_rows(

@@ -30,19 +30,20 @@ from torch.utils.data import DataLoader, IterableDataset
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
 from energon_ext.loader.ahead import rounds_ahead, with_later_rows
+from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.processes import (
     Failure,
     begin_worker,
     explain_deaths_in_signals,
     explained_deaths,
 )
-from energon_ext.loader.reader import Reader
+from energon_ext.loader.reader import RoundReader
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.loader.slots import SlotBatch, Slots
-from energon_ext.plan.dataset import PlannedDataset
+from energon_ext.plan.cursor import restore_cursor, save_cursor
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
-from energon_ext.plan.state import cursor_of
+from energon_ext.plan.run import Run
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_seal, sealed
 from energon_ext.storage.range_reader import READ_REQUESTS, use_requests
@@ -91,7 +92,8 @@ class ExactDataLoader:
         check_integer("ExactDataLoader: read_ahead_bytes", read_ahead_bytes, 0)
         check_integer("ExactDataLoader: read_requests", read_requests, 1)
         check_number("ExactDataLoader: timeout", timeout, above_zero=True)
-        self.dataset: PlannedDataset = _planned(dataset)
+        self.dataset = _check_planned(dataset)
+        self._run = self.dataset.run
         self.worker_config: WorkerConfig = dataset.worker_config
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
@@ -101,7 +103,7 @@ class ExactDataLoader:
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # passed to readers, but not yet to the trainer
         self._has_begun = self._is_closed = False
-        for live in self.dataset.live_weights:
+        for live in self._run.live_weights:
             live.deadline = timeout / 4  # 450 s, below Megatron's collective timeout of 600 s
             # All ranks wait together, unless a file system shows them different files.
             live.patience = 10.0 if self.dataset.worker_config.rank == 0 else 60.0
@@ -113,11 +115,11 @@ class ExactDataLoader:
         A controller of :class:`~energon_ext.weights.LiveWeights` in the training loop must set
         weights up to this step before it draws the batch; without workers, the step of that batch.
         """
-        step, ahead = self.dataset.progress.plan.step, 0
+        step, ahead = self._run.progress.plan.step, 0
         if workers := self.worker_config.num_workers:
             batches = workers * self._prefetch_factor
-            ahead = PLANNED_STEPS + math.ceil(batches / self.dataset.topology.rounds)
-        clock = self.dataset.clock
+            ahead = PLANNED_STEPS + math.ceil(batches / self._run.topology.rounds)
+        clock = self._run.clock
         for _ in range(ahead + 1):
             while clock.is_skipped(step):
                 step += 1
@@ -127,7 +129,7 @@ class ExactDataLoader:
     @property
     def batches_drawn(self) -> int:
         """Batches of this rank since the start of the run."""
-        return self.dataset.batches_read
+        return self._run.batches_read
 
     def __len__(self) -> int:
         """Return the batches of this rank in a pass; TypeError if it is endless."""
@@ -150,7 +152,7 @@ class ExactDataLoader:
                 self.dataset.end_pass()
                 return
             is_last = self.dataset.hand_out(self._pending.popleft())
-            if is_last and self.dataset.passes.restarts:
+            if is_last and self._run.options.restarts:
                 self._batches = None
                 self._pending.clear()
                 self.dataset.end_pass()
@@ -181,7 +183,7 @@ class ExactDataLoader:
             use_requests(-(-self._read_requests // count))
         self.dataset.begin()
         readers = DataLoader(
-            Reader(self.dataset, self._slots),
+            RoundReader(self.dataset.batches, self.worker_config, self._slots),
             sampler=_Rounds(lambda: with_later_rows(self._rounds(), count, self._rounds_ahead)),
             **_options(workers, self._prefetch_factor, self._timeout),
             worker_init_fn=self._begin_reader,
@@ -199,7 +201,7 @@ class ExactDataLoader:
         """
         number = self.batches_drawn
         failures: list[Failure] = []
-        for round_ in self.dataset.rounds(self._steps(failures)):
+        for round_ in self._run.rounds(self._steps(failures)):
             self._pending.append(round_)
             yield number, round_.rows
             number += 1
@@ -208,10 +210,10 @@ class ExactDataLoader:
 
     def _steps(self, failures: list[Failure]) -> Iterator[DrawnStep]:
         if self.worker_config.num_workers == 0:
-            yield from self.dataset.drawn_steps()
+            yield from self._run.draw_own_steps()
             return
         planner = DataLoader(
-            _Planner(self.dataset),
+            _Planner(self._run),
             **_options(1, PLANNED_STEPS, self._timeout),
             worker_init_fn=begin_worker,
         )
@@ -229,12 +231,11 @@ class ExactDataLoader:
 
     def mark(self) -> Progress:
         """Mark the last batch that was taken, for a later :meth:`state_dict`; takes no time."""
-        return self.dataset.progress.copy()
+        return self._run.progress.copy()
 
     def state_dict(self, mark: Progress | None = None) -> dict[str, Any]:
         """Return the cursor after the last or the marked batch: JSON values, equal on all ranks."""
-        progress = self.dataset.progress if mark is None else mark
-        return sealed(json.loads(json.dumps(cursor_of(self.dataset, progress))))
+        return sealed(json.loads(json.dumps(save_cursor(self._run, mark))))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict` of any rank, with any number of ranks and workers.
@@ -249,9 +250,9 @@ class ExactDataLoader:
         if self._has_begun or self._is_closed or self.changes:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
-        self.changes = self.dataset.continue_from(content)
+        self.changes = restore_cursor(self._run, content)
         if self.worker_config.rank == 0:
-            log_resume(self.changes, content, self.dataset)
+            log_resume(self.changes, content, self._run)
 
     save_state_rank = state_dict  # the name in Energon's loader
 
@@ -279,20 +280,20 @@ class _Rounds:
 class _Planner(IterableDataset[Any]):
     """Draws the steps of a plan in a separate process."""
 
-    def __init__(self, dataset: PlannedDataset):
-        self._dataset = dataset
+    def __init__(self, run: Run):
+        self._run = run
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            yield from self._dataset.drawn_steps()
+            yield from self._run.draw_own_steps()
         except Exception as error:  # the trainer raises it in place of the step
             yield Failure.of(error)
 
 
-def _planned(dataset: Any) -> PlannedDataset:
+def _check_planned(dataset: Any) -> PlannedDataset:
     if isinstance(dataset, PlannedDataset):
         return dataset
-    if isinstance(find_blend(dataset), PlannedDataset):
+    if find_blend(dataset).is_planned:
         raise ConfigError(
             f"ExactDataLoader: a {type(dataset).__name__} around a planned dataset found; pass the "
             f"planned dataset itself, and change batches in the TaskEncoder (`encode_batch`)."

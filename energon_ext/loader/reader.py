@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.energon import WorkerConfig
@@ -12,18 +16,66 @@ from torch.utils.data import Dataset, get_worker_info
 
 from energon_ext.loader.processes import Failure
 from energon_ext.loader.slots import Slots
-from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.progress import DescribedRow
+from energon_ext.plan.source import Reader
 
 #: Number and rows of a batch, and rows of later batches for the same reader to prefetch.
 Item = tuple[int, list[DescribedRow] | Failure, list[DescribedRow]]
 
 
-class Reader(Dataset[Any]):
-    """Turns described rows into batches; needs no plan and has no state."""
+@dataclass(frozen=True)
+class BatchReader:
+    """Reads the rows of batches and makes batches of them.
 
-    def __init__(self, dataset: PlannedDataset, slots: Slots | None):
-        self._dataset, self._slots = dataset, slots
+    Attributes:
+        readers: one per source, in the order of their keys.
+        assemble: makes a batch of rows.
+        padding: makes a row that counts as nothing, to complete the last step, given a function
+            that reads one of its rows; None if an incomplete last step is dropped.
+    """
+
+    readers: Sequence[Reader]
+    assemble: Callable[[list[Any]], Any]
+    padding: Callable[[Callable[[], Any]], Any] | None
+
+    def read(self, rows: Sequence[DescribedRow]) -> Any:
+        """Read rows, those of one source together, and build a batch from them."""
+        self.prefetch(rows)
+        found: list[Any] = [None] * len(rows)
+        for source, places in self._by_source(rows).items():
+            read = self.readers[source].read([rows[place][1] for place in places])
+            for place, row in zip(places, read):
+                found[place] = row
+        for place, (source, description, is_padding) in enumerate(rows):
+            if is_padding:
+                assert self.padding is not None, "an incomplete step is dropped without padding"
+                found[place] = self.padding(functools.partial(self.read_row, source, description))
+        return self.assemble(found)
+
+    def read_row(self, source: int, description: Any) -> Any:
+        """Read one row of a source, given by its number."""
+        return self.readers[source].read([description])[0]
+
+    def prefetch(self, rows: Sequence[DescribedRow]) -> None:
+        """Ask the storage to prefetch rows."""
+        for source, places in self._by_source(rows).items():
+            self.readers[source].prefetch([rows[place][1] for place in places])
+
+    @staticmethod
+    def _by_source(rows: Sequence[DescribedRow]) -> dict[int, list[int]]:
+        """Return the places of the rows of each source, without padding."""
+        places = defaultdict[int, list[int]](list)
+        for place, (source, _, is_padding) in enumerate(rows):
+            if not is_padding:
+                places[source].append(place)
+        return places
+
+
+class RoundReader(Dataset[Any]):
+    """Turns rounds of described rows into batches; needs no plan and has no state."""
+
+    def __init__(self, batches: BatchReader, worker_config: WorkerConfig, slots: Slots | None):
+        self._batches, self._config, self._slots = batches, worker_config, slots
 
     def __getitem__(self, item: Item) -> Any:
         number, rows, later = item
@@ -38,7 +90,7 @@ class Reader(Dataset[Any]):
 
     def _read(self, number: int, rows: list[DescribedRow], later: list[DescribedRow]) -> Any:
         """Read a batch with Energon's worker state set, which decorators of Energon use."""
-        config = self._dataset.worker_config
+        config = self._config
         workers = max(1, config.num_workers)
         info = get_worker_info()
         if info is not None:
@@ -46,8 +98,8 @@ class Reader(Dataset[Any]):
         config.worker_activate(number // workers, cache_pool=NoCachePool())
         try:
             if later:
-                self._dataset.prefetch([*rows, *later])
-            return self._dataset.read(rows)
+                self._batches.prefetch([*rows, *later])
+            return self._batches.read(rows)
         except StopIteration as error:  # would silently end the pass
             raise RuntimeError("The TaskEncoder raised StopIteration in a batch.") from error
         finally:

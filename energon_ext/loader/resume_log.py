@@ -6,7 +6,7 @@ from typing import Any, Mapping
 
 from energon_ext.errors import log_of, printable
 from energon_ext.packing import repacking
-from energon_ext.plan.dataset import PlannedDataset
+from energon_ext.plan.run import Run
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.streamed.blend import StreamedBlend
 
@@ -16,7 +16,7 @@ logger = log_of(__name__)
 def log_resume(
     changes: list[SourceChange],
     state: Mapping[str, Any],
-    blend: PlannedDataset | StreamedBlend,
+    blend: Run | StreamedBlend,
 ) -> None:
     """Log the effect of a resume on each source, and warn about other changes."""
     lines = "\n  ".join(printable(str(change)) for change in changes)

@@ -18,7 +18,6 @@ from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.loader.processes import end_workers, explain_deaths_in_signals, explained_deaths
 from energon_ext.loader.resume_log import log_resume
-from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.match import SourceChange, check_fingerprint, compare_sources
 from energon_ext.state.plain import from_plain, to_plain
@@ -41,7 +40,7 @@ def open_loader(dataset: SavableDataset, **options: Any) -> Any:
         **options: options of :class:`~energon_ext.ExactDataLoader` or of
             ``megatron.energon.get_savable_loader``.
     """
-    if isinstance(find_blend(dataset), PlannedDataset):
+    if find_blend(dataset).is_planned:
         return ExactDataLoader(dataset, **options)
     return StreamedLoader(dataset, **options)
 

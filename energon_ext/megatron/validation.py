@@ -17,9 +17,9 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.config.source_key import numbered
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
+from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.processes import end_workers
-from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.splice.source import splices_of
+from energon_ext.splice.frames import splices_of
 from energon_ext.splice.validation import contents_of
 from energon_ext.state.together import collective_device
 
@@ -130,7 +130,7 @@ def _names_of(dataset: SavableDataset) -> tuple[list[str], set[str]]:
         return [], set()
     # A spliced source reports one loss per document.
     spliced = {name for source in splices_of(dataset) for name in source.names}
-    return list(dataset.documents), spliced
+    return list(dataset.run.documents), spliced
 
 
 def _open(dataset: SavableDataset, options: Mapping[str, Any]) -> Any:

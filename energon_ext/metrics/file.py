@@ -19,7 +19,7 @@ import numpy as np
 from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError
 from energon_ext.metrics.labels import short_labels
-from energon_ext.plan.source import Blend
+from energon_ext.plan.blend import Blend
 from energon_ext.state.schema import COUNT, check_shape
 
 FILE_NAME = "metrics.jsonl"

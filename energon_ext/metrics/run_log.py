@@ -8,7 +8,7 @@ from typing import Any, Mapping
 
 from energon_ext.metrics.boards import Board, TensorBoard, WeightsAndBiases, scalars_of
 from energon_ext.metrics.file import MetricsFile, describe_blend
-from energon_ext.plan.source import Blend
+from energon_ext.plan.blend import Blend
 
 
 class RunLog(contextlib.ExitStack):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Draw the sources of rows by walking the tree of a metadataset."""
 
+import copy
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -48,6 +49,15 @@ class Mixture:
         self._root = _Branch(tree, "", numbers, seed, row_tokens)
         self._interleaves = self._root.interleaves()
         self._retained: dict[str, Any] = {}
+
+    def fork(self, credits: Sequence[Credits]) -> "Mixture":
+        """Return the same mixture with the given credits, to be drawn on its own."""
+        other = copy.copy(self)
+        other.ended, other._root = self.ended.copy(), self._root.fork()
+        other._interleaves = other._root.interleaves()
+        for (_, sampler), now in zip(other._interleaves, credits):
+            sampler.credits, sampler.tokens = now
+        return other
 
     def open(self, position: int) -> bool:
         """Set the weights for a position on the schedule axis; False if nothing can be drawn."""
@@ -159,6 +169,13 @@ class _Branch:
             self.sampler = BlendSampler(f"{seed}/{name}")
         elif node.rule == INTERLEAVE:
             self.sampler = InterleaveSampler(names, row_tokens, seed)
+
+    def fork(self) -> "_Branch":
+        """Return a copy of this node and of all nodes below, with samplers of their own."""
+        other = copy.copy(self)
+        other._weights, other.sampler = copy.copy(self._weights), copy.copy(self.sampler)
+        other._children = {index: child.fork() for index, child in self._children.items()}
+        return other
 
     def interleaves(self) -> list[tuple["_Branch", InterleaveSampler]]:
         """Return the interleaves among this node and all nodes below, with their samplers."""

@@ -48,7 +48,7 @@ class BestFitPacker(Packer):
     Example:
         >>> packer = BestFitPacker(seq_len=7, carry=0)
         >>> documents, lengths = np.arange(4), np.array([6, 2, 6, 2])
-        >>> plan = packer.plan(Pieces.none(), Pieces.whole(documents, documents, lengths))
+        >>> plan = packer.plan(Pieces.none(), Pieces.whole(documents, lengths))
         >>> sorted(row.tolist() for row in np.split(plan.pieces.documents, plan.ends[:-1]))
         [[0, 1], [2, 3]]
     """

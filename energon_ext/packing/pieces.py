@@ -16,13 +16,11 @@ class Pieces:
 
     Attributes:
         documents: number of the document of each piece.
-        places: where its tokens are, see :class:`~energon_ext.tokens.base.Documents`.
         starts, stops: the piece has the tokens ``[start, stop)`` of the document.
         lengths: tokens of the whole document.
     """
 
     documents: np.ndarray
-    places: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
     lengths: np.ndarray
@@ -30,14 +28,14 @@ class Pieces:
     @classmethod
     def none(cls) -> "Pieces":
         nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, nothing, nothing, nothing)
+        return cls(nothing, nothing, nothing, nothing)
 
     @classmethod
-    def whole(cls, documents: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> "Pieces":
+    def whole(cls, documents: np.ndarray, lengths: np.ndarray) -> "Pieces":
         """Return each document as one piece, without empty documents."""
         if lengths.max(initial=0) < 1 << 31:  # saves memory with many sources
             lengths = lengths.astype(np.int32)
-        pieces = cls(documents, places, np.zeros_like(lengths), lengths, lengths)
+        pieces = cls(documents, np.zeros_like(lengths), lengths, lengths)
         return pieces if lengths.all() else pieces[lengths > 0]
 
     def __len__(self) -> int:
@@ -60,7 +58,7 @@ class Pieces:
         """Cut pieces into parts of at most ``longest`` tokens that share their boundary token.
 
         Example:
-            >>> nine = Pieces.whole(np.array([0]), np.array([0]), np.array([9])).cut(4)
+            >>> nine = Pieces.whole(np.array([0]), np.array([9])).cut(4)
             >>> list(zip(nine.starts.tolist(), nine.stops.tolist()))
             [(0, 4), (3, 7), (6, 9)]
         """
@@ -78,7 +76,7 @@ class Pieces:
         """Undo :meth:`cut`: join pieces of a document that share their boundary token.
 
         Example:
-            >>> nine = Pieces.whole(np.array([0]), np.array([0]), np.array([9])).cut(4)
+            >>> nine = Pieces.whole(np.array([0]), np.array([9])).cut(4)
             >>> nine.joined().ranges()
             [(0, 0, 9)]
         """
@@ -104,7 +102,7 @@ class Pieces:
             ends: where each window ends among the pieces, int64 [windows].
 
         Example:
-            >>> nine = Pieces.whole(np.array([0]), np.array([0]), np.array([9])).cut(4)
+            >>> nine = Pieces.whole(np.array([0]), np.array([9])).cut(4)
             >>> nine.with_windows_joined(np.array([1, 2, 3])).ranges()
             [(0, 0, 9)]
         """

@@ -20,7 +20,7 @@ class SequentialPacker(Packer):
     Example:
         >>> packer = SequentialPacker(seq_len=4)
         >>> documents, lengths = np.arange(3), np.array([5, 4, 6])
-        >>> plan = packer.plan(Pieces.none(), Pieces.whole(documents, documents, lengths))
+        >>> plan = packer.plan(Pieces.none(), Pieces.whole(documents, lengths))
         >>> parts = zip(plan.pieces.documents, plan.pieces.starts, plan.pieces.stops)
         >>> [tuple(map(int, part)) for part in parts]
         [(0, 0, 5), (0, 4, 5), (1, 0, 4), (1, 3, 4), (2, 0, 4)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from energon_ext.errors import ConfigError
-from energon_ext.plan.deal import Topology
+from energon_ext.plan.topology import Topology
 from energon_ext.weights import ScheduleAxis
 
 #: Earlier lengths of rows as ``(stop, positions)``: the rows before ``stop``, from the previous

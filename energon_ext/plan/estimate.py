@@ -15,6 +15,7 @@ import numpy as np
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND
+from energon_ext.plan.blend import Blend
 from energon_ext.plan.forecast import (
     Forecast,
     check_not_empty,
@@ -23,15 +24,13 @@ from energon_ext.plan.forecast import (
     start_of,
     window_edges,
 )
-from energon_ext.plan.row_source import RowSource
-from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.source import Blend, Source
+from energon_ext.plan.source import PlannedSource, Source
 
 #: First rows, which a packer fills better than later ones, and rows to sample after them.
 _FIRST_ROWS, _SAMPLED_ROWS = 256, 256
 
 
-def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None) -> Forecast:
+def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None) -> Forecast:
     """Estimate by summing the shares of the sources, from the current position of the dataset.
 
     ``spread`` measures how far random draws of a blend may deviate from the shares.
@@ -126,19 +125,17 @@ def _row_contents(
     source: Source, row_tokens: int, tokens_per_document: float | None
 ) -> tuple[float, float]:
     """Return the mean tokens and documents per row; planned sources are sampled."""
-    rows = source.rows
-    if not isinstance(rows, RowSource):
+    if not isinstance(source, PlannedSource):
         if tokens_per_document is None or not tokens_per_document >= 1:
             raise ConfigError(
                 f"{source.key}: is streamed, so its lengths are unknown; give --tokens-per-doc."
             )
         tokens = float(row_tokens or tokens_per_document)
         return tokens, tokens / tokens_per_document
-    rows = rows.fork()
-    rows.restart()
+    rows = source.rows()
     first, later = rows.take(_FIRST_ROWS), rows.take(_SAMPLED_ROWS)
     sampled = later if len(later) else first
     tokens = sampled.num_tokens / len(sampled)
-    if isinstance(rows, PlannedRows):
-        return tokens, tokens / (rows.epoch_tokens / len(rows.kept_numbers))
+    if (mean := source.first_rows.tokens_per_document) is not None:
+        return tokens, tokens / mean
     return tokens, max(sampled.num_documents / len(sampled), 1e-12)

@@ -18,9 +18,10 @@ import numpy as np
 
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
-from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.plan.source import Blend
-from energon_ext.plan.step import Advance
+from energon_ext.plan.blend import Blend
+from energon_ext.plan.cursor import fork_at
+from energon_ext.plan.plan import PlanState
+from energon_ext.plan.run import Run
 
 #: Number of parts of a run that are reported separately.
 WINDOWS = 240
@@ -140,12 +141,12 @@ def check_not_empty(edges: Sequence[int]) -> None:
         raise ConfigError("No row is left: all sources have ended; raise a max_epochs.")
 
 
-def start_of(blend: Blend) -> Advance:
+def start_of(blend: Blend) -> PlanState:
     """Return the state of the plan at the current position of a dataset."""
-    if isinstance(blend, PlannedDataset):
+    if isinstance(blend, Run):
         return blend.progress.plan
     nothing = np.zeros(len(blend.keys), np.int64)
-    return Advance(0, 0, (), nothing, nothing, nothing, (), {})
+    return PlanState(0, 0, (), nothing, nothing, nothing, (), nothing, {})
 
 
 def position_of(blend: Blend, step: int) -> int:
@@ -155,8 +156,8 @@ def position_of(blend: Blend, step: int) -> int:
     return blend.clock.at(step, row, start.row_lengths)
 
 
-def planned(
-    blend: PlannedDataset, steps: int, progress: Any = iter, state: Mapping[str, Any] | None = None
+def forecast(
+    blend: Run, steps: int, progress: Any = iter, state: Mapping[str, Any] | None = None
 ) -> Forecast:
     """Forecast exactly, by drawing the plan; the dataset itself does not move.
 
@@ -168,7 +169,7 @@ def planned(
     Raises:
         ConfigError: no row is left.
     """
-    blend = blend.fork(state)
+    blend = blend.fork() if state is None else fork_at(blend, state)
     drawn, plan, first = blend.draw_steps(), blend.plan, start_of(blend).step
     planned_edges = window_edges(blend, steps)
     edges, counts, done = [first], [(plan.tokens.copy(), plan.documents.copy())], first

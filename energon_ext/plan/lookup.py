@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 from energon_ext.errors import ConfigError
-from energon_ext.plan.source import Blend
+from energon_ext.plan.blend import Blend
 
 
 def find_blend(dataset_or_loader: Any) -> Any:
-    """Return the :class:`~energon_ext.plan.source.Blend` inside a dataset or loader.
+    """Return the :class:`~energon_ext.plan.blend.Blend` inside a dataset or loader.
 
     Raises:
         ConfigError: there is none, since the TaskEncoder lacks the mixin, or since it is validation
@@ -20,6 +20,7 @@ def find_blend(dataset_or_loader: Any) -> Any:
     candidates = [dataset_or_loader]
     while candidates:
         candidate = candidates.pop()
+        candidate = getattr(candidate, "run", candidate)  # of a planned dataset
         if isinstance(candidate, Blend):
             return candidate
         if hasattr(candidate, "datasets"):

@@ -10,8 +10,8 @@ from typing import Any, Mapping
 import numpy as np
 
 from energon_ext.packing import Packer, Pieces
-from energon_ext.plan.row_source import Window
-from energon_ext.tokens.base import Documents
+from energon_ext.plan.rows import Window
+from energon_ext.tokens.documents import Lengths
 
 _NOTHING = np.zeros(0, np.int64)
 
@@ -42,18 +42,18 @@ class PackWindow(Window):
     is_last: bool = False
     digest: str = ""
 
-    def carried_of(self, documents: Documents, packer: Packer) -> Pieces | None:
+    def carried_of(self, lengths: Lengths, packer: Packer) -> Pieces | None:
         """Return the carried-over pieces; None if they do not fit the documents."""
         numbers, starts, stops = self.documents, self.starts, self.stops
-        if len(numbers) != len(starts) or numbers.max(initial=0) >= len(documents):
+        if len(numbers) != len(starts) or numbers.max(initial=0) >= len(lengths):
             return None
-        places, lengths = documents.locate(numbers)
+        whole = lengths.lengths(numbers)
         if stops is None:
-            rest = Pieces(numbers, places, starts, lengths, lengths)
-            return packer.resumed(rest) if (starts < lengths).all() else None
-        if len(stops) != len(starts) or not ((starts < stops) & (stops <= lengths)).all():
+            rest = Pieces(numbers, starts, whole, whole)
+            return packer.resumed(rest) if (starts < whole).all() else None
+        if len(stops) != len(starts) or not ((starts < stops) & (stops <= whole)).all():
             return None
-        return Pieces(numbers, places, starts, stops, lengths)
+        return Pieces(numbers, starts, stops, whole)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Iterator, NamedTuple
 
-from energon_ext.plan.step import Advance
+from energon_ext.plan.plan import PlanState
 
 #: A source number, the description of one of its rows, and whether the row is to become padding.
 DescribedRow = tuple[int, Any, bool]
@@ -32,7 +32,7 @@ class DrawnStep:
 
     number: int
     rounds: list[list[DescribedRow]]
-    after: Advance
+    after: PlanState
     ended: tuple[str, ...] = ()
 
 
@@ -71,13 +71,13 @@ class Progress:
         skipped: ranges ``(first, stop)`` of skipped steps.
     """
 
-    plan: Advance
+    plan: PlanState
     done: int = 0
     read: int = 0
     skipped: tuple[tuple[int, int], ...] = ()
 
     def hand_out(self, round_: Round, rows: int) -> None:
-        """Advance by a round, which has ``rows`` rows over all ranks."""
+        """PlanState by a round, which has ``rows`` rows over all ranks."""
         for step in round_.skipped:
             self._finish(step)
             first = step.number

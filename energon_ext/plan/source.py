@@ -1,204 +1,101 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A source, and the base class of all blends of sources."""
+"""A source of a blend: what names it, and for a planned one its rows and who reads them."""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, field
-from typing import Any, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from energon_ext.errors import ConfigError
-from energon_ext.mixture.mixture import Mixture
-from energon_ext.mixture.tree import Tree
-from energon_ext.plan.clock import Clock, RowLengths
-from energon_ext.plan.deal import Topology
-from energon_ext.plan.row_source import RowSource
-from energon_ext.state.match import ENCODER, SourceNames
-from energon_ext.state.schema import digest_of
-from energon_ext.weights import ConstantWeight, LiveWeights, WeightSpec, weight_from_config
+from energon_ext.plan.rows import Rows
+from energon_ext.state.match import SourceNames
+from energon_ext.tokens.documents import Origin
 
 
-@dataclass
-class Source:
-    """One source of a blend.
+class Reader(Protocol):
+    """Reads the rows of one source, in any process; it has no part in the plan."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Approximate bytes per row if prefetching rows helps, else 0."""
+
+    def read(self, rows: Sequence[Any]) -> list[Any]:
+        """Read some rows of a batch, each given by its description."""
+
+    def prefetch(self, rows: Sequence[Any]) -> None:
+        """Ask the storage to prefetch rows."""
+
+    def origin(self, number: int) -> Origin:
+        """Return where a document or sample comes from."""
+
+    def tokens(self, number: int, start: int, stop: int) -> np.ndarray | None:
+        """Return tokens of a document; None if it has none before it is encoded."""
+
+    def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
+        """Return the files of a sample by extension, to display them; empty for tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source(ABC):
+    """What names a source of a blend, and how often it is read.
 
     Attributes:
         key: its identity, see :func:`energon_ext.config.source_key.source_key`.
-        rows: a :class:`~energon_ext.plan.row_source.RowSource` if the source is planned, an Energon
-            dataset if it is streamed.
-        weight: a number or a schedule, used if the blend is given no tree.
         documents: number of documents in one epoch.
-        max_epochs: epochs after which ``rows`` end, or None.
+        max_epochs: epochs after which its rows end, or None.
         names: names that find its state if the key has changed.
         shown_as: its display name, if it has one.
-        fingerprint: JSON values that change with the data; planned rows have their own.
-        spread: which workers read which samples, a :class:`~energon_ext.streamed.spread.Spread`;
-            None for planned rows, and for datasets that are not Energon's.
     """
 
     key: str
-    rows: Any
-    weight: WeightSpec = field(default_factory=lambda: ConstantWeight(1.0))
+    _: KW_ONLY
     documents: int = 0
     max_epochs: int | None = None
     names: SourceNames = SourceNames()
     shown_as: str | None = None
-    fingerprint: dict[str, Any] = field(default_factory=dict)
-    spread: Any = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.weight, WeightSpec):
-            self.weight = weight_from_config(self.weight, f"Source {self.key}: weight")
 
     @property
-    def part_documents(self) -> dict[str, int]:
-        """Documents in one epoch of the source, or of each of its parts, by key in batches."""
-        return getattr(self.rows, "part_documents", {self.key: self.documents})
+    def shuffle_name(self) -> str:
+        """The name that decides its order, which is the same if all data moves."""
+        return self.names.shuffle_key or self.key
 
+    @abstractmethod
     def identity(self) -> list[Any]:
         """Return everything but its weight that decides which rows it has, as JSON values.
 
         There is no path in it.
         """
-        name = self.names.shuffle_key or self.key
-        if isinstance(self.rows, RowSource):
-            return [name, self.rows.kind, self.rows.fingerprint, self.rows.options()]
-        return [name, self.max_epochs, self.fingerprint]
 
     @property
-    def part_shares(self) -> dict[str, float]:
-        """Fraction of the source's tokens that each part has, by key in batches."""
-        return getattr(self.rows, "part_shares", {self.key: 1.0})
+    def parts(self) -> Mapping[str, tuple[float, float]]:
+        """``(documents in one epoch, share of its tokens)`` of each part, by key in batches."""
+        return {self.key: (self.documents, 1.0)}
 
 
-class Blend:
-    """Several sources, and the shares that a tree of weights gives them.
+@dataclass(frozen=True, eq=False)
+class PlannedSource(Source):
+    """A source whose rows are planned from lengths, and read by any process.
 
-    Args:
-        sources: one or more, with distinct keys, in any order; stored sorted by key.
-        tree: mixing rules and weights, with the keys as leaves.
-        clock: converts steps and rows to positions on the schedule axis.
+    Attributes:
+        first_rows: its rows before the first one is taken; they never move.
+        reader: reads them.
     """
 
-    is_planned: bool
-    fingerprint: dict[str, Any]
+    first_rows: Rows
+    reader: Reader
 
-    def __init__(self, sources: Sequence[Source], tree: Tree, clock: Clock):
-        ordered = sorted(sources, key=lambda source: source.key)
-        self.sources = {source.key: source for source in ordered}
-        if not ordered or len(self.sources) != len(ordered):
-            keys = [source.key for source in ordered]
-            raise ConfigError(f"A blend needs sources with distinct keys; found {keys}.")
-        self.keys = tuple(self.sources)
-        self.tree, self.clock = tree, clock
+    def rows(self) -> Rows:
+        """Return its rows from the first one on."""
+        return self.first_rows.at(self.first_rows.window, self.first_rows.next_row)
 
-    @property
-    def topology(self) -> Topology:
-        return self.clock.topology
+    def identity(self) -> list[Any]:
+        rows = self.first_rows
+        return [self.shuffle_name, rows.kind, rows.fingerprint, rows.options()]
 
     @property
-    def live_weights(self) -> list[LiveWeights]:
-        """The files through which a controller sets weights."""
-        return [node.live for node in self.tree.nodes() if node.live is not None]
-
-    @property
-    def epoch_limits(self) -> dict[str, int]:
-        """``max_epochs`` by source if all have one, so that the run ends; else empty."""
-        limits = {key: source.max_epochs for key, source in self.sources.items()}
-        return {k: n for k, n in limits.items() if n is not None and None not in limits.values()}
-
-    @property
-    def documents(self) -> dict[str, int]:
-        """Documents in one epoch of each source, or of each of its parts."""
-        return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
-
-    @property
-    def epoch_tokens(self) -> dict[str, int]:
-        """Tokens in one epoch of each source whose documents are read whole."""
-        tokens = {k: getattr(s.rows, "epoch_tokens", None) for k, s in self.sources.items()}
-        return {key: count for key, count in tokens.items() if count is not None}
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Display names of the sources that have one, and of their parts."""
-        return {
-            part: source.shown_as + part.removeprefix(key)
-            for key, source in self.sources.items()
-            if source.shown_as
-            for part in (key, *source.part_documents)
-        }
-
-    @property
-    def source_names(self) -> dict[str, SourceNames]:
-        return {key: source.names for key, source in self.sources.items()}
-
-    @functools.cached_property
-    def data_digest(self) -> str:
-        """Digest of everything that decides which rows a run reads.
-
-        It contains no path: runs that read the same rows in other folders have the same one. Ranks
-        and workers, the steps that are skipped and the class of the TaskEncoder do not matter.
-        """
-        sources = {key: source.identity() for key, source in self.sources.items()}
-        tree = self.tree.map(lambda key: sources[key][0])
-        assert tree is not None, "a blend has sources"
-        topology, settings = self.topology, dict(self.fingerprint)
-        settings.pop(ENCODER, None)
-        streams = [] if self.is_planned else [topology.ranks, topology.workers, topology.batch_rows]
-        rows = [topology.rows_per_step, self.clock.row_tokens, self.clock.axis.counted, *streams]
-        return digest_of([settings, rows, tree.to_json(), list(sources.values())])[:16]
-
-    @property
-    def interleaves(self) -> dict[str, int]:
-        """Number of interleaves above each source, without sources that a blend draws."""
-        return self.tree.interleaves()
-
-    @property
-    def row_lengths(self) -> RowLengths:
-        """Lengths of earlier rows, if they differ from the current one."""
-        return ()
-
-    def position(self, step: int, row: int | None = None) -> int:
-        """Return the position of an optimizer step, whose first row is ``row`` if known."""
-        return self.clock.at_step(step, row, self.row_lengths)
-
-    def shares_at_step(self, step: int, row: int | None = None) -> dict[str, float]:
-        """Return the share of each source, or of each of its parts, in an optimizer step.
-
-        Args:
-            step: optimizer step from 0 on, whatever unit the breakpoints count.
-            row: its first row, if steps had other sizes before.
-
-        See :meth:`shares_at`.
-        """
-        return self.shares_at(self.position(step, row))
-
-    def shares_at(self, position: int) -> dict[str, float]:
-        """Return the share of each source, or of each of its parts, at a position of the axis.
-
-        Sources that have ended still count. If live weights do not cover the position yet, their
-        last line is used.
-        """
-        for live in self.live_weights:
-            live.read()
-        shares, (parts, sources, of_source) = self._mixture_of_shares.shares(position), self._parts
-        return dict(zip(parts, (shares[sources] * of_source).tolist()))
-
-    @functools.cached_property
-    def _mixture_of_shares(self) -> Mixture:
-        """Evaluates weights for :meth:`shares_at`, apart from the plan, which has its own."""
-        return Mixture(self.tree, self.keys, seed="")
-
-    @functools.cached_property
-    def _parts(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """The parts of all sources: key, number of the source, share in the source."""
-        parts = [
-            (part, number, share)
-            for number, source in enumerate(self.sources.values())
-            for part, share in source.part_shares.items()
-        ]
-        keys, numbers, shares = zip(*parts)
-        return list(keys), np.array(numbers), np.array(shares)
+    def parts(self) -> Mapping[str, tuple[float, float]]:
+        return self.first_rows.parts or super().parts

@@ -5,8 +5,8 @@
 from dataclasses import dataclass
 from typing import Any, Iterator, Sequence
 
-from energon_ext.plan.deal import Topology
 from energon_ext.plan.step import Step
+from energon_ext.plan.topology import Topology
 
 
 @dataclass(frozen=True)

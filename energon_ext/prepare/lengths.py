@@ -20,6 +20,7 @@ from energon_ext.keyed import stable_hash
 from energon_ext.prepare.accounts import read_json
 from energon_ext.prepare.cache import SPLIT
 from energon_ext.prepare.job import Record
+from energon_ext.tokens.documents import Lengths
 from energon_ext.tokens.index import PREPARED
 
 LENGTHS, COSTS = ".lengths.bin", ".costs.bin"
@@ -54,12 +55,18 @@ class LengthWriter:
 
 
 @dataclass(frozen=True, eq=False)
-class LengthTable:
-    """The lengths of the samples of a source."""
+class LengthTable(Lengths):
+    """The lengths of the samples of a source.
 
-    lengths: np.ndarray  # uint32 [n]; 0 for a sample that could not be measured
-    costs: np.ndarray  # float32 [n], added to the cost of the tokens, in the unit of encoder.cost
-    longest: int  # positions of a row; longer samples count as empty and are in no row
+    Attributes:
+        measured: uint32 [n]; 0 for a sample that could not be measured.
+        measured_costs: float32 [n], added to the cost of the tokens, in the unit of encoder.cost.
+        longest: positions of a row; longer samples count as empty and are in no row.
+    """
+
+    measured: np.ndarray
+    measured_costs: np.ndarray
+    longest: int
 
     @classmethod
     def open(cls, folder: Path, longest: int) -> "LengthTable":
@@ -72,44 +79,39 @@ class LengthTable:
         )
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.measured)
 
     @property
     def num_too_long(self) -> int:
         """Number of samples that are longer than a row."""
-        return int((self.lengths > self.longest).sum())
+        return int((self.measured > self.longest).sum())
 
     @property
     def samples_per_row(self) -> float:
         """Approximate number of samples per row."""
-        fitting = self.lengths[(self.lengths > 0) & (self.lengths <= self.longest)]
+        fitting = self.measured[(self.measured > 0) & (self.measured <= self.longest)]
         return self.longest / float(fitting.mean()) if len(fitting) else 1
 
     def for_rows(self, longest: int) -> "LengthTable":
         """Return this table for rows of another length."""
         return replace(self, longest=longest)
 
-    def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers themselves, and the tokens of each sample, 0 if it is in no row."""
-        lengths = self.lengths[numbers].astype(np.int64)
-        return numbers, np.where(lengths <= self.longest, lengths, 0)
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+        lengths = self.measured[numbers].astype(np.int64)
+        return np.where(lengths <= self.longest, lengths, 0)
 
-    def tokens_in(self, first: int, stop: int) -> int:
-        """Return the tokens of the samples ``first`` to ``stop - 1`` that are in a row."""
-        return int(self.locate(np.arange(first, stop))[1].sum())
-
-    def costs_of(self, numbers: np.ndarray) -> np.ndarray:
+    def costs(self, numbers: np.ndarray) -> np.ndarray:
         """Return the cost of each sample in addition to its tokens, float32 [n]."""
-        return self.costs[numbers]
+        return self.measured_costs[numbers]
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number of samples and tokens, and a digest of all lengths."""
-        tokens = int(self.lengths.sum(dtype=np.int64))
-        return {"documents": len(self), "tokens": tokens, "lengths": _digest(self.lengths)}
+        tokens = int(self.measured.sum(dtype=np.int64))
+        return {"documents": len(self), "tokens": tokens, "lengths": _digest(self.measured)}
 
     def options(self) -> dict[str, Any]:
         """Return a digest of all costs, which decide how the rows of a step go to the ranks."""
-        return {"costs": _digest(self.costs)}
+        return {"costs": _digest(self.measured_costs)}
 
 
 def _digest(column: np.ndarray) -> str:

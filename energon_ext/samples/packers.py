@@ -3,6 +3,7 @@
 """Packers that build rows of whole samples from their lengths."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from energon_ext.errors import ConfigError
 from energon_ext.packing import BestFitPacker, Packer, PackPlan, Pieces
+from energon_ext.tokens.documents import Lengths
 
 
 @dataclass(frozen=True)
@@ -126,3 +128,40 @@ class OwnPacker(Packer):
                 f"{sum(lengths)} tokens, {self.seq_len} of which fit in a row; return some rows, "
                 f"so that the samples left for the next buffer do not pile up."
             )
+
+
+def rebuild_packer(
+    packing: Mapping[str, Any], *, current: Packer, lengths: Lengths, numbers: range, key: str
+) -> Packer:
+    """Rebuild the packer of earlier rows of samples from the fields of a fingerprint.
+
+    Args:
+        current: packer of later rows.
+        lengths, numbers: the samples of the source ``key``.
+
+    Raises:
+        ConfigError: the packer no longer exists, or samples that it packed do not fit later rows.
+    """
+    before = packing["seq_len"]
+    _check_fit(before, current.seq_len, lengths, numbers, key)
+    options = dict(packing["packing"])
+    if options.pop("name") == WholePacker.name:
+        return WholePacker(before, **options)
+    if isinstance(current, OwnPacker):
+        return current.with_seq_len(before)
+    raise ConfigError(
+        f"{key}: earlier rows were packed by select_samples_to_pack, which this encoder lacks; "
+        f"keep the method, or start a new run."
+    )
+
+
+def _check_fit(before: int, now: int, lengths: Lengths, numbers: range, key: str) -> None:
+    """Raise ConfigError if rows are now too short for samples that were read before."""
+    read = lengths.for_rows(before).lengths(np.array(numbers))
+    too_long = read > now
+    if too_long.any():
+        raise ConfigError(
+            f"{key}: {too_long.sum():,} samples have more than the {now} tokens of a row, but were "
+            f"read in rows of {before} before; use a `seq_len` of at least {read.max()}, or "
+            f"`exclude` them."
+        )

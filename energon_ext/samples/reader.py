@@ -9,6 +9,7 @@ that still fits, in the order of the plan, so that it is the same on every rank 
 import contextlib
 import inspect
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from megatron.energon.task_encoder.base import get_failure_tolerance
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
 from energon_ext.keyed import stable_hash
 from energon_ext.samples.numbered import NumberedSamples, key_of
+from energon_ext.tokens.documents import Origin
 
 logger = log_of(__name__)
 
@@ -56,17 +58,36 @@ class SampleReader:
     _failures: list[tuple[str, str]] = field(default_factory=list, init=False)
     _has_worked: bool = field(default=False, init=False)  # the encoder, for some sample
 
+    @property
+    def row_bytes(self) -> int:
+        samples_per_row = 1 if self.table is None else self.table.samples_per_row
+        return math.ceil(self.samples.stored_bytes() * samples_per_row)
+
     def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
-        """Return the files of a sample, to display them."""
+        """Return the files of a sample by extension, per dataset of a join; empty if excluded."""
         sample = self.samples.stored(number)
         return () if sample is None else [part for part in sample.data if part is not None]
 
-    def prefetch(self, numbers: Sequence[int]) -> None:
-        """Ask the operating system or the store to prefetch samples."""
-        for number in numbers:
-            self.samples.prefetch(number)
+    def origin(self, number: int) -> Origin:
+        """Return the shard of a sample, its number, and its key."""
+        first, *_ = [*self.stored(number), {}]
+        key = str(first.get("__key__", "excluded by the split"))
+        return Origin(str(first.get("__shard__", "")), number, key)
 
-    def __call__(self, numbers: Sequence[int], epoch: int) -> Any:
+    def tokens(self, number: int, start: int, stop: int) -> None:
+        """Return None: a sample has tokens only after it is encoded."""
+
+    def prefetch(self, rows: Sequence[Any]) -> None:
+        """Ask the operating system or the store to prefetch samples."""
+        for numbers, *_ in rows:
+            for number in numbers:
+                self.samples.prefetch(number)
+
+    def read(self, rows: Sequence[Any]) -> list[Any]:
+        """Read and encode rows of :data:`~energon_ext.plan.packed_rows.Description`."""
+        return [self._read_row(numbers, epoch) for numbers, *_, epoch in rows]
+
+    def _read_row(self, numbers: Sequence[int], epoch: int) -> Any:
         """Return the encoded sample of a row, or its samples packed together."""
         self.encoder.source_key = self.key
         samples, free = [], self._row_tokens
@@ -152,7 +173,7 @@ class SampleReader:
         return int(length[0] if isinstance(length, tuple) else length)
 
     def _overflow(self, stored: Any, number: int, tokens: int, free: int) -> str:
-        measured = int(self.table.locate(np.array([number]))[1][0])
+        measured = int(self.table.lengths(np.array([number]))[0])
         return (
             f"Sample {key_of(stored)}: {tokens} tokens, {measured} when measured, and the row has "
             f"{free} left. If lengths are random, let length_of return the largest one."

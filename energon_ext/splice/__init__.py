@@ -10,7 +10,7 @@ listed: each example is computed from its number.
 2. ``quotas``: examples per document in an epoch;
 3. ``index``: example number -> epoch, place in its random order -> document, its n-th example;
 4. ``starts``, ``pairs``: n-th example of a document -> (t, s);
-5. ``source``: rows of tokens, weights and positions.
+5. ``frames``: rows of a plan; ``reader``: their tokens, weights and positions.
 """
 
 from energon_ext.splice.config import MultiSpliceConfig, SpliceConfig

@@ -71,8 +71,8 @@ class Consumption:
 
         Args:
             documents, tokens: size of one epoch of each source, over all ranks; see
-                :attr:`energon_ext.plan.source.Blend.documents` and
-                :attr:`~energon_ext.plan.source.Blend.epoch_tokens`. A size of 0 gives 0 passes.
+                :attr:`energon_ext.plan.blend.Blend.documents` and
+                :attr:`~energon_ext.plan.blend.Blend.epoch_tokens`. A size of 0 gives 0 passes.
         """
         passes = {key: self.rows[key] / count if count else 0.0 for key, count in documents.items()}
         for key, count in (tokens or {}).items():

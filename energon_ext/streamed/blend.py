@@ -25,12 +25,13 @@ from energon_ext.errors import ConfigError, StateMismatchError, log_of
 from energon_ext.keyed import stable_hash
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BASELINE, BLEND, INTERLEAVE, NEW_SOURCES, Tree, blend_of
+from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.deal import Topology
-from energon_ext.plan.source import Blend, Source
+from energon_ext.plan.topology import Topology
 from energon_ext.state.match import check_fingerprint, match_sources
 from energon_ext.state.schema import COUNT, MIXTURE, check_class
 from energon_ext.streamed.samples import SAMPLES, StreamedSamples, num_tokens_of
+from energon_ext.streamed.source import StreamedSource
 from energon_ext.streamed.spread import line_up
 from energon_ext.weights import ScheduleAxis
 
@@ -74,11 +75,12 @@ class StreamedBlend(Blend, BaseWrapperDataset):
     """
 
     is_planned = False
+    sources: Mapping[str, StreamedSource]
     rule = BLEND  # of the only node if no tree is given
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[StreamedSource],
         *,
         worker_config: WorkerConfig,
         tree: Tree | None = None,
@@ -90,7 +92,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         new_source: str = BASELINE,
     ):
         check_choice("new_source", new_source, NEW_SOURCES)
-        weights = {source.key: source.weight for source in sources}
+        weights = {source.key: source.weight_spec for source in sources}
         tree = tree or blend_of(dict(sorted(weights.items())), self.rule, new_source=new_source)
         clock = clock or Clock(ScheduleAxis(), Topology.of(worker_config, None, None))
         Blend.__init__(self, sources, tree, clock)

@@ -13,8 +13,8 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.errors import EnergonExtError, SampleError
-from energon_ext.plan.source import Source
 from energon_ext.state.schema import COUNT
+from energon_ext.streamed.source import StreamedSource
 from energon_ext.streamed.spread import SPREAD
 
 #: The shape of :meth:`StreamedSamples.save_state`.
@@ -38,7 +38,7 @@ def num_tokens_of(sample: Any) -> int:
 class StreamedSamples:
     """One worker's samples of a source, whose ``rows`` are an Energon dataset."""
 
-    def __init__(self, source: Source, size_of: Callable[[Any], float] = num_tokens_of):
+    def __init__(self, source: StreamedSource, size_of: Callable[[Any], float] = num_tokens_of):
         self.source, self.size_of = source, size_of
         self.dataset: SavableDataset = source.rows
         self.reset()

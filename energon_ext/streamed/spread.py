@@ -19,7 +19,6 @@ from typing import Any
 
 from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
 
-from energon_ext.plan.source import Source
 from energon_ext.state.schema import COUNT
 
 #: The shape of :meth:`Spread.to_json`; None for other datasets and in states of older versions.
@@ -63,7 +62,7 @@ class Spread:
 
 
 def line_up(
-    sources: Iterable[Source], saved: Mapping[str, Mapping[str, int] | None] | None = None
+    sources: Iterable[Any], saved: Mapping[str, Mapping[str, int] | None] | None = None
 ) -> None:
     """Give each source its place in the line: the one in a state, or else one at the end.
 

@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Conversations cut to the length of a row, or empty if nothing in that row is trained."""
 
+from typing import Any
+
 import numpy as np
 
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.tokens.documents import Lengths
 from energon_ext.tokens.file_set import TokenFiles
 
 logger = log_of(__name__)
@@ -19,8 +22,8 @@ _MAX_IN_A_ROW = 100
 _CHUNK = 512
 
 
-class CutDocuments:
-    """The documents of token files, each at most as long as a row.
+class CutLengths(Lengths):
+    """The lengths of the documents of token files, each at most as long as a row.
 
     A document without a trained label in its first ``max_tokens`` tokens has length 0. The
     constructor finds these documents: it checks all of them if ``untrained`` is given, else only
@@ -47,34 +50,29 @@ class CutDocuments:
         untrained: int | None = None,
     ):
         self.files = files
-        # Cutting a document changes only its length.
-        self.tokens, self.label_weights = files.tokens, files.label_weights
-        self.fingerprint = files.fingerprint
-        self.is_remote, self.prefetch = files.is_remote, files.prefetch
-        self.file_of, self.document = files.file_of, files.document
         self._max_tokens = max_tokens
         self._untrained = untrained
         untrainable, too_long = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         self.num_tokens = in_a_row = 0
         for numbers in files.chunks(_CHUNK):
-            places, lengths = files.locate(numbers)
-            is_long = lengths > max_tokens
+            lengths = whole = files.lengths(numbers)
+            is_long = whole > max_tokens
             if over_long != "cut":
                 too_long.append(numbers[is_long])
-                lengths[is_long] = 0
+                lengths = np.where(is_long, 0, whole)
             if over_long == "error":
                 in_a_row = self._check_in_a_row(source, numbers, is_long, in_a_row)
             lengths = np.minimum(lengths, max_tokens)
             is_cut = is_long & (lengths > 0)
             candidates = np.flatnonzero(is_cut if untrained is None else lengths > 0)
-            empty = candidates[~self._are_trained(places[candidates], lengths[candidates])]
+            empty = candidates[~self._are_trained(int(numbers[0]), whole, lengths, candidates)]
             lengths[empty] = 0
             untrainable.append(numbers[empty])
             self.num_tokens += int(lengths.sum())
         self._omitted = np.concatenate([*untrainable, *too_long])
         if sum(map(len, too_long)):
             first = int(np.concatenate(too_long)[0])
-            prefix, number = files.file_of(first)
+            prefix, number, _ = files.origin(first)
             logger.warning(
                 "%s: %d of %d documents have more than the %d tokens of a row and are left out; "
                 "the first is %s:%d (number %d in %s).",
@@ -103,19 +101,27 @@ class CutDocuments:
                 )
         return in_a_row
 
-    def _are_trained(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return True for each document of one pair that has a trained label, bool [n]."""
-        is_trained = lengths > 1  # nothing predicts the first token of a document
-        places, lengths = places[is_trained], lengths[is_trained]
-        if places.size:
-            first = int(places[0])
-            count = int(places[-1] + lengths[-1]) - first
-            weights = self.files.label_weights(first, 0, count)
-            trained = np.ones(count, bool) if weights is None else weights > 0
+    def _are_trained(
+        self, first: int, whole: np.ndarray, lengths: np.ndarray, candidates: np.ndarray
+    ) -> np.ndarray:
+        """Return True for each candidate that has a trained label, bool [candidates].
+
+        Args:
+            first: number of the first of consecutive documents of one pair.
+            whole, lengths: their tokens, before and after cutting.
+            candidates: which of them to check.
+        """
+        is_trained = lengths[candidates] > 1  # nothing predicts the first token of a document
+        checked = candidates[is_trained]
+        if checked.size:
+            begins, ends = np.cumsum(whole)[checked] - whole[checked], lengths[checked]
+            begins, ends = begins - begins[0], begins - begins[0] + ends
+            read = self.files.read([first + int(checked[0])], [0], [int(ends[-1])])
+            (tokens,), (weights,) = read
+            trained = np.ones(len(tokens), bool) if weights is None else weights > 0
             if self._untrained is not None:
-                trained &= self.files.tokens(first, 0, count) != self._untrained
-            begins = places - first
-            bounds = np.stack([begins + 1, begins + lengths], axis=1).reshape(-1)
+                trained &= tokens != self._untrained
+            bounds = np.stack([begins + 1, ends], axis=1).reshape(-1)
             # Bounds are [begin, end, begin, end, ...]; the last end is the end of the array.
             is_trained[is_trained] = np.logical_or.reduceat(trained, bounds[:-1])[::2]
         return is_trained
@@ -124,13 +130,12 @@ class CutDocuments:
         return len(self.files)
 
     def tokens_in(self, first: int, stop: int) -> int:
-        if stop - first == len(self):
-            return self.num_tokens
-        return int(self.locate(np.arange(first, stop))[1].sum())
+        return self.num_tokens if stop - first == len(self) else super().tokens_in(first, stop)
 
-    def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Like :meth:`energon_ext.tokens.base.Documents.locate`."""
-        places, lengths = self.files.locate(numbers)
-        lengths = np.minimum(lengths, self._max_tokens)
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+        lengths = np.minimum(self.files.lengths(numbers), self._max_tokens)
         lengths[np.isin(numbers, self._omitted)] = 0
-        return places, lengths
+        return lengths
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.files.fingerprint()

@@ -4,7 +4,6 @@
 
 import functools
 import hashlib
-from bisect import bisect_right
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 from weakref import WeakSet
@@ -12,32 +11,26 @@ from weakref import WeakSet
 import numpy as np
 
 from energon_ext.errors import ConfigError, StoreError
-from energon_ext.keyed import KeyedPermutation
 from energon_ext.storage.object_store import file_name, is_remote, local_copy
 from energon_ext.storage.range_reader import RemoteTokens, range_reader
-from energon_ext.tokens.base import Documents
+from energon_ext.tokens.documents import FINGERPRINT_READ, Documents, Origin, sample_numbers
 from energon_ext.tokens.index import (
     Numbers,
     Pair,
     check_index,
-    open_index,
+    document_lengths,
+    first_tokens,
     open_label_weights,
     open_tokens,
     read_pair,
 )
+from energon_ext.tokens.origins import origins_of
 from energon_ext.tokens.paths import pair_prefixes
 from energon_ext.tokens.remote_pairs import remote_pairs
 
 #: Tokens checked for ids outside the vocabulary, and the most files they are taken from.
 _CHECKED_TOKENS = 1 << 20
 _CHECKED_FILES = 64
-
-#: Documents whose place and length enter the fingerprint; those whose tokens do; tokens of each.
-_FINGERPRINT_DOCUMENTS = 256
-_FINGERPRINT_READ = 64
-_FINGERPRINT_TOKENS = 32
-
-_BEGIN_AND_END = np.arange(2)
 
 _opened: WeakSet["TokenFiles"] = WeakSet()
 
@@ -46,8 +39,7 @@ class TokenFiles(Documents):
     """The documents of many ``.bin``/``.idx`` pairs, numbered from the first pair to the last.
 
     Opening checks the indices. The tokens of a file are mapped when one of its documents is read;
-    neither tokens nor places of documents are copied. A place is the number of the document's
-    first token, counted over all pairs.
+    neither tokens nor lengths of documents are copied.
 
     Args:
         prefixes: paths without suffix, or pairs in an object store, whose indices are checked on
@@ -69,9 +61,6 @@ class TokenFiles(Documents):
                 check_index(pair)
         self._first_documents = _starts([pair.documents for pair in self._pairs])
         self._first_tokens = _starts([pair.tokens for pair in self._pairs])
-        self._sequences = np.array([pair.sequences for pair in self._pairs], np.int64)
-        self._token_bytes = np.array([pair.dtype.itemsize for pair in self._pairs], np.int64)
-        self._place_bounds: list[int] = self._first_tokens[:-1].tolist()
         self._has_weights = any(pair.weights_dtype is not None for pair in self._pairs)
         _opened.add(self)
 
@@ -82,36 +71,48 @@ class TokenFiles(Documents):
     def num_tokens(self) -> int:
         return int(self._first_tokens[-1])
 
-    def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
         numbers = np.asarray(numbers, np.int64)
-        files = np.searchsorted(self._first_documents, numbers, side="right") - 1
-        order = np.argsort(files, kind="stable")  # look up the documents of one pair together
-        files = files[order]
-        local = numbers[order] - self._first_documents[files]
-        bounds = local[:, None] + _BEGIN_AND_END
-        sequences, places = np.empty_like(bounds), np.empty_like(bounds)
-        is_first = np.ones(len(files), bool)
-        is_first[1:] = files[1:] != files[:-1]
-        begins = np.flatnonzero(is_first)
-        found, ends = files[begins].tolist(), [*begins[1:].tolist(), len(files)]
-        self._fetch_indices(found)
-        for file, begin, end in zip(found, begins.tolist(), ends):
-            index = open_index(self._pairs[file])
-            sequences[begin:end] = part = index.first_sequences[bounds[begin:end]]
-            places[begin:end] = index.pointers[part]
-        column = files[:, None]
-        places //= self._token_bytes[column]
-        places += self._first_tokens[column]
-        # There is no pointer to the end of the last sequence of a file.
-        is_end = sequences == self._sequences[column]
-        np.copyto(places, self._first_tokens[column + 1], where=is_end)
-        located = np.empty_like(places)
-        located[order] = places
-        return located[:, 0].copy(), located[:, 1] - located[:, 0]
+        lengths = np.empty(len(numbers), np.int64)
+        for pair, where, local in self._by_pair(numbers):
+            lengths[where] = document_lengths(pair, local)
+        return lengths
+
+    def places(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the number of the first token of each document over all pairs, int64 [n]."""
+        numbers = np.asarray(numbers, np.int64)
+        places = np.empty(len(numbers), np.int64)
+        for pair, where, local in self._by_pair(numbers):
+            places[where] = first_tokens(pair, local)
+        return places + self._first_tokens[self._files_of(numbers)]
 
     def tokens_in(self, first: int, stop: int) -> int:
-        places, lengths = self.locate(np.array([first, stop - 1]))
+        if first >= stop:
+            return 0
+        bounds = np.array([first, stop - 1])
+        places, lengths = self.places(bounds), self.lengths(bounds)
         return int(places[1] + lengths[1] - places[0])  # documents are stored without gaps
+
+    def _files_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the index of the pair of each document."""
+        if len(self._pairs) == 1:
+            return np.zeros(len(numbers), np.int64)
+        return np.searchsorted(self._first_documents, numbers, side="right") - 1
+
+    def _by_pair(self, numbers: np.ndarray) -> Iterator[tuple[Pair, Any, np.ndarray]]:
+        """Yield each pair that has some of the documents, which they are, and their numbers in it.
+
+        The documents of one pair are looked up together.
+        """
+        if not len(numbers):
+            return
+        files = self._files_of(numbers)
+        order = np.argsort(files, kind="stable")
+        begins = np.flatnonzero(np.diff(files[order], prepend=-1))
+        found = files[order[begins]].tolist()
+        self._fetch_indices(found)
+        for file, where in zip(found, np.split(order, begins[1:])):
+            yield self._pairs[file], where, numbers[where] - self._first_documents[file]
 
     def _fetch_indices(self, files: list[int]) -> None:
         """Copy the indices of pairs in an object store, many in parallel."""
@@ -123,15 +124,39 @@ class TokenFiles(Documents):
             )
             self._unfetched -= wanted
 
-    def prefetch(self, place: int, start: int, stop: int) -> None:
-        pair, first = self._pair_at(place)
-        part = slice(first + start, first + stop)
-        _prefetch(open_tokens(pair), part)
-        _prefetch(open_label_weights(pair), part)
+    def _found(self, numbers: Sequence[int]) -> list[tuple[Pair, int]]:
+        """Return the pair of each document, and its first token in the pair."""
+        wanted = np.array(numbers, np.int64)
+        files = self._files_of(wanted)
+        firsts = self.places(wanted) - self._first_tokens[files]
+        return [(self._pairs[file], first) for file, first in zip(files.tolist(), firsts.tolist())]
 
-    def tokens(self, place: int, start: int, stop: int) -> np.ndarray:
-        pair, first = self._pair_at(place)
-        return open_tokens(pair)[first + start : first + stop]
+    def read(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        pieces = [
+            (pair, slice(first + start, first + stop))
+            for (pair, first), start, stop in zip(self._found(numbers), starts, stops)
+        ]
+        tokens = [open_tokens(pair)[part] for pair, part in pieces]
+        if not self._has_weights:
+            return tokens, [None] * len(tokens)
+        return tokens, [_weights_of(pair, part) for pair, part in pieces]
+
+    def prefetch(self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
+        if not self.is_remote:
+            return
+        for (pair, first), start, stop in zip(self._found(numbers), starts, stops):
+            part = slice(first + start, first + stop)
+            _prefetch(open_tokens(pair), part)
+            _prefetch(open_label_weights(pair), part)
+
+    def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
+        """Return tokens ``[start, stop)`` of a document and of those after it in its pair."""
+        return self.read([number], [start], [stop])[0][0]
+
+    def label_weights(self, number: int, start: int, stop: int) -> np.ndarray | None:
+        return self.read([number], [start], [stop])[1][0]
 
     def chunks(self, most: int) -> Iterator[np.ndarray]:
         """Yield the numbers of all documents in order, at most ``most`` of one pair at a time."""
@@ -140,55 +165,27 @@ class TokenFiles(Documents):
             for begin in range(first, stop, most):
                 yield np.arange(begin, min(begin + most, stop))
 
-    def file_of(self, number: int) -> tuple[str, int]:
-        """Return the prefix of a document's pair, and the document's number in the pair."""
-        file = int(np.searchsorted(self._first_documents, number, side="right")) - 1
-        return self.prefixes[file], number - int(self._first_documents[file])
-
-    def document(self, index: int) -> np.ndarray:
-        """Return the tokens of one document."""
-        places, lengths = self.locate(np.array([index]))
-        return self.tokens(int(places[0]), 0, int(lengths[0]))
-
-    def label_weights(self, place: int, start: int, stop: int) -> np.ndarray | None:
-        if not self._has_weights:
-            return None
-        pair, first = self._pair_at(place)
-        weights = open_label_weights(pair)
-        return None if weights is None else weights[first + start : first + stop].astype(np.float32)
+    def origin(self, number: int) -> Origin:
+        (file,) = self._files_of(np.array([number])).tolist()
+        prefix, local = self.prefixes[file], number - int(self._first_documents[file])
+        origins = origins_of(prefix) or ()
+        return Origin(prefix, local, origins[local] if local < len(origins) else None)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return counts, a hash of some places and lengths, and a hash of some tokens.
 
         It depends only on the documents and their order: not on how they are divided into pairs,
-        on names and paths of the pairs, or on the bytes per token. The tokens come from the middle
-        of 64 documents, which reveals different texts of equal lengths, but not one changed text
-        among thousands.
+        on names and paths of the pairs, or on the bytes per token.
         """
-        sample = np.zeros(0, np.int64)
-        if len(self):
-            indices = np.arange(min(len(self), _FINGERPRINT_DOCUMENTS))
-            sample = KeyedPermutation(len(self), "fingerprint")(indices)
-        places, lengths = self.locate(sample)
-        digest, read = hashlib.sha256(), hashlib.sha256()
-        for numbers in (places, lengths):
+        sample = sample_numbers(len(self))
+        digest = hashlib.sha256()
+        for numbers in (self.places(sample), self.lengths(sample)):
             digest.update(numbers.astype("<i8").tobytes())
-        middles = []
-        for place, length in zip(places[:_FINGERPRINT_READ].tolist(), lengths.tolist()):
-            start = max(0, (length - _FINGERPRINT_TOKENS) // 2)
-            middles.append((place, start, min(length, start + _FINGERPRINT_TOKENS)))
-        if self.is_remote:
-            for middle in middles:
-                self.prefetch(*middle)
-        tokens = [self.tokens(*middle) for middle in middles]
-        weights = [self.label_weights(*middle) for middle in middles]
-        for parts, dtype in ((tokens, "<i8"), ([w for w in weights if w is not None], "<f4")):
-            read.update(np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype).tobytes())
         return {
             "documents": len(self),
             "tokens": self.num_tokens,
             "index": digest.hexdigest(),
-            "sample": read.hexdigest(),
+            "sample": self.digest_of_middles(sample[:FINGERPRINT_READ]),
         }
 
     @property
@@ -248,11 +245,6 @@ class TokenFiles(Documents):
         bare = (pair.prefix for pair in self._pairs if pair.tokens and pair.weights_dtype is None)
         return next(bare, None)
 
-    def _pair_at(self, place: int) -> tuple[Pair, int]:
-        """Return the pair that contains a place, and the place relative to the pair."""
-        file = bisect_right(self._place_bounds, place) - 1
-        return self._pairs[file], place - self._place_bounds[file]
-
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenFiles, (self._pairs if self.is_remote else self.prefixes,)
 
@@ -278,6 +270,11 @@ def check_open_files() -> None:
     for files in list(_opened):
         for prefix in () if files.is_remote else files.prefixes:
             read_pair(prefix)
+
+
+def _weights_of(pair: Pair, part: slice) -> np.ndarray | None:
+    weights = open_label_weights(pair)
+    return None if weights is None else weights[part].astype(np.float32)
 
 
 def _prefetch(numbers: Numbers | None, part: slice) -> None:

@@ -54,9 +54,9 @@ def expected(model):
 def documents(files):
     found = []
     for index in range(len(files)):
-        (place,), (length,) = (each.tolist() for each in files.locate([index]))
-        weights = files.label_weights(place, 0, length)
-        found.append((files.tokens(place, 0, length).tolist(), weights.tolist()))
+        tokens = files.document(index)
+        weights = files.label_weights(index, 0, len(tokens))
+        found.append((tokens.tolist(), weights.tolist()))
     return found
 
 

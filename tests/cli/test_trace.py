@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
+from energon_ext.plan.cursor import fork_at
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.trace import rows_of as rows_of_step
 from energon_ext.state.schema import check_seal
@@ -257,7 +258,8 @@ def test_ten_thousand_traced_rows_match_a_run_over_mixes_and_resumes(tmp_path):
             run.resume(state)
         blend_state = None if state is None else check_seal(json.loads(state))
         iterators = [iter(loader) for loader in run.loaders]
-        for step, _ in zip(planner.fork(blend_state).draw_steps(), range(125)):
+        fork = planner.fork() if state is None else fork_at(planner, blend_state)
+        for step, _ in zip(fork.draw_steps(), range(125)):
             rows = list(rows_of_step(step, planner.topology, planner.keys))
             for number in range(run.rounds):
                 for rank, iterator in enumerate(iterators):

@@ -166,7 +166,7 @@ def test_a_planner_error_comes_after_all_batches_of_earlier_steps(folder, worker
     assert str(raised).startswith(f"Every weight is 0 at position {step} for the sources ")
     assert "rows left: a. " in str(raised)
     if workers:
-        assert "drawn_steps" in str(raised.__cause__)
+        assert "draw_own_steps" in str(raised.__cause__)
     assert loader.state_dict()["plan"]["step"] == step
 
 

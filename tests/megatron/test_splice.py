@@ -21,7 +21,7 @@ from energon_ext.megatron import (
     mean_losses,
 )
 from energon_ext.splice import LossMap, MultiSpliceConfig
-from energon_ext.splice.source import splices_of
+from energon_ext.splice.frames import splices_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.megatron.example_code import initialize_weights
 from tests.megatron.small_gpt import small_config

@@ -8,8 +8,8 @@ import pytest
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.batch.row_hashes import StepHash, hash_of_parts
+from energon_ext.plan.cursor import digest_of_state
 from energon_ext.plan.lookup import find_blend
-from energon_ext.plan.state import digest_of_state
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.plan.runs import SEQ_LEN, edit_yaml, write_numbered, write_split
 from tests.samples.vision import PackedCaptions, PlannedCaptions, write_images

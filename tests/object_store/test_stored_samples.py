@@ -54,8 +54,8 @@ def test_samples_of_later_batches_are_prefetched(mixes, store):
     asked = {}
     for ahead in (0, 8):
         dataset = dataset_of(stored)
-        (rows,) = dataset.rows
-        row_bytes = rows.read_bytes * dataset.topology.batch_rows
+        (reader,) = dataset.batches.readers
+        row_bytes = reader.row_bytes * dataset.run.topology.batch_rows
         loader = ExactDataLoader(dataset, read_ahead_bytes=ahead * row_bytes, read_requests=4)
         store.requests.clear()
         take(loader, 1)

@@ -12,13 +12,13 @@ from energon_ext.packing import Pieces, pack_apart
 def documents(first, lengths):
     """Return whole documents numbered from ``first``; each place is seven times the number."""
     numbers = np.arange(first, first + len(lengths))
-    return Pieces.whole(numbers, 7 * numbers, np.array(lengths, np.int64))
+    return Pieces.whole(numbers, np.array(lengths, np.int64))
 
 
 def pieces_of(ranges, lengths):
     """Return the pieces for ``(document, start, stop)`` ranges."""
     numbers, starts, stops = np.array(ranges, np.int64).T
-    return Pieces(numbers, 7 * numbers, starts, stops, np.array(lengths)[numbers])
+    return Pieces(numbers, starts, stops, np.array(lengths)[numbers])
 
 
 def rows_of(plan):

@@ -99,10 +99,9 @@ def test_no_row_overflows_and_every_document_ends_once(make, lengths, seq_len, b
 
 @every_packer
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=buffers)
-def test_pieces_keep_place_and_length_of_their_document(make, lengths, seq_len, buffer_docs):
+def test_pieces_keep_the_length_of_their_document(make, lengths, seq_len, buffer_docs):
     for plan in plans_of(make(seq_len), lengths, buffer_docs):
         for pieces in (plan.pieces, plan.carried):
-            assert pieces.places.tolist() == (7 * pieces.documents).tolist()
             assert pieces.lengths.tolist() == [lengths[n] for n in pieces.documents.tolist()]
 
 
@@ -116,9 +115,8 @@ def test_carried_pieces_are_restored_from_documents_and_starts(make, lengths, se
         saved = json.loads(json.dumps([numbers.tolist(), starts.tolist()]))
         numbers, starts = np.array(saved, np.int64).reshape(2, -1)
         whole = np.array(lengths, np.int64)[numbers]
-        resumed = packer.resumed(Pieces(numbers, 7 * numbers, starts, whole, whole))
+        resumed = packer.resumed(Pieces(numbers, starts, whole, whole))
         assert resumed.ranges() == plan.carried.ranges()
-        assert resumed.places.tolist() == plan.carried.places.tolist()
         assert resumed.lengths.tolist() == plan.carried.lengths.tolist()
 
 

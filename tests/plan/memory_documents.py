@@ -8,20 +8,35 @@ import numpy as np
 
 from energon_ext.packing import BestFitPacker, SequentialPacker
 from energon_ext.plan.order import EpochOrder
-from energon_ext.plan.rows import PlannedRows
+from energon_ext.plan.packed_rows import PackedRows
+from energon_ext.plan.source import PlannedSource
+from energon_ext.tokens.documents import Documents
+from energon_ext.tokens.reader import DocumentReader
 
 PACKERS = {"bin": BestFitPacker, "sequential": SequentialPacker}
 
 
-class MemoryDocuments:
+class ListDocuments(Documents):
+    """Documents of given tokens."""
+
+    def __init__(self, documents):
+        self._documents = [np.asarray(each) for each in documents]
+
+    def __len__(self):
+        return len(self._documents)
+
+    def lengths(self, numbers):
+        return np.array([len(self._documents[number]) for number in numbers], np.int64)
+
+    def tokens(self, number, start, stop):
+        return self._documents[number][start:stop]
+
+
+class MemoryDocuments(Documents):
     """Documents of given lengths; token p of document d is ``1000 * d + p``."""
 
     def __init__(self, lengths, *, with_weights=False):
         self._lengths = np.array(lengths, np.int64)
-        self._starts = np.cumsum(self._lengths) - self._lengths
-        self._tokens = np.concatenate(
-            [np.zeros(0, np.int64), *(1000 * d + np.arange(n) for d, n in enumerate(lengths))]
-        )
         self._with_weights = with_weights
         self.num_tokens = int(self._lengths.sum())
         self.looked_up = 0
@@ -29,20 +44,20 @@ class MemoryDocuments:
     def __len__(self):
         return len(self._lengths)
 
-    def locate(self, numbers):
+    def lengths(self, numbers):
         self.looked_up += len(numbers)
-        return self._starts[numbers], self._lengths[numbers]
+        return self._lengths[numbers]
 
     def tokens_in(self, first, stop):
         return int(self._lengths[first:stop].sum())
 
-    def tokens(self, place, start, stop):
-        return self._tokens[place + start : place + stop]
+    def tokens(self, number, start, stop):
+        return 1000 * number + np.arange(start, stop)
 
-    def label_weights(self, place, start, stop):
+    def label_weights(self, number, start, stop):
         if not self._with_weights:
             return None
-        return (self.tokens(place, start, stop) % 7).astype(np.float32)
+        return (self.tokens(number, start, stop) % 7).astype(np.float32)
 
     def fingerprint(self):
         return {"documents": len(self), "tokens": self.num_tokens}
@@ -54,9 +69,20 @@ def planned(lengths, *, packing="bin", seq_len=16, epochs=None, buffer_docs=8, *
     documents = MemoryDocuments(lengths, with_weights=options.pop("with_weights", False))
     size = len(documents) - options.get("first", 0)
     order = EpochOrder(size, "web", epochs=epochs, shuffled=options.pop("shuffled", True))
-    return PlannedRows(
+    return PackedRows(
         documents, source="web", packer=packer, order=order, buffer_docs=buffer_docs, **options
     )
+
+
+def reader_of(rows):
+    """Return the reader of rows of documents in memory."""
+    return DocumentReader(rows.lengths, rows.key, rows._packer.seq_len)
+
+
+def planned_source(key, lengths, **options):
+    """Return a source of documents in memory."""
+    rows = planned(lengths, **options)
+    return PlannedSource(key, rows, reader_of(rows), documents=len(lengths))
 
 
 def take(rows, count=None):
@@ -67,7 +93,8 @@ def take(rows, count=None):
 
 def read_of(rows, taken, number):
     """Return a taken row with its tokens."""
-    return rows.read(taken.description(number))
+    (row,) = reader_of(rows).read([taken.description(number)])
+    return row
 
 
 def state_of(rows):

@@ -13,7 +13,7 @@ from energon_ext import ConfigError, PackedTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder
 from energon_ext.packing import BestFitPacker, Pieces
 from energon_ext.plan.cost import AttentionCost, VisionCost
-from energon_ext.plan.deal import Topology, balanced
+from energon_ext.plan.topology import Topology, balance
 from energon_ext.splice import MultiSpliceConfig
 from tests.plan.runs import SEQ_LEN, Run, write_split
 from tests.plan.test_topology import ROWS, blend, check_equal_everywhere, entry
@@ -48,15 +48,15 @@ def micro_batch_costs(costs, order, topology):
 def test_every_row_is_dealt_once(ranks, batch):
     topology = Topology(12 * batch, batch, ranks)
     costs = np.random.default_rng(0).random(12 * batch)
-    order = balanced(costs, topology)
+    order = balance(costs, topology)
     assert sorted(order.tolist()) == list(range(12 * batch))
-    assert order.tolist() == balanced(costs, topology).tolist()
+    assert order.tolist() == balance(costs, topology).tolist()
 
 
 def test_expensive_rows_are_paired_with_cheap_ones():
     """Rows of 8, 7, 2, 1 on two ranks: 8 + 1 and 7 + 2, the expensive ones in one round."""
     topology = Topology(rows_per_step=4, ranks=2)
-    order = balanced(np.array([1.0, 8.0, 2.0, 7.0]), topology)
+    order = balance(np.array([1.0, 8.0, 2.0, 7.0]), topology)
     assert micro_batch_costs([1.0, 8.0, 2.0, 7.0], order, topology).tolist() == [[8, 7], [1, 2]]
 
 
@@ -64,16 +64,16 @@ def test_rows_of_equal_cost_keep_their_order():
     """On every machine: sorting must be stable."""
     alone = Topology(rows_per_step=64)
     odd, even = list(range(1, 64, 2)), list(range(0, 64, 2))
-    assert balanced(np.array([1.0, 2.0] * 32), alone).tolist() == odd + even
+    assert balance(np.array([1.0, 2.0] * 32), alone).tolist() == odd + even
     for ranks in (1, 2, 4):
         topology = Topology(rows_per_step=64, ranks=ranks)
-        assert balanced(np.full(64, 3.0), topology).tolist() == list(range(64))
+        assert balance(np.full(64, 3.0), topology).tolist() == list(range(64))
 
 
 def test_batches_of_several_rows_cost_about_the_same():
     topology = Topology(rows_per_step=8, batch_rows=2, ranks=2)
     costs = np.array([8.0, 7, 6, 5, 4, 3, 2, 1])
-    found = micro_batch_costs(costs, balanced(costs, topology), topology)
+    found = micro_batch_costs(costs, balance(costs, topology), topology)
     assert found.sum() == 36
     assert found.max() - found.min() <= 1
 
@@ -82,7 +82,7 @@ def packed_costs(documents, seq_len, cost, seed=0):
     lengths = np.exp(np.random.default_rng(seed).normal(6.2, 1.2, documents)).astype(np.int64)
     lengths = lengths.clip(1, 200_000)
     numbers = np.arange(documents)
-    plan = BestFitPacker(seq_len).plan(Pieces.none(), Pieces.whole(numbers, numbers, lengths))
+    plan = BestFitPacker(seq_len).plan(Pieces.none(), Pieces.whole(numbers, lengths))
     sizes = plan.pieces.stops - plan.pieces.starts
     return np.diff(np.cumsum(cost(sizes))[plan.ends - 1], prepend=0.0)
 
@@ -97,7 +97,7 @@ def test_ranks_share_a_step_of_web_like_rows_evenly(seq_len):
     costs = packed_costs(30_000, seq_len, AttentionCost())
     for first in range(0, len(costs) - 511, 512):
         step = costs[first : first + 512]
-        even = micro_batch_costs(step, balanced(step, topology), topology)
+        even = micro_batch_costs(step, balance(step, topology), topology)
         natural = micro_batch_costs(step, np.arange(512), topology)
         least = step.max() + np.sort(step)[:7].sum()
         assert even.sum(0).max() <= max(1.02 * step.sum() / 64, least * (1 + 1e-12))

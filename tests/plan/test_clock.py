@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_ext.mixture.tree import BLEND, Node, Tree, blend_of
+from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.deal import Topology
-from energon_ext.plan.source import Blend, Source
+from energon_ext.plan.topology import Topology
 from energon_ext.weights import ConstantWeight, LiveWeights, ScheduleAxis, weight_from_config
 from energon_ext.weights.live import LiveWeight
-from tests.plan.memory_documents import planned
+from tests.plan.memory_documents import planned_source
 
 UNITS = ("steps", "tokens", "batches")
 
@@ -50,7 +50,7 @@ def test_an_optimizer_step_comes_after_earlier_and_skipped_steps(clock, step, mo
 
 def test_position_of_a_step_follows_from_its_number_or_its_first_row():
     clock = Clock(ScheduleAxis("tokens"), Topology(8), row_tokens=16, skip=((2, 4),))
-    blend = Blend([Source("a", planned([5] * 3))], blend_of({"a": ConstantWeight(1)}), clock)
+    blend = Blend([planned_source("a", [5] * 3)], blend_of({"a": ConstantWeight(1)}), clock)
     # Two steps are skipped. The run had 7 rows per step before, so step 3 begins with row 21.
     assert [blend.position(1), blend.position(3)] == [8 * 16, 5 * 8 * 16]
     assert blend.position(3, 21) == (21 + 2 * 8) * 16
@@ -60,7 +60,7 @@ def test_shares_of_a_step_follow_a_schedule_in_tokens():
     """A step has 8 x 16 = 128 tokens, so the breakpoint at 256 begins with step 2."""
     weights = {"a": ConstantWeight(1), "b": weight_from_config({"step": {0: 1, 256: 3}})}
     clock = Clock(ScheduleAxis("tokens"), Topology(8), row_tokens=16)
-    blend = Blend([Source(key, planned([5] * 3)) for key in weights], blend_of(weights), clock)
+    blend = Blend([planned_source(key, [5] * 3) for key in weights], blend_of(weights), clock)
     shares = [blend.shares_at_step(step)["b"] for step in range(4)]
     assert shares == [0.5, 0.5, 0.75, 0.75]
     # 4 rows per step before: step 3 begins with row 12, at token 192.
@@ -78,7 +78,7 @@ def test_shares_of_a_step_evaluate_only_weights_that_change():
 
     weights = {"a": Counted(1), "b": Counted(3)}
     blend = Blend(
-        [Source(key, planned([5] * 3)) for key in weights],
+        [planned_source(key, [5] * 3) for key in weights],
         blend_of(weights),
         Clock(ScheduleAxis("steps"), Topology(8), row_tokens=16),
     )
@@ -92,7 +92,7 @@ def test_shares_of_a_step_follow_a_line_that_is_appended_later(tmp_path):
     weights = {key: LiveWeight(live, [key], ConstantWeight(1)) for key in "ab"}
     tree = Tree(Node(BLEND, list(weights.values()), live=live), list(weights))
     clock = Clock(ScheduleAxis("steps"), Topology(8), row_tokens=16)
-    blend = Blend([Source(key, planned([5] * 3)) for key in weights], tree, clock)
+    blend = Blend([planned_source(key, [5] * 3) for key in weights], tree, clock)
     assert blend.shares_at_step(9)["b"] == blend.shares_at_step(10)["b"] == 0.75
     live.set(10, {"b": 1})
     assert [blend.shares_at_step(step)["b"] for step in (9, 10, 11)] == [0.75, 0.5, 0.5]

@@ -9,14 +9,16 @@ import pytest
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
+from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.deal import Topology, imbalance
-from energon_ext.plan.estimate import estimated
-from energon_ext.plan.forecast import Forecast, late_breakpoints, planned
+from energon_ext.plan.estimate import estimate
+from energon_ext.plan.forecast import Forecast, forecast, late_breakpoints
 from energon_ext.plan.lookup import find_blend
-from energon_ext.plan.source import Blend, Source
+from energon_ext.plan.source import PlannedSource
+from energon_ext.plan.topology import Topology, imbalance
 from energon_ext.splice import MultiSpliceConfig, SpliceIndex
-from energon_ext.splice.source import SpliceSource
+from energon_ext.splice.frames import Frames
+from energon_ext.streamed.source import StreamedSource
 from energon_ext.weights import ConstantWeight, ScheduleAxis, ScheduledWeight
 from tests.cli.command import energon_ext, error_line
 from tests.plan.runs import SEQ_LEN, Run, write_numbered, write_split
@@ -75,7 +77,7 @@ def tokens_read(path, steps):
 def test_a_planned_forecast_counts_what_the_run_reads(folder, entries):
     path = mix(folder, entries)
     read = tokens_read(path, 40)
-    found = planned(planned_blend(path), 40)
+    found = forecast(planned_blend(path), 40)
     assert found.is_exact
     assert found.steps == len(read)
     assert found.positions == len(read) * ROWS * SEQ_LEN
@@ -86,7 +88,7 @@ def test_a_planned_forecast_counts_what_the_run_reads(folder, entries):
 def test_a_forecast_ends_a_source_at_the_first_step_without_it(folder):
     path = mix(folder, ENDING)
     read = tokens_read(path, 100)
-    found = planned(planned_blend(path), 100)
+    found = forecast(planned_blend(path), 100)
     for number, key in enumerate(found.keys):
         assert found.exhausted[key] == np.flatnonzero(read[:, number])[-1] + 1
     assert found.documents.sum(0).tolist() == [300, 110, 90]
@@ -95,22 +97,25 @@ def test_a_forecast_ends_a_source_at_the_first_step_without_it(folder):
 
 def test_a_planned_forecast_is_the_same_on_every_topology(folder):
     path = mix(folder, MOVING)
-    one, many = planned(planned_blend(path), 30), planned(planned_blend(path, ranks=2, batch=2), 30)
+    one, many = (
+        forecast(planned_blend(path), 30),
+        forecast(planned_blend(path, ranks=2, batch=2), 30),
+    )
     assert (one.tokens == many.tokens).all()
     assert (one.documents == many.documents).all()
 
 
 def test_windows_of_a_long_run_contain_several_steps(folder):
     path = mix(folder, MOVING)
-    found = planned(planned_blend(path, rows=1, batch=1), 480)
+    found = forecast(planned_blend(path, rows=1, batch=1), 480)
     assert found.ends.tolist() == list(range(2, 481, 2))
     assert found.positions == 480 * SEQ_LEN
-    fine = planned(planned_blend(path, rows=1, batch=1), 240)
+    fine = forecast(planned_blend(path, rows=1, batch=1), 240)
     assert (found.tokens[:120].sum(0) == fine.tokens.sum(0)).all()
 
 
 def test_windows_of_unequal_length_end_with_whole_steps(folder):
-    found = planned(planned_blend(mix(folder, MOVING), rows=1, batch=1), 250)
+    found = forecast(planned_blend(mix(folder, MOVING), rows=1, batch=1), 250)
     assert found.ends.tolist() == [number * 250 // 240 for number in range(1, 241)]
     assert found.ends.dtype.kind == "i" and found.tokens.shape == (240, 3)
 
@@ -119,9 +124,7 @@ def test_an_estimate_uses_the_fill_of_each_sources_rows(tmp_path):
     """Rows of 64 tokens contain one document of 64 or one of 40."""
     write_tokens(tmp_path / "full", [[100] * 64] * 300, np.int32)
     write_tokens(tmp_path / "part", [[100] * 40] * 300, np.int32)
-    guess = estimated(
-        planned_blend(mix(tmp_path, [("full", 1), ("part", 1)]), rows=1, batch=1), 100
-    )
+    guess = estimate(planned_blend(mix(tmp_path, [("full", 1), ("part", 1)]), rows=1, batch=1), 100)
     assert guess.tokens.sum(0) == pytest.approx([50 * 64, 50 * 40])
     assert guess.documents.sum(0) == pytest.approx([50, 50])
 
@@ -131,17 +134,17 @@ def test_an_estimate_of_an_interleave_keeps_shares_of_tokens(tmp_path):
     write_tokens(tmp_path / "full", [[100] * 64] * 300, np.int32)
     write_tokens(tmp_path / "part", [[100] * 40] * 300, np.int32)
     path = mix(tmp_path, [("full", 1), ("part", 1)], "interleave")
-    guess = estimated(planned_blend(path, rows=1, batch=1), 130)
+    guess = estimate(planned_blend(path, rows=1, batch=1), 130)
     assert guess.tokens.sum(0) == pytest.approx([50 * 64, 80 * 40])
     assert guess.documents.sum(0) == pytest.approx([50, 80])
-    exact = planned(planned_blend(path, rows=1, batch=1), 130)
+    exact = forecast(planned_blend(path, rows=1, batch=1), 130)
     assert exact.documents.sum(0).tolist() == [50, 80]
 
 
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 def test_an_estimate_is_within_its_spread_of_the_plan(folder, rule):
     path = mix(folder, MOVING, rule)
-    exact, guess = planned(planned_blend(path), 1500), estimated(planned_blend(path), 1500)
+    exact, guess = forecast(planned_blend(path), 1500), estimate(planned_blend(path), 1500)
     assert not guess.is_exact
     shares = [found.tokens.sum(0) / found.tokens.sum() for found in (exact, guess)]
     # The spread is two standard deviations; the fill of rows adds less than a thousandth.
@@ -155,7 +158,7 @@ def test_an_estimate_is_within_its_spread_of_the_plan(folder, rule):
 def test_an_estimate_shows_when_a_source_ends_and_what_replaces_it(folder):
     path = mix(folder, ENDING, "interleave")
     exact, guess = (
-        make(planned_blend(path, rows=1, batch=1), 4000) for make in (planned, estimated)
+        make(planned_blend(path, rows=1, batch=1), 4000) for make in (forecast, estimate)
     )
     assert guess.exhausted.keys() == exact.exhausted.keys()
     for key, step in exact.exhausted.items():
@@ -169,7 +172,7 @@ def test_an_estimate_gives_the_exact_step_at_which_a_source_ends(tmp_path):
     for name in ("a", "b"):
         write_tokens(tmp_path / name, [[100] * SEQ_LEN] * 200, np.int32)
     path = mix(tmp_path, [("a", 1, {"max_epochs": 1}), ("b", 1)], "interleave")
-    guess = estimated(planned_blend(path, rows=1, batch=1), 4000)  # windows of 17 steps
+    guess = estimate(planned_blend(path, rows=1, batch=1), 4000)  # windows of 17 steps
     assert guess.exhausted == {"a": 400}
     assert guess.documents.sum(0) == pytest.approx([200, 3800])
 
@@ -177,7 +180,7 @@ def test_an_estimate_gives_the_exact_step_at_which_a_source_ends(tmp_path):
 def test_an_estimate_changes_exactly_at_a_breakpoint(folder):
     # Ten steps of 8 rows of `a` alone, then a million steps of `b` alone.
     path = mix(folder, [("a", {"step": {0: 1, 10: 0}}), ("b", {"step": {0: 0, 10: 1}})])
-    guess = estimated(planned_blend(path), 1_000_000)
+    guess = estimate(planned_blend(path), 1_000_000)
     shares = guess.tokens.sum(0) / guess.tokens.sum()
     assert shares[0] == pytest.approx(1e-5, rel=0.01)  # rows of the two differ slightly in fill
     assert guess.ends[0] == 10
@@ -187,17 +190,20 @@ class Streamed:
     """A streamed source, which a forecast does not access."""
 
 
-def blend_in_python(sources, rule=BLEND, axis=None, rows=1, row_tokens=16):
+def blend_in_python(sources, rule=BLEND, axis=None, rows=1, row_tokens=16, weights=None):
     """Return a blend of sources without a YAML file."""
-    tree = blend_of({source.key: source.weight for source in sources}, rule)
+    weights = weights or [ConstantWeight(1.0)] * len(sources)
+    tree = blend_of({each.key: weight for each, weight in zip(sources, weights)}, rule)
     return Blend(sources, tree, Clock(axis or ScheduleAxis(), Topology(rows), row_tokens))
 
 
 def test_an_estimate_of_streamed_sources_needs_their_document_length():
-    blend = blend_in_python([Source("web", Streamed(), documents=20)], rows=8, row_tokens=64)
+    blend = blend_in_python(
+        [StreamedSource("web", Streamed(), documents=20)], rows=8, row_tokens=64
+    )
     with pytest.raises(ConfigError, match="web.*streamed.*--tokens-per-doc"):
-        estimated(blend, 10)
-    guess = estimated(blend, 10, tokens_per_document=16)
+        estimate(blend, 10)
+    guess = estimate(blend, 10, tokens_per_document=16)
     # 80 rows of 64 positions and four documents each; an epoch is 20 documents.
     assert guess.tokens.sum() == 80 * 64
     assert guess.epochs[-1].tolist() == [16]
@@ -254,25 +260,24 @@ def test_the_json_of_a_forecast_is_complete():
 def spliced_blend(rule, weights, **options):
     """Return a blend with one content of 8 tokens per row and one row per step."""
     splice, sources = MultiSpliceConfig(content_length=8), []
-    for number, weight in enumerate(weights):
-        rows = SpliceSource(
+    for number in range(len(weights)):
+        rows = Frames(
             SpliceIndex([9, 14, 30], 16, splice),
-            [np.arange(30)] * 3,
+            range(3),
             ["doc"] * 3,
             config=splice,
             seq_len=16,
-            fill_id=0,
             epochs=None,
             fingerprint={},
         )
-        sources.append(Source(f"s{number}", rows, weight, documents=3))
-    return blend_in_python(sources, rule, **options)
+        sources.append(PlannedSource(f"s{number}", rows, None, documents=3))
+    return blend_in_python(sources, rule, weights=weights, **options)
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
 def test_an_estimate_counts_the_rows_of_any_number_of_spliced_sources(count):
     blend = spliced_blend(INTERLEAVE, [ConstantWeight(1)] * count)
-    guess = estimated(blend, 40 * count)
+    guess = estimate(blend, 40 * count)
     assert guess.tokens.sum(0) == pytest.approx([40 * 8] * count)
     assert guess.documents.sum(0) == pytest.approx([40] * count)
     assert guess.positions == 40 * count * 16 and guess.exhausted == {}
@@ -281,9 +286,9 @@ def test_an_estimate_counts_the_rows_of_any_number_of_spliced_sources(count):
 def test_the_spread_of_an_estimate_is_two_standard_deviations_or_a_row():
     weights = [ConstantWeight(1), ConstantWeight(3)]
     # Each of 400 rows comes from the first source with probability 1 / 4.
-    guess = estimated(spliced_blend(BLEND, weights), 400)
+    guess = estimate(spliced_blend(BLEND, weights), 400)
     assert guess.spread == pytest.approx([2 * (400 / 4 * 3 / 4) ** 0.5 / 400] * 2)
-    guess = estimated(spliced_blend(INTERLEAVE, weights), 400)
+    guess = estimate(spliced_blend(INTERLEAVE, weights), 400)
     assert guess.spread == pytest.approx([2 * 1.3 / 400] * 2)
 
 
@@ -292,7 +297,7 @@ def test_an_estimate_changes_at_breakpoints_in_tokens_and_samples():
     weights = [ScheduledWeight("step", points) for points in ({0: 1, 1600: 0}, {0: 0, 1600: 1})]
     for unit, step in (("tokens", 100), ("samples", 1600)):
         axis = ScheduleAxis(unit)
-        guess = estimated(spliced_blend(BLEND, weights, axis=axis), 10_000)
+        guess = estimate(spliced_blend(BLEND, weights, axis=axis), 10_000)
         assert guess.tokens.sum(0) == pytest.approx([step * 8, (10_000 - step) * 8])
         assert step in guess.ends
 
@@ -313,10 +318,10 @@ def test_imbalance_of_known_costs():
 
 
 def test_a_forecast_lists_breakpoints_and_gives_ended_sources_no_share(folder):
-    found = planned(planned_blend(mix(folder, MOVING)), 40)
+    found = forecast(planned_blend(mix(folder, MOVING)), 40)
     assert found.breakpoints == (10, 30)
-    assert planned(planned_blend(mix(folder, MOVING)), 30).breakpoints == (10,)
-    found = planned(planned_blend(mix(folder, ENDING)), 100)
+    assert forecast(planned_blend(mix(folder, MOVING)), 30).breakpoints == (10,)
+    found = forecast(planned_blend(mix(folder, ENDING)), 100)
     for number, key in enumerate(found.keys):
         begins = np.append(0, found.ends[:-1])
         assert ((found.shares[:, number] > 0) == (begins < found.exhausted[key])).all()
@@ -327,7 +332,7 @@ def test_the_forecast_chart_marks_breakpoints_and_ends_of_sources(folder):
     pytest.importorskip("matplotlib")
     from energon_ext.cli.figures import forecast_picture
 
-    found = planned(planned_blend(mix(folder, [*MOVING[1:], ("a", 4, {"max_epochs": 1})])), 60)
+    found = forecast(planned_blend(mix(folder, [*MOVING[1:], ("a", 4, {"max_epochs": 1})])), 60)
     figure = forecast_picture(found).figure
     upper, lower = figure.axes
     marks = [line[0][0] for line in upper.collections[0].get_segments()]
@@ -359,12 +364,12 @@ def bytes_mix(tmp_path_factory):
     return mix(folder, entries, "interleave")
 
 
-def forecast(mix, *options):
+def plan_of(mix, *options):
     return energon_ext("plan", mix, "--seq-length", 40, "--global-batch-size", 4, *options)
 
 
 def test_the_table_shows_when_each_source_ends(bytes_mix, tmp_path):
-    result = forecast(
+    result = plan_of(
         bytes_mix,
         "--steps", 20, "--png", tmp_path / "f.png", "--html", tmp_path / "f.html",
     )  # fmt: skip
@@ -379,14 +384,14 @@ def test_the_table_shows_when_each_source_ends(bytes_mix, tmp_path):
 
 
 def test_the_json_contains_every_window(bytes_mix):
-    found = json.loads(forecast(bytes_mix, "--steps", 20, "--json").stdout)
+    found = json.loads(plan_of(bytes_mix, "--steps", 20, "--json").stdout)
     assert found["exact"] and found["steps"] == 20
     assert found["sources"]["code"]["ends_at_step"] == 15
     assert sum(found["sources"]["web"]["tokens"]) == 2000
 
 
 def test_balance_compares_the_natural_and_the_balanced_order(bytes_mix):
-    result = forecast(bytes_mix, "--ranks", 2, "--micro-batch-size", 1, "--balance")
+    result = plan_of(bytes_mix, "--ranks", 2, "--micro-batch-size", 1, "--balance")
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[-3][-2:] == ["natural", "balanced"]
     assert lines[-2][0] == "ranks"
@@ -394,7 +399,7 @@ def test_balance_compares_the_natural_and_the_balanced_order(bytes_mix):
 
 
 def test_the_json_contains_the_imbalance(bytes_mix):
-    result = forecast(bytes_mix, "--steps", 5, "--ranks", 2, "--balance", "--json")
+    result = plan_of(bytes_mix, "--steps", 5, "--ranks", 2, "--balance", "--json")
     assert json.loads(result.stdout)["imbalance"].keys() == {"natural", "balanced"}
 
 
@@ -408,4 +413,4 @@ def test_the_json_contains_the_imbalance(bytes_mix):
     ],
 )
 def test_conflicting_options_are_a_one_line_error(bytes_mix, options, words):
-    assert words in error_line(forecast(bytes_mix, *options))
+    assert words in error_line(plan_of(bytes_mix, *options))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
-from energon_ext.plan.estimate import estimated
-from energon_ext.plan.forecast import late_breakpoints, planned
+from energon_ext.plan.cursor import restore_cursor
+from energon_ext.plan.estimate import estimate
+from energon_ext.plan.forecast import forecast, late_breakpoints
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext, error_line
 from tests.plan.runs import edit_yaml, numbered_documents
@@ -43,7 +44,7 @@ def content(state):
 
 
 def from_state(path, steps, state, **options):
-    return planned(find_blend(dataset(path, **options)), steps, state=content(state))
+    return forecast(find_blend(dataset(path, **options)), steps, state=content(state))
 
 
 @pytest.mark.parametrize("entries", [MOVING, ENDING], ids=["moving", "ending"])
@@ -71,7 +72,7 @@ def test_a_forecast_from_a_state_is_exact_across_a_change_of_length(folder, entr
 def test_without_a_change_a_forecast_is_the_rest_of_the_full_one(folder):
     path = mix(folder, MOVING)
     _, state = read(path, 11)
-    whole = planned(find_blend(dataset(path)), 40)
+    whole = forecast(find_blend(dataset(path)), 40)
     found = from_state(path, 29, state)
     assert (found.tokens == whole.tokens[11:]).all()
     assert (found.documents == whole.documents[11:]).all()
@@ -81,7 +82,7 @@ def test_without_a_change_a_forecast_is_the_rest_of_the_full_one(folder):
 
 def test_sources_end_at_the_same_steps_as_in_the_run(folder):
     path = mix(folder, ENDING)
-    whole = planned(find_blend(dataset(path)), 400)
+    whole = forecast(find_blend(dataset(path)), 400)
     first_end = min(whole.exhausted.values())
     _, state = read(path, first_end + 1)
     found = from_state(path, 400, state)
@@ -90,8 +91,8 @@ def test_sources_end_at_the_same_steps_as_in_the_run(folder):
     }
     assert found.ends[-1] == whole.ends[-1]
     blend = find_blend(dataset(path))
-    blend.continue_from(content(state))
-    guess = estimated(blend, 400)
+    restore_cursor(blend, content(state))
+    guess = estimate(blend, 400)
     assert guess.first == first_end + 1 and guess.exhausted.keys() == found.exhausted.keys()
     for key, step in found.exhausted.items():
         assert guess.exhausted[key] == pytest.approx(step, rel=0.1)
@@ -103,9 +104,9 @@ def test_there_is_no_forecast_after_the_end(folder):
     with pytest.raises(ConfigError, match="No row is left: all sources have ended"):
         from_state(path, 10, state)
     blend = find_blend(dataset(path))
-    blend.continue_from(content(state))
+    restore_cursor(blend, content(state))
     with pytest.raises(ConfigError, match="No row is left"):
-        estimated(blend, 10)
+        estimate(blend, 10)
 
 
 def test_an_estimate_from_a_state_is_close_to_the_plan(folder):
@@ -113,8 +114,8 @@ def test_an_estimate_from_a_state_is_close_to_the_plan(folder):
     _, state = read(path, 11)
     exact = from_state(path, 500, state, seq_len=128)
     blend = find_blend(dataset(path, seq_len=128))
-    blend.continue_from(content(state))
-    guess = estimated(blend, 500)
+    restore_cursor(blend, content(state))
+    guess = estimate(blend, 500)
     assert guess.first == 11 and guess.ends[-1] == 511
     assert guess.tokens.sum(0)[:2] == pytest.approx(exact.tokens.sum(0)[:2], rel=0.01)
     assert guess.epochs[-1][:2] == pytest.approx(exact.epochs[-1][:2], rel=0.01)
@@ -133,10 +134,10 @@ def test_an_axis_of_tokens_uses_the_row_lengths_of_the_past(tmp_path):
     assert found.shares.tolist() == [[1, 0]] * 4 + [[0, 1]] * 2
     assert (found.tokens[:, 0] > 0).tolist() == [True] * 4 + [False] * 2
     blend = find_blend(dataset(path, seq_len=256, rows=4))
-    blend.continue_from(content(state))
-    assert estimated(blend, 6).shares.tolist() == found.shares.tolist()
+    restore_cursor(blend, content(state))
+    assert estimate(blend, 6).shares.tolist() == found.shares.tolist()
     assert (late_breakpoints(blend, 8), late_breakpoints(blend, 9)) == ([6144], [])
-    assert estimated(blend, 1200).ends[:3].tolist() == [8, 9, 14]  # windows of five steps
+    assert estimate(blend, 1200).ends[:3].tolist() == [8, 9, 14]  # windows of five steps
 
 
 # The command --------------------------------------------------------------------------------------
@@ -154,12 +155,14 @@ def saved(tmp_path_factory):
     return folder / "run", path
 
 
-def forecast(saved, *options):
+def forecast_of(saved, *options):
     return energon_ext("checkpoint", "forecast", *saved, *options)
 
 
 def test_the_command_forecasts_the_steps_after_a_checkpoint(saved, tmp_path):
-    result = forecast(saved, "--steps", 20, "--png", tmp_path / "f.png", "--html", tmp_path / "f")
+    result = forecast_of(
+        saved, "--steps", 20, "--png", tmp_path / "f.png", "--html", tmp_path / "f"
+    )
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0][:8] == ["after", "step", "5,", "20", "steps", "of", "4", "rows"]
@@ -173,7 +176,9 @@ def test_the_command_forecasts_the_steps_after_a_checkpoint(saved, tmp_path):
 
 
 def test_the_command_crosses_a_change_of_length_and_rows_per_step(saved):
-    result = forecast(saved, "--steps", 10, "--seq-length", 160, "--global-batch-size", 1, "--json")
+    result = forecast_of(
+        saved, "--steps", 10, "--seq-length", 160, "--global-batch-size", 1, "--json"
+    )
     found = json.loads(result.stdout)
     assert found["first_step"] == 5 and found["positions"] == 10 * 160
     # The 20 remaining rows of 40 are five of 160, which are every other row from the first on.
@@ -191,7 +196,7 @@ def test_the_command_refuses_what_a_resume_refuses(saved, tmp_path):
     take(loader, 5)
     save_cursor(tmp_path / "run", 5, loader.state_dict())
     inside = tmp_path / "run", path
-    message = error_line(forecast(inside, "--steps", 3, "--seq-length", 80))
+    message = error_line(forecast_of(inside, "--steps", 3, "--seq-length", 80))
     assert "seq_len: saved 40, now 80" in message
-    found = json.loads(forecast(inside, "--steps", 3, "--json").stdout)
+    found = json.loads(forecast_of(inside, "--steps", 3, "--json").stdout)
     assert (found["first_step"], found["positions"]) == (2, 3 * 4 * 40)

@@ -270,7 +270,7 @@ def test_a_run_that_waits_names_step_and_file(mix, live, workers, tmp_path, log)
 def test_the_deadline_is_a_quarter_of_the_loaders_timeout(mix):
     dataset = Run(mix()).loaders[0].dataset
     ExactDataLoader(dataset, timeout=60)
-    assert [live.deadline for live in dataset.live_weights] == [15]
+    assert [live.deadline for live in dataset.run.live_weights] == [15]
 
 
 def test_other_ranks_log_a_wait_later_than_rank_0(mix):

@@ -41,6 +41,11 @@ ROWS = 8
 TOPOLOGIES = [(1, 8), (1, 2), (2, 4), (4, 1), (8, 1)]
 
 
+def packing_of(name, seq_len):
+    """Return the fields of a fingerprint that name a packer."""
+    return {"packing": PACKERS[name].name, "seq_len": seq_len}
+
+
 def documents(count, first_id, seed):
     """Return documents of unique token ids, from one token to many rows."""
     rng = np.random.default_rng(seed)
@@ -193,7 +198,7 @@ def test_a_stream_that_was_read_to_its_end_begins_again_with_other_rows(lengths,
         short = planned(lengths, packing="sequential", seq_len=4, epochs=epochs)
         found = take(short)
         long = planned(lengths, packing=second, seq_len=8, epochs=4)
-        long.restore_state(json.loads(json.dumps(state_of(short))), PACKERS["sequential"](4))
+        long.restore_state(json.loads(json.dumps(state_of(short))), packing_of("sequential", 4))
         found += take(long)
         assert documents_in(found) == 4 * len(lengths)
         assert trained(found) == pairs(lengths, 4)
@@ -211,7 +216,7 @@ def test_documents_of_one_token_count_once_wherever_rows_change(first, second):
         short = planned(lengths, packing=first, seq_len=4, **options)
         found = take(short, number)
         long = planned(lengths, packing=second, seq_len=7, **options)
-        long.restore_state(json.loads(json.dumps(state_of(short))), PACKERS[first](4))
+        long.restore_state(json.loads(json.dumps(state_of(short))), packing_of(first, 4))
         found += take(long)
         assert trained(found) == pairs(lengths, 3), number
         assert documents_in(found) == 3 * len(lengths), number
@@ -221,7 +226,7 @@ def test_the_undrawn_pieces_of_a_document_become_one_piece_of_a_longer_row():
     short = planned([9, 9], seq_len=4, epochs=1)  # two pieces of 5 tokens each, a row per piece
     ((first,), *_), *_ = take(short, 1)
     long = planned([9, 9], seq_len=20, epochs=1)
-    long.restore_state(state_of(short), PACKERS["bin"](4))
+    long.restore_state(state_of(short), packing_of("bin", 4))
     rest = [tokens for slices, *_ in take(long) for tokens in slices]
     drawn, other = first[0] // 1000, 1 - first[0] // 1000
     assert sorted(map(len, rest)) == [5, 9]

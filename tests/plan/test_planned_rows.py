@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from energon_ext.packing import Pieces
-from energon_ext.plan import rows as plan_rows
+from energon_ext.plan import packed_rows as plan_rows
 from energon_ext.plan.order import EpochOrder
-from energon_ext.plan.rows import PlannedRows
+from energon_ext.plan.packed_rows import PackedRows
 from energon_ext.samples.packers import OwnPacker
 from tests.packing import slow
 from tests.plan.memory_documents import (
@@ -21,6 +21,7 @@ from tests.plan.memory_documents import (
     documents_in,
     pairs,
     planned,
+    planned_source,
     read_of,
     state_of,
     take,
@@ -83,7 +84,7 @@ def test_planned_rows_may_be_read_late_and_in_any_order(packing):
 @every_packing
 def test_planning_reads_no_token(packing, monkeypatch):
     rows = planned(LENGTHS, packing=packing)
-    monkeypatch.setattr(rows.documents, "tokens", None)
+    monkeypatch.setattr(rows.lengths, "tokens", None)
     assert len(rows.take(500)) == 500
 
 
@@ -115,11 +116,11 @@ def test_a_subset_of_documents_resumes_at_every_row(packing):
 
 @every_packing
 def test_a_restart_repeats_the_same_pass(packing):
-    rows = planned(LENGTHS, packing=packing, epochs=1)
+    source = planned_source("web", LENGTHS, packing=packing, epochs=1)
+    rows = source.rows()
     first = take(rows)
     assert rows.ended and take(rows) == []
-    rows.restart()
-    assert take(rows) == first
+    assert take(source.rows()) == first
 
 
 # Bounds -------------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def test_a_stream_carries_over_at_most_one_row():
     for _ in range(60):
         assert rows.take(30).num_tokens == 30 * 4096
         carried = state_of(rows)["carried"]
-        lengths = rows.documents.locate(np.array(carried["documents"], np.int64))[1]
+        lengths = rows.lengths.lengths(np.array(carried["documents"], np.int64))
         assert (lengths - np.array(carried["starts"], np.int64)).sum() <= 4096
 
 
@@ -245,9 +246,9 @@ def test_the_open_plan_is_finished_unchanged_with_another_buffer(packing, done, 
 def test_a_restart_inside_a_pass_begins_with_the_first_row(packing, rows_before):
     rows = planned(LENGTHS, packing=packing, epochs=1, buffer_docs=12)
     first = take(planned(LENGTHS, packing=packing, epochs=1, buffer_docs=12))
+    start = rows.window
     take(rows, rows_before)
-    rows.restart()
-    assert take(rows) == first
+    assert take(rows.at(start, 0)) == first
 
 
 @pytest.mark.parametrize("packing", ["sequential", pytest.param("bin", marks=pytest.mark.nightly)])
@@ -396,7 +397,7 @@ class FullRows:
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 def test_a_packer_of_the_user_reads_everything_with_empty_and_short_buffers(lengths, epochs):
     def source():
-        return PlannedRows(
+        return PackedRows(
             MemoryDocuments(lengths),
             source="web",
             packer=OwnPacker(16, encoder=FullRows()),
@@ -421,7 +422,7 @@ def test_a_packer_that_selects_nothing_is_refused_once_samples_pile_up():
     encoder = FullRows()
     encoder.select_samples_to_pack = lambda samples: []
     packer = OwnPacker(16, encoder=encoder)
-    few, many = (Pieces.whole(*[np.arange(n)] * 2, np.full(n, 8)) for n in (3, 4))
+    few, many = (Pieces.whole(np.arange(n), np.full(n, 8)) for n in (3, 4))
     assert packer.plan(Pieces.none(), few).carried.ranges() == few.ranges()
     with pytest.raises(ConfigError, match="no row is made of 4 samples with 32 tokens, 16 of"):
         packer.plan(Pieces.none(), many)
@@ -430,17 +431,17 @@ def test_a_packer_that_selects_nothing_is_refused_once_samples_pile_up():
 def test_the_tokens_of_an_epoch_are_counted_without_looking_documents_up():
     excluded = np.array([1, 4, 9])
     rows = planned(LENGTHS, first=3, excluded=excluded)
-    before = rows.documents.looked_up
+    before = rows.lengths.looked_up
     expected = sum(LENGTHS[3:]) - LENGTHS[4] - LENGTHS[9]
     assert [rows.epoch_tokens for _ in range(3)] == [expected] * 3
-    assert rows.documents.looked_up - before == 2  # the excluded ones of the epoch, once
+    assert rows.lengths.looked_up - before == 2  # the excluded ones of the epoch, once
 
 
 def test_the_initial_state_is_empty():
     rows = planned(LENGTHS)
     assert state_of(rows) == {
         "kind": "planned",
-        "documents": rows.documents.fingerprint(),
+        "documents": rows.lengths.fingerprint(),
         "epoch": 0,
         "position": 0,
         "carried": {"documents": [], "starts": [], "stops": None},

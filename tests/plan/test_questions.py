@@ -9,8 +9,9 @@ import pytest
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.forecast import imbalance_of
 from energon_ext.errors import StateFormatError
-from energon_ext.plan.estimate import estimated
-from energon_ext.plan.forecast import late_breakpoints, planned, window_edges
+from energon_ext.plan.cursor import save_cursor
+from energon_ext.plan.estimate import estimate
+from energon_ext.plan.forecast import forecast, late_breakpoints, window_edges
 from energon_ext.plan.lookup import find_blend
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.weights import LiveWeights
@@ -43,16 +44,15 @@ KINDS = {
 }
 
 QUESTIONS = {
-    "estimate": lambda blend, state: estimated(blend, 30),
-    "forecast": lambda blend, state: planned(blend, 30),
-    "forecast from a state": lambda blend, state: planned(blend, 30, state=state),
+    "estimate": lambda blend, state: estimate(blend, 30),
+    "forecast": lambda blend, state: forecast(blend, 30),
+    "forecast from a state": lambda blend, state: forecast(blend, 30, state=state),
     "steps": lambda blend, state: take(blend.fork().draw_steps(), 9),
     "imbalance": lambda blend, state: imbalance_of(blend),
     "shares": lambda blend, state: [blend.shares_at_step(n) for n in (0, 50)],
-    "sizes": lambda blend, state: (blend.documents, blend.epoch_tokens, blend.config(), blend.rows),
+    "sizes": lambda blend, state: (blend.documents, blend.epoch_tokens, blend.rows),
     "breakpoints": lambda blend, state: (late_breakpoints(blend, 9), window_edges(blend, 9)),
-    "state": lambda blend, state: blend.save_state(),
-    "skip mode": lambda blend, state: blend.set_skip_mode(True),  # of the next Energon
+    "state": lambda blend, state: save_cursor(blend),
     "ends": lambda blend, state: [(rows.ended, rows.is_finite) for rows in blend.rows],
 }
 
@@ -146,7 +146,7 @@ def test_a_question_does_not_wait_for_live_weights_and_does_not_decide_them(fold
     batches = iter(loader)
     before = [seen(next(batches)) for _ in range(8)]
     blend = find_blend(loader)
-    planned(blend, 20), estimated(blend, 20)
+    forecast(blend, 20), estimate(blend, 20)
     live.set(4, {"a": 0, "b": 1})
     found = before + [seen(next(batches)) for _ in range(4)]
     unasked = open_loader(path, encoder)
@@ -157,8 +157,8 @@ def test_a_forecast_begins_where_the_dataset_is(folder):
     path, encoder = write(folder, "token files")
     loader = open_loader(path, encoder)
     take(loader, 7)  # three steps and half of the fourth, which is forecast as a whole
-    whole = planned(find_blend(open_loader(path, encoder)), 10)
-    rest = planned(find_blend(loader), 7)
+    whole = forecast(find_blend(open_loader(path, encoder)), 10)
+    rest = forecast(find_blend(loader), 7)
     assert (whole.first, rest.first) == (0, 3)
     assert rest.tokens.tolist() == whole.tokens[3:].tolist()
 
@@ -171,12 +171,12 @@ def test_a_dataset_takes_the_state_of_a_loader_with_and_without_its_digest(folde
     content = {name: value for name, value in sealed.items() if name != "energon_ext_digest"}
     for state in (sealed, content):
         other = find_blend(open_loader(path, encoder))
-        assert planned(other, 5, state=state).tokens.tolist() == (
-            planned(find_blend(loader), 5).tokens.tolist()
+        assert forecast(other, 5, state=state).tokens.tolist() == (
+            forecast(find_blend(loader), 5).tokens.tolist()
         )
         other.restore_state(state)
         assert other.save_state() == loader.dataset.save_state()
     damaged = {**sealed, "read": sealed["read"] + 2}
-    for ask in (lambda: planned(other, 5, state=damaged), lambda: other.restore_state(damaged)):
+    for ask in (lambda: forecast(other, 5, state=damaged), lambda: other.restore_state(damaged)):
         with pytest.raises(StateFormatError, match="its digest does not match"):
             ask()

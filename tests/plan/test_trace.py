@@ -5,8 +5,8 @@
 import numpy as np
 
 from energon_ext.plan.cost import AttentionCost
-from energon_ext.plan.deal import Topology
 from energon_ext.plan.step import Step
+from energon_ext.plan.topology import Topology
 from energon_ext.plan.trace import rows_of
 from tests.plan.memory_documents import planned
 

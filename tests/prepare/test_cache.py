@@ -139,8 +139,8 @@ def test_a_rejected_or_empty_sample_is_a_document_without_tokens(tmp_path, caplo
     mix = write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 1)])
     with caplog.at_level(logging.WARNING):
         dataset = load(mix, PackedTaskEncoder(ByteTokenizer(add_bos=False, add_eos=False), 8))
-    (rows,) = [source.rows for source in dataset.sources.values()]
-    assert rows.documents.locate(np.arange(4))[1].tolist() == [3, 0, 0, 5]
+    (source,) = dataset.run.sources.values()
+    assert source.first_rows.lengths.lengths(np.arange(4)).tolist() == [3, 0, 0, 5]
     (message,) = caplog.messages
     assert (
         "lines.jsonl: 2 of 4 samples cannot be tokenized, the first: Sample 1: no `text`" in message

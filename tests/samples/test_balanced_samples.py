@@ -41,11 +41,12 @@ def cost_of(row):
 
 def test_row_cost_sums_tokens_and_images(data):
     dataset = dataset_of(alone(data), encoder=Expensive())
-    dataset.batches = dataclasses.replace(dataset.batches, cost=None)  # in their natural order
-    step = next(dataset.fork().draw_steps())
+    run = dataset.run
+    run.options = dataclasses.replace(run.options, cost=None)  # in their natural order
+    step = next(run.fork().draw_steps())
     for row, cost in enumerate(step.costs(AttentionCost(1, 0), ROWS).tolist()):
         taken, place, _ = step.taken(row)
-        numbers, _ = taken.description(place)
+        numbers, *_ = taken.description(place)
         assert cost == sum(length_of_number(n) + 100 * (n % 3) for n in numbers)
 
 

@@ -19,7 +19,7 @@ from energon_ext import (
 )
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice import LossMap, MultiSpliceConfig, SpliceConfig, SpliceIndex
-from energon_ext.splice.source import splices_of
+from energon_ext.splice.frames import splices_of
 from energon_ext.state.consumption import Consumption
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.splice import slow
@@ -28,6 +28,7 @@ from tests.support import (
     batch_hash,
     close_loaders,
     config,
+    documents_of,
     loader_for,
     take,
     write_dataset,
@@ -487,7 +488,7 @@ def test_a_loss_map_refuses_batches_of_one_rank_of_several(data):
 
 
 def test_the_plan_is_in_the_log(data, caplog):
-    with caplog.at_level(logging.DEBUG, logger="energon_ext.splice.source"):
+    with caplog.at_level(logging.DEBUG, logger="energon_ext.splice.frames"):
         build(in_blend(data), many())
     first = three_longest_short()[0]
     assert (
@@ -497,7 +498,7 @@ def test_the_plan_is_in_the_log(data, caplog):
         "every_pair, balance_tau 1.0." in caplog.text
     )
     jittered = MultiSpliceConfig(num_docs=1, content_length=32, offset_jitter=26)
-    with caplog.at_level(logging.DEBUG, logger="energon_ext.splice.source"):
+    with caplog.at_level(logging.DEBUG, logger="energon_ext.splice.frames"):
         build(in_blend(data), many(jittered))
     assert "contents of up to 6 in frames of 32" in caplog.text
     # 12 - t tokens have 21 + t places.
@@ -557,7 +558,6 @@ def test_random_document_choice_depends_on_data_and_not_on_yaml_place(data):
     chosen = []
     for name, path in (("here.yaml", "book"), ("deep/there.yaml", "../book")):
         mix = write_mix(data / name, [(path, 1)])
-        (source,) = splices_of(build(mix, many(splice)))
-        chosen.append([tokens.tolist() for tokens in source._documents])
+        chosen.append([each.tolist() for each in documents_of(build(mix, many(splice)))])
     assert chosen[0] == chosen[1]
     assert len(chosen[0]) == 3

@@ -18,7 +18,7 @@ from energon_ext import (
 )
 from energon_ext.mixture.checks import BlendWarning
 from energon_ext.splice import GridIndex, MultiSpliceConfig, SpliceConfig
-from energon_ext.splice.source import splices_of
+from energon_ext.splice.frames import splices_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.splice import slow

@@ -18,7 +18,9 @@ from energon_ext.splice import (
     SpliceIndex,
     select_documents,
 )
-from energon_ext.splice.source import SpliceSource
+from energon_ext.splice.frames import Frames
+from energon_ext.splice.reader import FrameReader
+from tests.plan.memory_documents import ListDocuments
 from tests.splice import slow
 
 P = 9
@@ -29,20 +31,11 @@ def frame_of(doc, t, s, seq_len, content_length=None, pad_id=0, *, cyclic=False,
     """Return a batch of one frame with ``min(K, L - t, S - s)`` tokens of a document."""
     mode = "cyclic_roll" if cyclic else "slide_within"
     config = SpliceConfig(content_start_mode=mode, **fields)
-    source = SpliceSource(
-        SpliceIndex([10], seq_len, config),
-        [np.asarray(doc)],
-        ["doc"],
-        config=config,
-        seq_len=seq_len,
-        fill_id=pad_id,
-        epochs=1,
-        fingerprint={},
-    )
+    reader = FrameReader(ListDocuments([doc]), 0, [0], ["doc"], config, pad_id)
     left = len(doc) if cyclic else len(doc) - t
     copy_len = min(content_length or seq_len, left, seq_len - s)
     contents = Contents(*(np.array([n]) for n in (0, t, s, copy_len)))
-    return BatchAssembler(seq_len, pad_id=pad_id)([source.read(contents)], sources=["doc"])
+    return BatchAssembler(seq_len, pad_id=pad_id)(reader.read([contents]), sources=["doc"])
 
 
 @pytest.mark.parametrize(
@@ -94,18 +87,19 @@ def test_the_worked_example_of_three_documents_shown_equally_often():
         adaptive_k=False,
         shuffle_per_epoch=False,
     )
-    source = SpliceSource(
+    source = Frames(
         SpliceIndex([7, 5, 3], 8, config),
-        [np.array([ord(letter) for letter in text]) for text in ("ABCDEFG", "HIJKL", "XYZ")],
+        range(3),
         ["0", "1", "2"],
         config=config,
         seq_len=8,
-        fill_id=0,
         epochs=1,
         fingerprint={},
     )
+    texts = [[ord(letter) for letter in text] for text in ("ABCDEFG", "HIJKL", "XYZ")]
+    reader = FrameReader(ListDocuments(texts), 0, source.numbers, source.names, config, 0)
     taken = source.take(100)
-    rows = [source.read(taken.description(number)) for number in range(len(taken))]
+    rows = reader.read([taken.description(number) for number in range(len(taken))])
     assert ["".join(map(chr, row.slices[0])) for row in rows] == [
         *["ABCD", "BCDE", "CDEF", "DEFG"],
         *["HIJK", "HIJK", "IJKL", "IJKL"],

@@ -21,7 +21,9 @@ from energon_ext.splice import (
     SpliceIndex,
     document_quotas,
 )
-from energon_ext.splice.source import SpliceSource
+from energon_ext.splice.frames import Frames
+from energon_ext.splice.reader import FrameReader
+from tests.plan.memory_documents import ListDocuments
 from tests.splice import slow
 
 IN_ORDER = {"shuffle_per_epoch": False}
@@ -459,12 +461,12 @@ def test_content_probability_is_the_product_over_its_tokens(prefix):
     grid = GridIndex([6, 4], 8, config, starts=2, offsets=2)
     names = ["book/doc0", "book/doc1"]
     documents = [np.arange(10, 16), np.arange(20, 24)]
-    source = SpliceSource(
-        grid, documents, names, config=config, seq_len=8, fill_id=0, epochs=1, fingerprint={}
-    )
+    source = Frames(grid, [0, 1], names, config=config, seq_len=8, epochs=1, fingerprint={})
+    reader = FrameReader(ListDocuments(documents), 0, [0, 1], names, config, 0)
     taken = source.take(grid.size)
     assembler = BatchAssembler(8)
-    batch = assembler([source.read(taken.description(n)) for n in range(len(taken))], sources=names)
+    rows = reader.read([taken.description(n) for n in range(len(taken))])
+    batch = assembler(rows, sources=names)
     losses = np.full(batch.num_tokens, -np.log(7 / 8))
     for row, offset in enumerate(grid.locate(np.arange(6)).offsets.tolist()):
         losses[8 * row + offset : 8 * row + offset + 3] = np.log([2, 3, 5])

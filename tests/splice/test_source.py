@@ -11,7 +11,9 @@ import pytest
 
 from energon_ext.errors import StateMismatchError
 from energon_ext.splice import MultiSpliceConfig, SpliceIndex
-from energon_ext.splice.source import SpliceSource
+from energon_ext.splice.frames import Frames
+from energon_ext.splice.reader import FrameReader
+from tests.plan.memory_documents import MemoryDocuments
 
 SEQ_LEN = 24
 LENGTHS = [9, 14, 5, 30]
@@ -21,13 +23,12 @@ every_packing = pytest.mark.parametrize("pack", [False, True])
 def source(pack=False, epochs=2, **changes):
     fields = {"content_start_mode": "slide_within", "content_length": 8, "pack_contents": pack}
     config = MultiSpliceConfig(**{**fields, "balance_mode": "every_pair", **changes})
-    return SpliceSource(
+    return Frames(
         SpliceIndex(LENGTHS, SEQ_LEN, config, key="book"),
-        [np.arange(1000 * number, 1000 * number + length) for number, length in enumerate(LENGTHS)],
+        range(len(LENGTHS)),
         [f"book/doc{number}" for number in range(len(LENGTHS))],
         config=config,
         seq_len=SEQ_LEN,
-        fill_id=0,
         epochs=epochs,
         fingerprint=config.to_json(),
         key="book",
@@ -40,7 +41,8 @@ def take(rows, count=2**40):
 
 
 def read(rows, taken):
-    return [rows.read(taken.description(number)) for number in range(len(taken))]
+    reader = FrameReader(MemoryDocuments(LENGTHS), 0, rows.numbers, rows.names, rows.config, 0)
+    return reader.read([taken.description(number) for number in range(len(taken))])
 
 
 def state_of(rows):

@@ -14,12 +14,13 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
-from energon_ext.splice.source import splices_of
+from energon_ext.splice.frames import splices_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.splice import mixes
 from tests.support import (
     LargeTokenizer,
     config,
+    documents_of,
     loader_for,
     take,
     write_dataset,
@@ -72,17 +73,18 @@ def test_documents_equal_those_of_the_text(data, mode):
 
 
 def test_tokens_stay_on_disk(data):
-    (source,) = splices_of(build(mix_of(data, "text_document")))
-    assert len(source._documents) == 4
-    for tokens in source._documents:
+    found = documents_of(build(mix_of(data, "text_document")))
+    assert len(found) == 4
+    for tokens in found:
         assert tokens.dtype == np.uint16 and not tokens.flags.owndata
         assert tokens.tolist() in TOKENS
 
 
 def test_a_subset_of_a_file_has_its_own_numbers(data):
     path = mix_of(data, "text_document", subset={"range": ["50%", "100%"]})
-    (source,) = splices_of(build(path, SpliceConfig(doc_index=3)))
-    assert source._documents[0].tolist() == TOKENS[13]
+    dataset = build(path, SpliceConfig(doc_index=3))
+    (source,), (tokens,) = splices_of(dataset), documents_of(dataset)
+    assert tokens.tolist() == TOKENS[13]
     assert source.names == [name for name in source.names if name.endswith("/doc3")]
 
 
@@ -128,9 +130,9 @@ def test_validation_selects_the_same_documents(data):
         batch_size=4,
         task_encoder=MultiSpliceTaskEncoder(ByteTokenizer(), SEQ_LEN, SPLICE),
     )
-    (source,) = splices_of(dataset)
-    (training,) = splices_of(build(mix_of(data, "text_document")))
-    assert [t.tolist() for t in source._documents] == [t.tolist() for t in training._documents]
+    training = build(mix_of(data, "text_document"))
+    shown, expected = ([t.tolist() for t in documents_of(each)] for each in (dataset, training))
+    assert shown == expected
 
 
 def test_keys_and_foreign_tokens_are_refused_for_token_files(data):

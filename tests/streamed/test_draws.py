@@ -19,7 +19,7 @@ from energon_ext import (
     WeightSpec,
 )
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.deal import Topology
+from energon_ext.plan.topology import Topology
 from energon_ext.weights import weight_from_config
 from tests.mixture.slow import places_of_equals
 from tests.streamed.numbers import Numbers, blend, drawn_of, order_of, resumed, source

@@ -14,15 +14,16 @@ from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDatase
 
 from energon_ext import ConfigError, ExactDataLoader, StateMismatchError
 from energon_ext.errors import StateFormatError, WorkerError
+from energon_ext.loader.planned_dataset import PlannedDataset
+from energon_ext.loader.reader import BatchReader
 from energon_ext.loader.streamed import StreamedLoader, open_loader
 from energon_ext.mixture.tree import blend_of
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.dataset import BatchOptions, PlannedDataset
-from energon_ext.plan.deal import Topology
-from energon_ext.plan.source import Source
+from energon_ext.plan.run import Run
+from energon_ext.plan.topology import Topology
 from energon_ext.state.schema import sealed
 from energon_ext.weights import ConstantWeight, ScheduleAxis
-from tests.plan.memory_documents import planned
+from tests.plan.memory_documents import planned_source
 from tests.state.mutations import mutations
 from tests.streamed.numbers import blend, order_of, source
 from tests.support import config, loader_for, take
@@ -148,12 +149,11 @@ def test_energons_loader_refuses_a_damaged_blend_state_too():
 
 
 def planned_loader():
-    sources = [Source("a", planned([16] * 40))]
+    sources = [planned_source("a", [16] * 40)]
     tree, clock = blend_of({"a": ConstantWeight(1.0)}), Clock(ScheduleAxis(), Topology(1), 16)
-    batches = BatchOptions(assemble=list, padding=None)
-    return ExactDataLoader(
-        PlannedDataset(sources, tree=tree, clock=clock, worker_config=config(), batches=batches)
-    )
+    batches = BatchReader([sources[0].reader], list, None)
+    run = Run(sources, tree=tree, clock=clock)
+    return ExactDataLoader(PlannedDataset(run, batches, worker_config=config()))
 
 
 def test_planned_and_streamed_states_refuse_each_other():

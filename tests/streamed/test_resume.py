@@ -12,7 +12,7 @@ from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDatase
 
 from energon_ext.errors import StateMismatchError
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.deal import Topology
+from energon_ext.plan.topology import Topology
 from energon_ext.weights import ScheduleAxis
 from tests.streamed.numbers import assert_nothing_lost, blend, drawn_of, order_of, resumed, source
 from tests.support import config, loader_for, take

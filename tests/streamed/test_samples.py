@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One streamed source: its end, limit and state, and unreadable samples."""
 
+import dataclasses
 import json
 import tarfile
 
@@ -56,8 +57,7 @@ def test_a_sample_counts_its_tokens_and_documents_or_one():
     assert (num_tokens_of(Row()), num_tokens_of(object())) == (12, 1)
     rows = Numbers("web", 2)
     rows.restore_sample = lambda key: Row() if key == (1,) else object()
-    short = source("web", 2, endless=False)
-    short.rows = rows
+    short = dataclasses.replace(source("web", 2, endless=False), rows=rows)
     samples = StreamedSamples(short, lambda sample: 1.75 * getattr(sample, "num_tokens", 2))
     samples.open()
     assert samples.next() and samples.next()

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from energon_ext.tokens.cut import CutDocuments
+from energon_ext.tokens.cut import CutLengths
 from energon_ext.tokens.file_set import TokenFiles
 from tests.support import write_tokens, write_weights
 
@@ -34,12 +34,12 @@ def files(tmp_path):
 
 
 def lengths(documents):
-    return documents.locate(np.arange(len(documents)))[1].tolist()
+    return documents.lengths(np.arange(len(documents))).tolist()
 
 
 def test_long_documents_are_cut_and_dropped_if_no_answer_is_left(files, caplog):
     with caplog.at_level(logging.WARNING):
-        cut = CutDocuments(files, source="chat", max_tokens=6, over_long="cut")
+        cut = CutLengths(files, source="chat", max_tokens=6, over_long="cut")
     assert lengths(cut) == [4, 6, 0, 2, 2, 0, 6]
     assert (cut.tokens_in(0, 7), cut.tokens_in(1, 5)) == (20, 10)
     assert cut.num_tokens == 20 and cut.fingerprint() == files.fingerprint()
@@ -47,21 +47,18 @@ def test_long_documents_are_cut_and_dropped_if_no_answer_is_left(files, caplog):
         "chat: 1 of 7 documents have no trained label in their first 6 tokens and are excluded; "
         "the first is chat:2."
     ]
-    place = int(cut.locate(np.array([1]))[0][0])
-    assert cut.tokens(place, 0, 6).tolist() == [5, 5, 5, 5, 6, 6]
-    assert cut.label_weights(place, 3, 6).tolist() == [0, 1, 1]
     assert lengths(pickle.loads(pickle.dumps(cut))) == lengths(cut)
 
 
 def test_every_document_is_checked_if_the_end_is_not_trained(files):
-    cut = CutDocuments(files, source="chat", max_tokens=6, over_long="cut", untrained=2)
+    cut = CutLengths(files, source="chat", max_tokens=6, over_long="cut", untrained=2)
     assert lengths(cut) == [4, 6, 0, 0, 0, 0, 6]
 
 
 @pytest.mark.parametrize("over_long", ["drop", "error"])
 def test_long_documents_are_left_out_on_request(files, over_long, caplog):
-    cut = CutDocuments(files, source="chat", max_tokens=6, over_long=over_long)
-    whole = lengths(CutDocuments(files, source="chat", max_tokens=99, over_long=over_long))
+    cut = CutLengths(files, source="chat", max_tokens=6, over_long=over_long)
+    whole = lengths(CutLengths(files, source="chat", max_tokens=99, over_long=over_long))
     assert lengths(cut) == [length if length <= 6 else 0 for length in whole]
     (message,) = caplog.messages
     assert "have more than the 6 tokens of a row and are left out" in message

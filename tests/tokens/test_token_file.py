@@ -26,10 +26,9 @@ SECOND = [[21, 22, 23, 24, 25], [26]]
 
 
 def read(files, number, start=0, stop=None):
-    """Return the tokens of one document through its place."""
-    places, lengths = files.locate(np.array([number]))
-    stop = int(lengths[0]) if stop is None else stop
-    return files.tokens(int(places[0]), start, stop).tolist()
+    """Return the tokens of one document."""
+    stop = int(files.lengths(np.array([number]))[0]) if stop is None else stop
+    return files.tokens(number, start, stop).tolist()
 
 
 def all_documents(files):
@@ -53,7 +52,7 @@ def test_a_pair_matches_what_megatron_wrote_and_reads(tmp_path, dtype):
     assert (len(file), file.num_tokens) == (4, 7)
     assert file.tokens(0, 0, 2).dtype == dtype
     assert all_documents(file) == [[5, 6, 7, 8, 9], [], [100, 101], []]
-    assert file.locate(np.arange(4))[0].tolist() == [0, 5, 5, 7]
+    assert file.places(np.arange(4)).tolist() == [0, 5, 5, 7]
     sequences = IndexedDataset(f"{tmp_path}/web")
     assert file.tokens(0, 0, 7).tolist() == np.concatenate(sequences[0 : len(sequences)]).tolist()
 
@@ -69,11 +68,12 @@ def test_a_slice_is_a_view_into_the_document(two):
 def test_pairs_are_concatenated(two):
     files = TokenFiles(two)
     assert (len(files), files.num_tokens) == (5, 12)
-    places, lengths = files.locate(np.array([4, 0, 3, 1, 3]))
-    assert places.tolist() == [11, 0, 6, 3, 6]
-    assert lengths.tolist() == [1, 3, 5, 1, 5]
+    numbers = np.array([4, 0, 3, 1, 3])
+    assert files.places(numbers).tolist() == [11, 0, 6, 3, 6]
+    assert files.lengths(numbers).tolist() == [1, 3, 5, 1, 5]
     assert all_documents(files) == FIRST + SECOND
-    assert [array.tolist() for array in files.locate(np.zeros(0, np.int64))] == [[], []]
+    assert files.lengths(np.zeros(0, np.int64)).tolist() == []
+    assert files.read([], [], []) == ([], [])
 
 
 def test_pairs_of_several_types_and_without_documents_are_one_source(tmp_path):
@@ -97,7 +97,7 @@ def test_random_documents_of_many_pairs_match_a_list(tmp_path):
     expected = [document for documents in contents for document in documents]
     starts = np.cumsum([0, *map(len, expected)])
     numbers = rng.integers(0, len(expected), 500)
-    places, lengths = files.locate(numbers)
+    places, lengths = files.places(numbers), files.lengths(numbers)
     assert places.tolist() == starts[numbers].tolist()
     assert lengths.tolist() == [len(expected[number]) for number in numbers]
     assert all_documents(files) == expected
@@ -308,10 +308,10 @@ def test_thousands_of_pairs_open_quickly_without_open_files(tmp_path):
     assert (len(files), files.num_tokens) == (60_000, 630_000)
     assert seconds < 3  # 0.1 s on an idle core
     numbers = np.arange(0, 60_000, 7)
-    places, lengths = files.locate(numbers)
+    places, lengths = files.places(numbers), files.lengths(numbers)
     expected = numbers % 20 + 1
     assert lengths.tolist() == expected.tolist()
     assert places.tolist() == (numbers // 20 * 210 + expected * (expected - 1) // 2).tolist()
-    read_tokens = [files.tokens(place, 0, 1)[0] for place in places.tolist()]
+    read_tokens = [files.tokens(number, 0, 1)[0] for number in numbers.tolist()]
     assert read_tokens == (numbers % 20).tolist()
     assert len(os.listdir("/proc/self/fd")) <= open_before

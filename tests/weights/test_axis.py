@@ -5,7 +5,7 @@ import pytest
 
 from energon_ext.errors import ConfigError
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.deal import Topology
+from energon_ext.plan.topology import Topology
 from energon_ext.weights import ScheduleAxis
 
 

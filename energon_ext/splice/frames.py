@@ -1,18 +1,17 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Spliced documents as a planned source of rows in a blend."""
+"""The frames of spliced documents, as a plan draws them."""
 
+import copy
 from collections import Counter
 from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from energon_ext.batch.rows import Row
 from energon_ext.errors import log_of
-from energon_ext.packing import Packer
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.order import ENDLESS
-from energon_ext.plan.row_source import RowSource, Taken, Window
+from energon_ext.plan.rows import Rows, TakenRows, Window
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.index import SpliceIndex
 from energon_ext.splice.pairs import Contents, longest_content
@@ -24,17 +23,16 @@ logger = log_of(__name__)
 LOGGED = 1024
 
 
-class SpliceSource(RowSource):
+class Frames(Rows):
     """Frames of chosen documents, by number.
 
     State: the number of contents that were shown, one integer. The order depends on the seed, the
     key of the source, the configuration and the chosen documents.
 
     Args:
-        documents, names: token ids of each chosen document, and its name in batches.
+        numbers, names: number of each chosen document in the source, and its name in batches.
         metadata: further information about each chosen document.
         config, seq_len: how frames are filled, and S, their number of positions.
-        fill_id: filler token before a content that attends to its prefix.
         epochs: passes over the examples, None for no end.
         fingerprint: JSON values that the order depends on; states with other values are rejected.
     """
@@ -44,12 +42,11 @@ class SpliceSource(RowSource):
     def __init__(
         self,
         examples: SpliceIndex | GridIndex,
-        documents: Sequence[np.ndarray],
+        numbers: Sequence[int],
         names: Sequence[str],
         *,
         config: SpliceFields,
         seq_len: int,
-        fill_id: int,
         epochs: float | None,
         fingerprint: Mapping[str, Any],
         metadata: Sequence[Mapping[str, Any]] = (),
@@ -60,21 +57,17 @@ class SpliceSource(RowSource):
         self.names = list(names)
         self.metadata = list(metadata)
         self.config = config
-        self._documents = documents
+        self.numbers = list(numbers)
         self._seq_len = seq_len
-        self._fill_id = fill_id
         self._in_pass = ENDLESS if epochs is None else int(epochs * examples.size)
-        self.restart()
+        self.window = Window()
+        self.next_row = 0  # contents that were shown
 
     @property
-    def part_shares(self) -> dict[str, float]:
-        """Expected share of each name in the tokens of this source."""
-        return self._by_name(self.examples.token_shares())
-
-    @property
-    def part_documents(self) -> dict[str, float]:
-        """Examples of each name per epoch; averages if documents take turns."""
-        return self._by_name(self.examples.quotas)
+    def parts(self) -> dict[str, tuple[float, float]]:
+        """Examples per epoch, averages if documents take turns, and expected shares, by name."""
+        shares = self._by_name(self.examples.token_shares())
+        return {n: (k, shares[n]) for n, k in self._by_name(self.examples.quotas).items()}
 
     def metadata_of(self, name: str) -> list[dict[str, Any]]:
         """Return the metadata of the documents with a name; several may share one."""
@@ -86,9 +79,10 @@ class SpliceSource(RowSource):
             sums[name] += value
         return dict(sums)
 
-    def restart(self) -> None:
-        self.window = Window()
-        self.next_row = 0  # contents that were shown
+    def at(self, window: Window, next_row: int) -> "Frames":
+        other = copy.copy(self)
+        other.window, other.next_row = window, next_row
+        return other
 
     def begin_pass(self) -> None:
         self.window = Window(pass_start=self.next_row)
@@ -141,48 +135,23 @@ class SpliceSource(RowSource):
         prefix = int(frame.offsets[0]) if self.config.attend_prefix else 0
         return prefix + int(frame.copy_lens.sum())
 
-    def read(self, description: Contents) -> Row:
-        documents, starts, offsets, lengths = (column.tolist() for column in description)
-        names = [self.names[document] for document in documents]
-        slices = list(map(self._content, documents, starts, lengths))
-        if self.config.pack_contents:
-            return Row(slices, slice_sources=names, first_positions=offsets)
-        if self.config.attend_prefix:
-            return self._row_with_prefix(slices[0], offsets[0], names[0])
-        return Row(slices, names[0], documents=1, first_positions=offsets, gaps=offsets)
-
-    def _content(self, document: int, start: int, length: int) -> np.ndarray:
-        """Return ``length`` tokens of a document from ``start``; a view unless they wrap around."""
-        tokens = self._documents[document]
-        wrapped = start + length - len(tokens)
-        content = tokens[start : start + length]
-        return content if wrapped <= 0 else np.concatenate([content, tokens[:wrapped]])
-
-    def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
-        prefix = np.full(offset, self._fill_id, np.int64)
-        if offset and self.config.eos_token_id is not None:
-            prefix[-1] = self.config.eos_token_id
-        label_weights = np.ones(offset + len(content), np.float32)
-        label_weights[: offset + 1] = 0.0  # the first token of the content is not predicted
-        tokens = np.concatenate([prefix, content])
-        return Row([tokens], source=name, documents=1, label_weights=[label_weights])
-
-    def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
+    def restore_state(self, state: Mapping[str, Any], packing: Any = None) -> None:
         self.check_state(state)
         self.window = Window(pass_start=state["pass_start"])
         self.next_row = state["next_row"]
 
 
-def splices_of(dataset_or_loader: Any) -> list[SpliceSource]:
+def splices_of(dataset_or_loader: Any) -> list[Frames]:
     """Return the spliced sources of a dataset or loader."""
     sources = find_blend(dataset_or_loader).sources.values()
-    return [source.rows for source in sources if isinstance(source.rows, SpliceSource)]
+    rows = [getattr(source, "first_rows", None) for source in sources]
+    return [each for each in rows if isinstance(each, Frames)]
 
 
-class TakenFrames(Taken):
+class TakenFrames(TakenRows):
     """Frames that were taken from a source but not read yet."""
 
-    def __init__(self, source: SpliceSource, frames: list[Contents]):
+    def __init__(self, source: Frames, frames: list[Contents]):
         self._source = source
         self._frames = frames
         self.num_documents = sum(len(frame.starts) for frame in frames)
@@ -201,7 +170,8 @@ class TakenFrames(Taken):
     def contents(self, number: int) -> list[tuple[int, int, int]]:
         frame = self._frames[number]
         ends = (frame.starts + frame.copy_lens).tolist()
-        return list(zip(frame.documents.tolist(), frame.starts.tolist(), ends))
+        numbers = [self._source.numbers[chosen] for chosen in frame.documents.tolist()]
+        return list(zip(numbers, frame.starts.tolist(), ends))
 
     def description(self, number: int) -> Contents:
         return self._frames[number]

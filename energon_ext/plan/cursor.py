@@ -9,58 +9,79 @@ that the step depends on: none of it may change, since the step is drawn again o
 
 from __future__ import annotations
 
+import copy
 import json
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Mapping
 
 from energon_ext.errors import ConfigError
 from energon_ext.packing import packing_of
 from energon_ext.plan.clock import RowLengths
 from energon_ext.plan.progress import Progress
-from energon_ext.plan.row_source import RowSource
-from energon_ext.plan.settings import check_settings
+from energon_ext.plan.rows import Rows
+from energon_ext.plan.run import Run
 from energon_ext.state.match import (
     SourceChange,
     check_fingerprint,
     compare_sources,
     match_sources,
 )
-from energon_ext.state.schema import STATE_CLASS, STATE_VERSION, digest_of, is_count, read_format
+from energon_ext.state.schema import (
+    STATE_CLASS,
+    STATE_VERSION,
+    digest_of,
+    is_count,
+    read_format,
+    without_seal,
+)
 
-if TYPE_CHECKING:
-    from energon_ext.plan.dataset import PlannedDataset
+#: A setting that only states of Energon's loader with workers contain.
+_WORKERS = "workers"
 
 
-def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
-    """Return the cursor of a dataset at some progress."""
-    names = list(dataset.source_names.values())
-    plan = dataset.plan.to_json(progress.plan, names)
-    plan["sources"] = {**dataset.retained, **plan["sources"]}
+def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
+    """Return the cursor of a run, now or at some earlier progress."""
+    progress = progress or run.progress
+    names = list(run.source_names.values())
+    plan = run.plan.to_json(progress.plan, names)
+    plan["sources"] = {**run.retained, **plan["sources"]}
     begun, weights = _begun(plan, progress.done), {}
-    for live in dataset.live_weights:
+    for live in run.live_weights:
         live.wait(begun - 1)  # the planner may be another process that has read more lines
         weights[live.key] = live.used(begun)
     return {
         "__class__": STATE_CLASS,
         "version": STATE_VERSION,
-        "fingerprint": dict(dataset.fingerprint),
-        "encoder": dict(dataset.batches.encoder),
-        "axis": dataset.clock.axis.counted,
-        "rows_per_step": dataset.topology.rows_per_step,
+        "fingerprint": dict(run.fingerprint),
+        "encoder": dict(run.options.encoder),
+        "axis": run.clock.axis.counted,
+        "rows_per_step": run.topology.rows_per_step,
         "row_lengths": [list(each) for each in progress.plan.row_lengths],
-        "data_digests": _data_digests(dataset, plan["step"]),
+        "data_digests": _data_digests(run, plan["step"]),
         "plan": plan,
         "weights": weights,
         "done": progress.done,
         "read": progress.read,
         "skipped": [list(each) for each in progress.skipped],
-        "inside": dataset.step_settings if progress.done else None,
+        "inside": run.step_settings if progress.done else None,
     }
 
 
-def cursor_of_plan(dataset: "PlannedDataset") -> dict[str, Any]:
+def save_cursor_of_plan(run: Run) -> dict[str, Any]:
     """Return the cursor after the last step that a fork has drawn, as JSON gives it back."""
-    dataset.plan.begin_here()
-    return dict(json.loads(json.dumps(cursor_of(dataset, Progress(dataset.plan.advance())))))
+    progress = Progress(run.plan.save_whole_state())
+    return dict(json.loads(json.dumps(save_cursor(run, progress))))
+
+
+def fork_at(run: Run, state: Mapping[str, Any]) -> Run:
+    """Return a run over the same data that continues from a cursor, to answer questions.
+
+    A step that was partly read comes first, as a whole.
+
+    Raises: see :func:`restore_cursor`.
+    """
+    other = copy.copy(run)
+    restore_cursor(other, {**without_seal(state), "done": 0, "inside": None})
+    return other
 
 
 def digest_of_state(state: Mapping[str, Any]) -> str:
@@ -77,81 +98,90 @@ def digest_of_state(state: Mapping[str, Any]) -> str:
     return digest_of([spans, state["plan"]["row"], weights, *place])[:16]
 
 
-def _data_digests(dataset: "PlannedDataset", step: int) -> list[list[Any]]:
+def _data_digests(run: Run, step: int) -> list[list[Any]]:
     """Return spans ``[stop, digest]``: the steps up to ``stop`` were planned with these data.
 
     The last span is that of the run itself. A digest is empty if it is unknown.
     """
     spans: list[list[Any]] = []
-    for stop, digest in dataset.earlier_digests:
+    for stop, digest in run.earlier_digests:
         if stop > (spans[-1][0] if spans else 0):  # not of a run that was saved at once
             spans.append([stop, digest])
-    if spans and spans[-1][1] == dataset.data_digest:
+    if spans and spans[-1][1] == run.data_digest:
         spans.pop()
-    return [*spans, [step, dataset.data_digest]]
+    return [*spans, [step, run.data_digest]]
 
 
-def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
-    """Restore a dataset to a cursor; return the change of every source.
+def restore_cursor(run: Run, state: Any) -> list[SourceChange]:
+    """Continue a run from a cursor, with or without its digest; return the change of every source.
+
+    A cursor that is refused changes nothing.
 
     Raises:
         StateFormatError: the state is damaged, or has another format version.
         StateMismatchError: it belongs to another configuration; the message lists all differences.
         ConfigError: it was saved inside a step that is now to be skipped.
     """
-    state = read_format(state)
-    _check_configuration(dataset, state)
+    restored = copy.copy(run)
+    restored.restart()
+    changes = _restore(restored, read_format(without_seal(state)))
+    run.adopt(restored)
+    return changes
+
+
+def _restore(run: Run, state: Mapping[str, Any]) -> list[SourceChange]:
+    _check_configuration(run, state)
     if state["done"] or state["inside"] is not None:
-        check_settings(dataset, state["inside"] or {})
+        _check_settings(run, state["inside"] or {})
     if state["done"]:
-        _check_not_skipped(dataset, state)
-    saved, plan = state["plan"], dataset.plan
-    row_lengths = _row_lengths(state, dataset.clock.row_tokens)
-    position = dataset.clock.at(saved["step"], saved["row"], row_lengths)
-    for live in dataset.live_weights:
+        _check_not_skipped(run, state)
+    saved, plan = state["plan"], run.plan
+    row_lengths = _row_lengths(state, run.clock.row_tokens)
+    position = run.clock.at(saved["step"], saved["row"], row_lengths)
+    for live in run.live_weights:
         if live.key in state["weights"]:
             live.check_used(state["weights"][live.key], _begun(saved, state["done"]))
         # New members start with the last weights used: later ones may not be decided yet.
         position = max(0, saved["step"] - 1)
-    matched = match_sources(saved["sources"], dataset.source_names)
+    matched = match_sources(saved["sources"], run.source_names)
     packing = packing_of(state["fingerprint"])
-    for number, (key, rows) in enumerate(zip(dataset.keys, dataset.rows)):
+    for number, key in enumerate(run.keys):
         if key in matched:
             source = saved["sources"][matched[key]]
-            _restore_rows(rows, source["rows"], source["packing"] or packing, dataset)
+            _restore_rows(plan.rows(number), source["rows"], source["packing"] or packing, run)
             plan.documents[number], plan.tokens[number] = source["documents"], source["tokens"]
     plan.step, plan.row, plan.row_lengths = saved["step"], saved["row"], row_lengths
-    plan.begin_here()
+    plan.adopt_rows()
     renamed = {old: key for key, old in matched.items() if old != key}
     plan.mixture.restore_state(saved["mixture"], renamed, position)
     claimed = set(matched.values())
-    dataset.retained = {
+    run.retained = {
         key: {**source, "packing": source["packing"] or packing}
         for key, source in saved["sources"].items()
         if key not in claimed
     }
     digests = state["data_digests"] or [[saved["step"], ""]]
-    dataset.earlier_digests = tuple((stop, digest) for stop, digest in digests)
+    run.earlier_digests = tuple((stop, digest) for stop, digest in digests)
     skipped = tuple((first, stop) for first, stop in state["skipped"])
-    dataset.progress = Progress(plan.advance(), state["done"], state["read"], skipped)
-    return compare_sources([saved["sources"]], dataset.source_names)
+    run.progress = Progress(plan.save_whole_state(), state["done"], state["read"], skipped)
+    return compare_sources([saved["sources"]], run.source_names)
 
 
-def _check_configuration(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
+def _check_configuration(run: Run, state: Mapping[str, Any]) -> None:
     """Compare fingerprints; the packing may change if no step is fixed and all sources allow it."""
-    saved, current = dict(state["fingerprint"]), dict(dataset.fingerprint)
+    saved, current = dict(state["fingerprint"]), dict(run.fingerprint)
     is_open = state["done"] or state["inside"] is not None
-    if not is_open and all(rows.may_be_repacked for rows in dataset.rows):
+    if not is_open and all(each.first_rows.may_be_repacked for each in run.sources.values()):
         for fields in (saved, current):
             for name in packing_of(fields):
                 del fields[name]
     check_fingerprint(saved, current)
 
 
-def _check_not_skipped(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
+def _check_not_skipped(run: Run, state: Mapping[str, Any]) -> None:
     """Raise ConfigError if the step in which a state was saved must be skipped now."""
     step = state["plan"]["step"]
-    if dataset.clock.is_skipped(step):
+    if run.clock.is_skipped(step):
         raise ConfigError(
             f"skip: step {step} was partly read when the state was saved; skip steps from "
             f"{step + 1} on, or resume from a state that was saved between two steps."
@@ -168,14 +198,30 @@ def _row_lengths(state: Mapping[str, Any], current: int) -> RowLengths:
 
 
 def _restore_rows(
-    rows: RowSource, state: Mapping[str, Any], packing: Mapping[str, Any], dataset: "PlannedDataset"
+    rows: Rows, state: Mapping[str, Any], packing: Mapping[str, Any], run: Run
 ) -> None:
     """Restore rows to a state, which was packed with the options ``packing``."""
     rows.check_state(state)
-    current = packing_of(dataset.fingerprint)
+    current = packing_of(run.fingerprint)
     if not rows.may_be_repacked:
         check_fingerprint(packing, current, rows.key)
-    rows.restore_state(state, None if packing == current else rows.former_packer(packing))
+    rows.restore_state(state, None if packing == current else packing)
+
+
+def _check_settings(run: Run, saved: Mapping[str, Any]) -> None:
+    """Raise StateMismatchError if settings that a state depends on have changed."""
+    if _WORKERS in saved:
+        current = run.worker_settings
+        reason = "Energon's loader saved the state with workers, which are at different batches"
+        advice = "keep these settings, or use ExactDataLoader, whose states allow changes"
+    else:
+        current = run.step_settings
+        reason = (
+            "The state was saved inside a step, which must be finished with the same weights, "
+            "limits, excluded documents and packing buffers"
+        )
+        advice = "to change them, save at the end of a step"
+    check_fingerprint(saved, current, advice=f"{reason}; {advice}.")
 
 
 def _begun(plan: Mapping[str, Any], done: int) -> int:

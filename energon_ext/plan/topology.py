@@ -7,9 +7,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from megatron.energon import WorkerConfig
 
 from energon_ext.errors import ConfigError
 
@@ -51,9 +51,9 @@ class Topology:
 
     @classmethod
     def of(
-        cls, worker_config: WorkerConfig, batch_rows: int | None, rows_per_step: int | None
+        cls, worker_config: Any, batch_rows: int | None, rows_per_step: int | None
     ) -> "Topology":
-        """Build the topology of an Energon dataset; by default a step is one round."""
+        """Build the topology of Energon's worker configuration; by default a step is one round."""
         batch_rows = batch_rows or 1
         return cls(
             rows_per_step or batch_rows * worker_config.world_size,
@@ -79,7 +79,7 @@ class Topology:
         return range(first, first + self.batch_rows)
 
 
-def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
+def balance(costs: np.ndarray, topology: Topology) -> np.ndarray:
     """Order the rows of a step so that all ranks have about the same total cost.
 
     Rows are assigned from the most to the least expensive, each to the rank with the smallest total
@@ -96,7 +96,7 @@ def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
 
     Example:
         >>> topology = Topology(rows_per_step=4, ranks=2)
-        >>> balanced(np.array([9.0, 1.0, 8.0, 4.0]), topology).tolist()  # 9 + 1 and 8 + 4
+        >>> balance(np.array([9.0, 1.0, 8.0, 4.0]), topology).tolist()  # 9 + 1 and 8 + 4
         [0, 2, 1, 3]
     """
     ranks, rounds, batch_rows = topology.ranks, topology.rounds, topology.batch_rows
@@ -146,7 +146,7 @@ def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tupl
     """
     orders: dict[str, list[tuple[float, float]]] = {"natural": [], "balanced": []}
     for costs in steps:
-        for name, order in (("natural", slice(None)), ("balanced", balanced(costs, topology))):
+        for name, order in (("natural", slice(None)), ("balanced", balance(costs, topology))):
             grid = costs[order].reshape(topology.rounds, topology.ranks, -1).sum(2)
             ranks, heaviest = grid.sum(0), grid.max(1) / np.maximum(grid.mean(1), 1e-30)
             orders[name].append((float(ranks.max() / ranks.mean()), float(heaviest.mean())))

@@ -1,0 +1,325 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The packed rows of documents, which are taken in epoch order and packed by length alone.
+
+A pack plan turns the next documents of the order, and the pieces carried over from the previous
+plan, into rows. A state contains the input of the current plan and the number of rows taken from
+it. On a resume the plan is computed again, without reading any tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Mapping
+
+import numpy as np
+
+from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.packing import Packer, PackPlan, Pieces, pack_apart, saved_packer
+from energon_ext.plan.order import EpochOrder
+from energon_ext.plan.pack_window import PackWindow
+from energon_ext.plan.rows import Rows, TakenRows
+from energon_ext.state.match import check_fingerprint
+from energon_ext.tokens.documents import Lengths
+
+#: If documents are long, a pack plan takes at most this many rows of tokens.
+MAX_ROWS = 4096
+
+#: ``(documents, starts, stops, ended, tokens, epoch)`` of a row: its pieces, how many documents
+#: end in it, the number of its tokens, and the epoch in which it was packed.
+Description = tuple[list[int], list[int], list[int], int, int, int]
+
+
+class PackedRows(Rows):
+    """The packed rows of documents whose lengths are known.
+
+    Args:
+        lengths: lengths of the documents of the source.
+        source: key of the source.
+        packer: packs documents into rows.
+        order: order in which the documents are read.
+        buffer_docs: number of documents in one pack plan.
+        first: number of the document that the order calls 0.
+        excluded: numbers of documents that no later pack plan takes, sorted, int64 [n].
+        kind: names the kind of rows in a state.
+        former_packer: rebuilds a packer from the fields of a fingerprint, so that rows may be
+            packed with other options after a resume; None if they must not.
+
+    Raises:
+        ConfigError: all documents are empty or excluded, or an excluded one does not exist.
+
+    State: a :class:`PackWindow`, with two integers per carried-over piece. ``buffer_docs``,
+    ``excluded`` and the epochs of ``order`` may change between two steps; the current pack plan is
+    then finished as it was begun. The packer may change, too: the rest of the current plan is then
+    packed again, before any further documents.
+    """
+
+    window: PackWindow
+    can_exclude = True
+
+    def __init__(
+        self,
+        lengths: Lengths,
+        *,
+        source: str,
+        packer: Packer,
+        order: EpochOrder,
+        buffer_docs: int,
+        first: int = 0,
+        excluded: np.ndarray | None = None,
+        kind: str = "planned",
+        former_packer: Callable[[Mapping[str, Any]], Packer] | None = saved_packer,
+    ):
+        super().__init__(source, lengths.fingerprint())
+        self.kind = kind
+        self.lengths = lengths
+        self._packer = packer
+        self._former_packer = former_packer
+        self.may_be_repacked = former_packer is not None
+        self._order = order
+        self._first = first
+        self._buffer_docs = buffer_docs
+        self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
+        if self.excluded.max(initial=-1) >= len(lengths):
+            raise ConfigError(
+                f"{source}: cannot exclude document {self.excluded[-1]}; there are only "
+                f"{len(lengths):,}, counted from 0."
+            )
+        self._check_tokens()
+        self.window, self._plan, self.next_row = PackWindow(epoch=0, position=0), PackPlan.none(), 0
+
+    def _check_tokens(self) -> None:
+        """Raise ConfigError if all documents are empty or excluded: there would never be a row."""
+        stop = self._first + self._order.size
+        for begin in range(self._first, stop, 64):
+            numbers = np.arange(begin, min(begin + 64, stop))
+            if self.lengths.lengths(numbers)[~_among(numbers, self.excluded)].any():
+                return
+        reason = "empty or excluded" if len(self.excluded) else "empty"
+        raise ConfigError(f"{self.key}: all documents are {reason}; remove the source.")
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "max_epochs": self._order.epochs,
+            "packing_buffer_docs": self._buffer_docs,
+            "exclude": self.excluded.tolist(),
+            **self.lengths.options(),
+        }
+
+    def begin_pass(self) -> None:
+        self._order.begin_again()
+        self.window = dataclasses.replace(self.window, pass_start=self._order.first)
+
+    def at(self, window: PackWindow, next_row: int) -> PackedRows:
+        other = copy.copy(self)
+        other._order = copy.copy(self._order)
+        if window is self.window:
+            other.next_row = next_row
+        else:
+            other.restore_state(self.state_at(window, next_row))
+        return other
+
+    @property
+    def _epoch(self) -> tuple[int, int, np.ndarray]:
+        """The first document of an epoch, the one after the last, and those left out."""
+        first, stop = self._first, self._first + self._order.size
+        return first, stop, self.excluded[(first <= self.excluded) & (self.excluded < stop)]
+
+    @property
+    def epoch_tokens(self) -> int:
+        return self._epoch_tokens
+
+    @functools.cached_property
+    def _epoch_tokens(self) -> int:
+        """Tokens in one epoch; only excluded documents are looked up, and only once."""
+        first, stop, excluded = self._epoch
+        return self.lengths.tokens_in(first, stop) - int(self.lengths.lengths(excluded).sum())
+
+    @property
+    def tokens_per_document(self) -> float:
+        first, stop, excluded = self._epoch
+        return self.epoch_tokens / (stop - first - len(excluded))
+
+    @property
+    def is_finite(self) -> bool:
+        return self._order.is_finite
+
+    @property
+    def ended(self) -> bool:
+        is_plan_taken = self.next_row == len(self._plan)
+        return is_plan_taken and not len(self._plan.carried) and self._order.ended
+
+    def take(self, count: int) -> TakenPackedRows:
+        taken = TakenPackedRows(self.lengths)
+        while count and not self.ended:
+            if self.next_row == len(self._plan):
+                self._pack_next()
+            number = min(count, len(self._plan) - self.next_row)
+            taken.add(self._plan, self.next_row, self.next_row + number, self.window.epoch)
+            self.next_row += number
+            count -= number
+        return taken
+
+    def _pack_next(self) -> None:
+        """Compute the pack plan that follows the current one."""
+        carried = self._plan.carried
+        is_excluded = _among(carried.documents, self.excluded)
+        # The first token of a new stream was not the label of an earlier row.
+        is_new_stream = self.window.is_last or bool(is_excluded[:1].any())
+        rows_before = 0 if is_new_stream else self.window.rows_before + len(self._plan)
+        carried = carried[~is_excluded]
+        wanted = max(1, self._buffer_docs - len(set(carried.documents.tolist())))
+        numbers = self._order.peek(wanted) + self._first
+        epoch, position = self._order.epoch, self._order.position
+        lengths = self.lengths.lengths(numbers)
+        most = MAX_ROWS * self._packer.seq_len
+        fitting = int(np.searchsorted(np.cumsum(lengths), most, "right"))
+        count = min(len(numbers), max(1, fitting))
+        self._order.position += count
+        is_excluded = _among(numbers[:count], self.excluded)
+        kept = np.flatnonzero(~is_excluded)
+        window = PackWindow(
+            pass_start=self._order.first,
+            epoch=epoch,
+            position=position,
+            documents=carried.documents,
+            starts=carried.starts,
+            stops=self._saved_stops(carried),
+            rows_before=rows_before,
+            taken=count,
+            excluded=numbers[:count][is_excluded],
+            is_last=self._order.ended,
+        )
+        new = Pieces.whole(numbers[kept], lengths[kept])
+        self._pack(self._packer, window, carried, new)
+
+    def _saved_stops(self, carried: Pieces) -> np.ndarray | None:
+        """Return the stops of carried-over pieces to save; None if the packer can compute them."""
+        whole = dataclasses.replace(carried, stops=carried.lengths)
+        is_implied = np.array_equal(carried.stops, self._packer.resumed(whole).stops)
+        return None if is_implied else carried.stops
+
+    def _pack(self, packer: Packer, window: PackWindow, carried: Pieces, new: Pieces) -> None:
+        self._plan = pack_apart(
+            packer, carried, new, rows_before=window.rows_before, last=window.is_last
+        )
+        self.window = dataclasses.replace(window, digest=self._plan.digest)
+        self.next_row = 0
+
+    # State --------------------------------------------------------------------------------------
+
+    def restore_state(
+        self, state: Mapping[str, Any], packing: Mapping[str, Any] | None = None
+    ) -> None:
+        self.check_state(state)
+        packer = self._packer
+        if packing is not None:
+            assert self._former_packer is not None, "only rows that may be repacked are restored so"
+            packer = self._former_packer(packing)
+        same = packer.seq_len == self._packer.seq_len
+        lengths = self.lengths if same else self.lengths.for_rows(packer.seq_len)
+        window = self.window = PackWindow.from_json(state)
+        carried = window.carried_of(lengths, packer)
+        if carried is None:
+            raise StateFormatError(f"{self.key}: the state has pieces that the source lacks.")
+        self._order.restart()
+        self._order.epoch, self._order.position = window.epoch, window.position
+        self._order.first = window.pass_start
+        if window.taken is None:  # saved before the first plan, or the first one after a repacking
+            self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
+        else:
+            taken = self._order.take(window.taken) + self._first
+            kept = taken[~_among(taken, window.excluded)]  # as excluded when it was saved
+            self._pack(packer, window, carried, Pieces.whole(kept, lengths.lengths(kept)))
+            if len(taken) != window.taken or state["next_row"] > len(self._plan):
+                raise StateFormatError(
+                    f"{self.key}: saved at row {state['next_row']} of a plan of {window.taken} "
+                    f"documents; now {len(taken)} documents give {len(self._plan)} rows."
+                )
+            check_fingerprint(
+                {"rows of the open plan": window.digest},
+                {"rows of the open plan": self.window.digest},
+                self.key,
+                "The same documents give different rows: another version saved the state, or a "
+                "custom packer depends on more than lengths and options (`self.seq_len` for "
+                "`select_samples_to_pack`).",
+            )
+        self.next_row = state["next_row"]
+        if packer != self._packer:
+            self._repack(packer)
+
+    def _repack(self, former: Packer) -> None:
+        """Turn all pieces left in the current plan into carried-over pieces of the next one."""
+        plan, window = self._plan, self.window
+        taken = plan.extent(self.next_row - 1).stop if self.next_row else 0
+        rest = plan.pieces[taken:] + plan.carried
+        rows_before = 0
+        if former.cuts_documents:
+            rows_before = window.rows_before + self.next_row if len(rest) else 0  # a new stream
+            rest = rest.with_windows_joined(plan.ends[self.next_row :] - taken)
+            # If one token is left of a document, it was the last label read; skip it.
+            is_read = rest.starts[:1] == rest.lengths[:1] - 1
+            if rows_before and not self._packer.cuts_documents and is_read.any():
+                rest = rest[1:]
+        else:  # rows are in random order
+            rest = rest[np.lexsort((rest.starts, rest.documents))].joined()
+        rest = rest[self.lengths.lengths(rest.documents) > 0]  # excluded ones may not fit: 0
+        self.window = PackWindow(
+            pass_start=self._order.first,
+            epoch=self._order.epoch,
+            position=self._order.position,
+            documents=rest.documents,
+            starts=rest.starts,
+            stops=self._saved_stops(rest),
+            rows_before=rows_before,
+        )
+        self._plan, self.next_row = dataclasses.replace(PackPlan.none(), carried=rest), 0
+
+
+class TakenPackedRows(TakenRows):
+    """Packed rows, not yet read."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+        self._rows: list[tuple[PackPlan, int, int]] = []  # pack plan, row in the plan, epoch
+        self.num_tokens = self.num_documents = 0
+
+    def add(self, plan: PackPlan, first: int, stop: int, epoch: int) -> None:
+        """Append rows of a plan."""
+        self._rows += [(plan, row, epoch) for row in range(first, stop)]
+        tokens, documents = (plan.totals[:, stop] - plan.totals[:, first]).tolist()
+        self.num_tokens += tokens
+        self.num_documents += documents
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        lengths = [plan.sizes[plan.extent(row)] for plan, row, _ in self._rows]
+        return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
+
+    def further_costs(self) -> np.ndarray:
+        costs = [self._lengths.costs(self._pieces(row).documents).sum() for row in range(len(self))]
+        return np.array(costs, np.float64)
+
+    def contents(self, number: int) -> list[tuple[int, int, int]]:
+        return self._pieces(number).ranges()
+
+    def description(self, number: int) -> Description:
+        plan, row, epoch = self._rows[number]
+        pieces = plan.pieces[plan.extent(row)]
+        ranges = pieces.documents.tolist(), pieces.starts.tolist(), pieces.stops.tolist()
+        return *ranges, int(plan.documents[row]), int(plan.tokens[row]), epoch
+
+    def _pieces(self, number: int) -> Pieces:
+        plan, row, _ = self._rows[number]
+        return plan.pieces[plan.extent(row)]
+
+
+def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:
+    """Return whether each number is excluded, bool [n]."""
+    # Most sources exclude nothing, and np.isin is slow even then.
+    return np.isin(numbers, excluded) if len(excluded) else np.zeros(len(numbers), bool)

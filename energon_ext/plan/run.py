@@ -1,0 +1,230 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A run: its plan, and how much of the plan has been handed out.
+
+A run is a function of numbers alone. It reads no document and needs neither torch nor Energon, so
+any process may ask it what comes next: on a fork, which draws on its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from typing import Any, Iterator, Mapping, Sequence
+
+from energon_ext.errors import log_of
+from energon_ext.mixture.mixture import Mixture
+from energon_ext.mixture.tree import Tree
+from energon_ext.plan.blend import Blend
+from energon_ext.plan.clock import Clock, RowLengths
+from energon_ext.plan.cost import Cost, digest_of_cost
+from energon_ext.plan.plan import Plan
+from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round, rounds_of
+from energon_ext.plan.rows import Rows
+from energon_ext.plan.source import PlannedSource
+from energon_ext.plan.step import Step
+from energon_ext.state.schema import digest_of
+from energon_ext.weights import LiveWeights
+
+logger = log_of(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What a run depends on in addition to its sources, weights and topology.
+
+    Attributes:
+        seed: selects the random numbers of the draw.
+        pass_batches: batches per rank in one pass; 0 for all.
+        repeats: whether sources are read again, in another order, when all have ended.
+        restarts: whether every pass starts with the first row.
+        fills_last_step: whether padding completes the last step; if not, its rows are dropped.
+        fingerprint: JSON values saved with a state, which is refused if they differ.
+        encoder: JSON values from which the encoder can be rebuilt.
+        cost: cost of rows; if given, the rows of a step are distributed so that all ranks take
+            equally long.
+    """
+
+    seed: int = 0
+    pass_batches: int = 0
+    repeats: bool = False
+    restarts: bool = False
+    fills_last_step: bool = True
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    encoder: Mapping[str, Any] = field(default_factory=dict)
+    cost: Cost | None = None
+
+
+class Run(Blend):
+    """The rows of a run, step by step, and its progress.
+
+    Args:
+        sources, tree, clock: see :class:`~energon_ext.plan.blend.Blend`.
+        options: everything else.
+
+    Attributes:
+        plan: draws steps; it may be ahead of ``progress``.
+        progress: state after the last batch that was handed out.
+        retained: states of sources that are only in the restored state, by key.
+        earlier_digests: data digests of the steps before the restored state, as in a cursor.
+        dropped_rows: rows that did not fill the last step, once the plan has ended.
+
+    State: one cursor, see :mod:`energon_ext.plan.cursor`.
+    """
+
+    is_planned = True
+    sources: Mapping[str, PlannedSource]
+
+    def __init__(
+        self,
+        sources: Sequence[PlannedSource],
+        *,
+        tree: Tree,
+        clock: Clock,
+        options: RunOptions | None = None,
+    ):
+        super().__init__(sources, tree, clock)
+        self.options = options or RunOptions()
+        self.fingerprint = {**self.options.fingerprint, "seed": self.options.seed}
+        self.restart()
+
+    def restart(self) -> None:
+        """Start with the first row."""
+        self.retained: dict[str, Any] = {}
+        self.earlier_digests: tuple[tuple[int, str], ...] = ()
+        self.dropped_rows = 0
+        seed, row_tokens = str(self.options.seed), self.clock.row_tokens
+        mixture = Mixture(self.tree, self.keys, seed=seed, row_tokens=row_tokens)
+        first_rows = [source.first_rows for source in self.sources.values()]
+        self.plan = Plan(first_rows, mixture, repeats=self.options.repeats)
+        self.progress = Progress(self.plan.save_state())
+
+    def rewind(self) -> None:
+        """Reset the plan to the progress."""
+        self.plan = self.plan.fork(self.progress.plan)
+        self.dropped_rows = 0
+
+    def fork(self) -> Run:
+        """Return a run over the same data that draws on its own, to answer questions.
+
+        It continues after the last batch of this one, which it never moves. A step that was partly
+        read comes first, as a whole.
+        """
+        other = copy.copy(self)
+        other.progress = dataclasses.replace(self.progress, done=0)
+        other.rewind()
+        return other
+
+    def adopt(self, other: Run) -> None:
+        """Continue where another run over the same data is, which is not used any more."""
+        self.plan, self.progress, self.dropped_rows = other.plan, other.progress, 0
+        self.retained, self.earlier_digests = other.retained, other.earlier_digests
+
+    # Drawing ------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> list[Rows]:
+        """The rows of each source at the current step of the plan, in the order of the keys."""
+        return [self.plan.rows(number) for number in range(len(self.keys))]
+
+    @property
+    def epoch_tokens(self) -> dict[str, int]:
+        tokens = {key: source.first_rows.epoch_tokens for key, source in self.sources.items()}
+        return {key: count for key, count in tokens.items() if count is not None}
+
+    def draw_steps(self, live_weights: Sequence[LiveWeights] = ()) -> Iterator[Step]:
+        """Draw the next steps; before each, wait until the given live weights cover it."""
+        plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
+        while True:
+            for live in live_weights if not plan.ended else ():
+                live.wait(plan.step)
+            step = plan.next(rows, clock.at(plan.step, plan.row, plan.row_lengths))
+            if step is None:
+                return
+            if not self.options.fills_last_step and step.num_rows < rows:
+                self.dropped_rows = step.num_rows
+                return
+            if self.options.cost is not None:
+                step.balance(self.options.cost, self.topology)
+            yield step
+
+    def draw_own_steps(self) -> Iterator[DrawnStep]:
+        """Yield the next steps as this rank reads them."""
+        for step in self.draw_steps(self.live_weights):
+            yield self._describe_step(step)
+        if self.dropped_rows:
+            logger.warning(
+                "The last %d rows do not fill a step and are dropped; a method make_padding of the "
+                "TaskEncoder would complete it.",
+                self.dropped_rows,
+            )
+
+    def _describe_step(self, step: Step) -> DrawnStep:
+        number = self.plan.step - 1
+        is_read = not self.clock.is_skipped(number)
+        rounds = map(self.topology.rows_of, range(self.topology.rounds if is_read else 0))
+        described = [[_describe(step, row) for row in rows] for rows in rounds]
+        return DrawnStep(number, described, self.plan.save_state(), tuple(self.plan.just_ended))
+
+    # Progress -----------------------------------------------------------------------------------
+
+    @property
+    def row_lengths(self) -> RowLengths:
+        return self.progress.plan.row_lengths
+
+    @property
+    def batches_read(self) -> int:
+        """Batches handed out since the run began, per rank."""
+        return self.progress.read // self.topology.rows_per_round
+
+    def rounds(self, steps: Iterator[DrawnStep]) -> Iterator[Round]:
+        """Yield the next rounds; ``steps`` begin with the current step."""
+        return rounds_of(steps, self.progress.done // self.topology.rows_per_round)
+
+    def hand_out(self, round_: Round) -> bool:
+        """Advance the progress by a round; return whether the pass ends with it."""
+        self.progress.hand_out(round_, self.topology.rows_per_round)
+        batches = self.options.pass_batches
+        return bool(batches) and self.batches_read % batches == 0
+
+    # Settings that a state depends on, as JSON values; long ones are replaced by digests ---------
+
+    @functools.cached_property
+    def step_settings(self) -> dict[str, Any]:
+        """Everything that the draw of a step depends on apart from the plan."""
+        cost, clock, topology = self.options.cost, self.clock, self.topology
+        options: dict[str, list[Any]] = {}
+        for key, source in self.sources.items():
+            for name, value in source.first_rows.options().items():
+                options.setdefault(name, []).append([key, value])
+        return {
+            "rows_per_step": topology.rows_per_step,
+            "batch_size": topology.batch_rows,
+            "ranks": topology.ranks,
+            "axis": clock.axis.counted,
+            "cost": None if cost is None else digest_of_cost(cost, clock.row_tokens),
+            "mixture": digest_of(self.tree.to_json())[:16],
+            **{name: digest_of(values)[:16] for name, values in options.items()},
+        }
+
+    @functools.cached_property
+    def worker_settings(self) -> dict[str, Any]:
+        """Everything that the batches of one worker of Energon's loader depend on.
+
+        The workers of a rank are saved after different batches. Each of them draws the steps in
+        between again, so all must draw them as before.
+        """
+        return {
+            **self.step_settings,
+            "workers": self.topology.workers,
+            "skip": [list(each) for each in self.clock.skip],
+            "virtual_epoch_length": self.options.pass_batches,
+        }
+
+
+def _describe(step: Step, row: int) -> DescribedRow:
+    found = step.taken(row)
+    taken, index, source = found or step.first()
+    return source, taken.description(index), found is None

@@ -1,0 +1,87 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reads the frames of spliced documents."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from energon_ext.batch.rows import Row
+from energon_ext.splice.config import SpliceFields
+from energon_ext.splice.pairs import Contents
+from energon_ext.tokens.documents import Documents, Origin
+
+
+@dataclass(frozen=True)
+class FrameReader:
+    """Reads the frames of chosen documents, whose tokens are looked up once.
+
+    Attributes:
+        documents: all documents in the files of the source.
+        first: number in the files of the document that the source calls 0.
+        numbers, names: number of each chosen document in the source, and its name in batches.
+        config: how frames are filled.
+        fill_id: filler token before a content that attends to its prefix.
+    """
+
+    documents: Documents
+    first: int
+    numbers: Sequence[int]
+    names: Sequence[str]
+    config: SpliceFields
+    fill_id: int
+
+    row_bytes = 0
+
+    @functools.cached_property
+    def chosen(self) -> list[np.ndarray]:
+        """The tokens of the chosen documents."""
+        numbers = np.array(self.numbers, np.int64) + self.first
+        lengths = self.documents.lengths(numbers).tolist()
+        return self.documents.read(numbers.tolist(), [0] * len(lengths), lengths)[0]
+
+    def read(self, rows: Sequence[Any]) -> list[Row]:
+        return list(map(self._read_frame, rows))
+
+    def prefetch(self, rows: Sequence[Any]) -> None:
+        """Do nothing: chosen documents are few and stay in memory."""
+
+    def origin(self, number: int) -> Origin:
+        return self.documents.origin(self.first + number)
+
+    def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
+        return self.documents.tokens(self.first + number, start, stop)
+
+    def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
+        return ()
+
+    def _read_frame(self, frame: Contents) -> Row:
+        documents, starts, offsets, lengths = (column.tolist() for column in frame)
+        names = [self.names[document] for document in documents]
+        slices = list(map(self._content, documents, starts, lengths))
+        if self.config.pack_contents:
+            return Row(slices, slice_sources=names, first_positions=offsets)
+        if self.config.attend_prefix:
+            return self._row_with_prefix(slices[0], offsets[0], names[0])
+        return Row(slices, names[0], documents=1, first_positions=offsets, gaps=offsets)
+
+    def _content(self, document: int, start: int, length: int) -> np.ndarray:
+        """Return ``length`` tokens of a document from ``start``; a view unless they wrap around."""
+        tokens = self.chosen[document]
+        wrapped = start + length - len(tokens)
+        content = tokens[start : start + length]
+        return content if wrapped <= 0 else np.concatenate([content, tokens[:wrapped]])
+
+    def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
+        prefix = np.full(offset, self.fill_id, np.int64)
+        if offset and self.config.eos_token_id is not None:
+            prefix[-1] = self.config.eos_token_id
+        label_weights = np.ones(offset + len(content), np.float32)
+        label_weights[: offset + 1] = 0.0  # the first token of the content is not predicted
+        tokens = np.concatenate([prefix, content])
+        return Row([tokens], source=name, documents=1, label_weights=[label_weights])

@@ -1,0 +1,148 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a plan asks of a source, and what a reader asks of stored documents.
+
+A plan needs numbers only: how many documents there are, and how long each one is
+(:class:`Lengths`). Only a process that reads a row needs the documents themselves
+(:class:`Documents`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon_ext.keyed import KeyedPermutation
+
+#: Numbers whose lengths are summed at once.
+_CHUNK = 1 << 16
+
+#: Documents whose length enters a fingerprint; those whose tokens do; tokens of each.
+_FINGERPRINT_DOCUMENTS, FINGERPRINT_READ, _FINGERPRINT_TOKENS = 256, 64, 32
+
+
+class Lengths(ABC):
+    """The length of each document or sample of a source, by number.
+
+    A plan is a function of these numbers. Those of one source must be the same on every rank.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of documents."""
+
+    @abstractmethod
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the tokens of each document, int64 [n]; 0 for one that is in no row."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """Return JSON values that reveal a change of the documents without reading them all."""
+
+    def costs(self, numbers: np.ndarray) -> np.ndarray:
+        """Return what each document costs in addition to its tokens (images), [n]."""
+        return np.zeros(len(numbers))
+
+    def tokens_in(self, first: int, stop: int) -> int:
+        """Return the number of tokens in the documents ``first`` to ``stop - 1``."""
+        return sum(
+            int(self.lengths(np.arange(begin, min(begin + _CHUNK, stop))).sum())
+            for begin in range(first, stop, _CHUNK)
+        )
+
+    def for_rows(self, seq_len: int) -> Lengths:
+        """Return these lengths as rows of another number of positions see them."""
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """Return settings that may change between two steps, as JSON values."""
+        return {}
+
+
+class Origin(NamedTuple):
+    """Where a document or sample comes from.
+
+    Attributes:
+        file: path of the file, or of the pair without suffix; empty if unknown.
+        number: its number in the file.
+        key: its name in the input that the file was written from; None if unknown.
+    """
+
+    file: str
+    number: int
+    key: str | None
+
+
+class Documents(Lengths):
+    """Tokenized documents by number, in any store.
+
+    A subclass needs ``__len__``, :meth:`lengths` and :meth:`tokens`.
+    """
+
+    #: Whether a request takes long, so that rows of later batches are prefetched.
+    is_remote = False
+
+    @abstractmethod
+    def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
+        """Return tokens ``[start, stop)`` of a document, integers; a view if possible."""
+
+    def label_weights(self, number: int, start: int, stop: int) -> np.ndarray | None:
+        """Return the loss weight of each of these tokens as a label, float32; None if all are 1."""
+        return None
+
+    def read(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Return the tokens and the label weights of many pieces, which are looked up together."""
+        pieces = list(zip(numbers, starts, stops))
+        return [self.tokens(*each) for each in pieces], [self.label_weights(*p) for p in pieces]
+
+    def prefetch(self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
+        """Ask the store for pieces that will be read soon, if it takes long."""
+
+    def origin(self, number: int) -> Origin:
+        """Return where a document comes from."""
+        return Origin("", number, None)
+
+    def document(self, number: int) -> np.ndarray:
+        """Return the tokens of one document."""
+        return self.tokens(number, 0, int(self.lengths(np.array([number]))[0]))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return counts, a hash of some lengths, and a hash of some tokens.
+
+        The tokens come from the middle of 64 documents, which reveals different texts of equal
+        lengths, but not one changed text among thousands.
+        """
+        sample = sample_numbers(len(self))
+        index = hashlib.sha256(self.lengths(sample).astype("<i8").tobytes())
+        return {
+            "documents": len(self),
+            "index": index.hexdigest(),
+            "sample": self.digest_of_middles(sample[:FINGERPRINT_READ]),
+        }
+
+    def digest_of_middles(self, numbers: np.ndarray) -> str:
+        """Return a hash of some tokens and label weights from the middle of each document."""
+        lengths = self.lengths(numbers)
+        starts = np.maximum(0, (lengths - _FINGERPRINT_TOKENS) // 2)
+        stops = np.minimum(lengths, starts + _FINGERPRINT_TOKENS)
+        middles = numbers.tolist(), starts.tolist(), stops.tolist()
+        if self.is_remote:
+            self.prefetch(*middles)
+        tokens, weights = self.read(*middles)
+        digest = hashlib.sha256()
+        for parts, dtype in ((tokens, "<i8"), ([w for w in weights if w is not None], "<f4")):
+            digest.update(np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype).tobytes())
+        return digest.hexdigest()
+
+
+def sample_numbers(count: int) -> np.ndarray:
+    """Return the numbers of the documents that enter a fingerprint, int64 [n]."""
+    if not count:
+        return np.zeros(0, np.int64)
+    return KeyedPermutation(count, "fingerprint")(np.arange(min(count, _FINGERPRINT_DOCUMENTS)))

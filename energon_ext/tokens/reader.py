@@ -1,0 +1,84 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reads the rows of tokenized documents."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from energon_ext.batch.rows import Row
+from energon_ext.errors import StoreError
+from energon_ext.tokens.documents import Documents, Origin
+
+#: Approximate bytes per token in an object store.
+_TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True)
+class DocumentReader:
+    """Reads the rows of one source.
+
+    Attributes:
+        documents: its documents.
+        key: key of the source, set on every row.
+        row_tokens: positions of a row.
+        convert: makes of each row what the encoder's own ``batch`` expects; None to leave it.
+    """
+
+    documents: Documents
+    key: str
+    row_tokens: int
+    convert: Callable[[Row], Any] | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        return self.row_tokens * _TOKEN_BYTES if self.documents.is_remote else 0
+
+    def read(self, rows: Sequence[Any]) -> list[Any]:
+        found = self.read_rows(rows)
+        return found if self.convert is None else list(map(self.convert, found))
+
+    def read_rows(self, rows: Sequence[Any]) -> list[Row]:
+        """Read rows of :data:`~energon_ext.plan.packed_rows.Description`; look them up together."""
+        try:
+            tokens, weights = self.documents.read(*_pieces_of(rows))
+        except StoreError as error:
+            raise StoreError(f"{self.key}: {error}") from error
+        read, begin = [], 0
+        for numbers, _, _, documents, num_tokens, _ in rows:
+            part = slice(begin, begin := begin + len(numbers))
+            own = weights[part]
+            read.append(
+                Row(
+                    tokens[part],
+                    self.key,
+                    documents,
+                    label_weights=None if all(each is None for each in own) else own,
+                    num_tokens=num_tokens,
+                )
+            )
+        return read
+
+    def prefetch(self, rows: Sequence[Any]) -> None:
+        if self.documents.is_remote:
+            self.documents.prefetch(*_pieces_of(rows))
+
+    def origin(self, number: int) -> Origin:
+        return self.documents.origin(number)
+
+    def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
+        return self.documents.tokens(number, start, stop)
+
+    def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
+        return ()
+
+
+def _pieces_of(rows: Sequence[Any]) -> tuple[list[int], list[int], list[int]]:
+    """Return the numbers, starts and stops of the pieces of all rows."""
+    numbers, starts, stops = (list(itertools.chain(*column)) for column in list(zip(*rows))[:3])
+    return numbers, starts, stops
