@@ -18,6 +18,7 @@ from webdataset import ShardWriter
 
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.streamed import open_loader
+from energon_ext.plan.cursor import save_cursor
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 
 TEXT_SAMPLE = {"__module__": "megatron.energon", "__class__": "TextSample"}
@@ -184,7 +185,7 @@ def batch_hash(batch):
 
 def drawn_of(blend):
     """Return documents and tokens drawn from each source, according to the state of a blend."""
-    sources = blend.save_state()["plan"]["sources"]
+    sources = save_cursor(blend)["plan"]["sources"]
     return {key: (source["documents"], source["tokens"]) for key, source in sources.items()}
 
 

@@ -113,7 +113,7 @@ def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRo
                 encoded = batches.read_row(number, taken.description(place))
                 batch = batches.assemble([encoded])
             summary, segments = describe_batch(batch, tokenizer, key)
-            shapes = describe_tensors(batch) or describe_tensors(encoded)
+            shapes = describe_tensors(batch) or ("" if segments else describe_tensors(encoded))
             contents = taken.contents(place)
             samples = stored_samples(reader, contents, bool(run.clock.row_tokens))
             if samples:

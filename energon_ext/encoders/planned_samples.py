@@ -3,7 +3,6 @@
 """Plans the samples of any TaskEncoder by number, if the encoder and its sources allow it."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,9 +88,11 @@ def plan_sample_source(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -
     excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
     samples = NumberedSamples(open_alone(encoder, entry), str(factory.paths[0]))
     lengths: Lengths = OneEach(count, fingerprint_files(factory)) if table is None else table
-    rebuild = functools.partial(
-        rebuild_packer, current=packer, lengths=lengths, numbers=numbers, key=entry.key
-    )
+
+    def rebuild(packing: Mapping[str, Any]) -> Packer:
+        read = [number for number in numbers if number not in excluded]
+        return rebuild_packer(packing, current=packer, lengths=lengths, numbers=read, key=entry.key)
+
     rows = PackedRows(
         lengths,
         packer=packer,

@@ -118,7 +118,7 @@ class Rows(ABC):
 
     @property
     def parts(self) -> dict[str, tuple[float, float]]:
-        """``(documents, share of tokens)`` of each part that batches name; empty for one."""
+        """``(documents, share of tokens)`` of each part that batches name; empty if one."""
         return {}
 
     @property

@@ -33,7 +33,7 @@ logger = log_of(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a run depends on in addition to its sources, weights and topology.
+    """Everything that a run depends on in addition to its sources, weights and topology.
 
     Attributes:
         seed: selects the random numbers of the draw.

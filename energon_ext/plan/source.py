@@ -41,7 +41,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Source(ABC):
-    """What names a source of a blend, and how often it is read.
+    """A source of a blend: its names, and how often it is read.
 
     Attributes:
         key: its identity, see :func:`energon_ext.config.source_key.source_key`.

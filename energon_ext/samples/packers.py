@@ -3,7 +3,7 @@
 """Packers that build rows of whole samples from their lengths."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,13 +131,18 @@ class OwnPacker(Packer):
 
 
 def rebuild_packer(
-    packing: Mapping[str, Any], *, current: Packer, lengths: Lengths, numbers: range, key: str
+    packing: Mapping[str, Any],
+    *,
+    current: Packer,
+    lengths: Lengths,
+    numbers: Sequence[int],
+    key: str,
 ) -> Packer:
     """Rebuild the packer of earlier rows of samples from the fields of a fingerprint.
 
     Args:
         current: packer of later rows.
-        lengths, numbers: the samples of the source ``key``.
+        lengths, numbers: those of the samples that the source ``key`` reads.
 
     Raises:
         ConfigError: the packer no longer exists, or samples that it packed do not fit later rows.
@@ -155,7 +160,7 @@ def rebuild_packer(
     )
 
 
-def _check_fit(before: int, now: int, lengths: Lengths, numbers: range, key: str) -> None:
+def _check_fit(before: int, now: int, lengths: Lengths, numbers: Sequence[int], key: str) -> None:
     """Raise ConfigError if rows are now too short for samples that were read before."""
     read = lengths.for_rows(before).lengths(np.array(numbers))
     too_long = read > now

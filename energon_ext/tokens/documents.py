@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a plan asks of a source, and what a reader asks of stored documents.
+"""Documents by number: their lengths for a plan, their tokens for a reader.
 
 A plan needs numbers only: how many documents there are, and how long each one is
 (:class:`Lengths`). Only a process that reads a row needs the documents themselves
@@ -64,7 +64,7 @@ class Lengths(ABC):
 
 
 class Origin(NamedTuple):
-    """Where a document or sample comes from.
+    """The place that a document or sample comes from.
 
     Attributes:
         file: path of the file, or of the pair without suffix; empty if unknown.

@@ -18,12 +18,11 @@ from energon_ext.tokens.index import (
     Numbers,
     Pair,
     check_index,
-    document_lengths,
-    first_tokens,
     open_label_weights,
     open_tokens,
     read_pair,
 )
+from energon_ext.tokens.lookup import document_lengths, first_tokens
 from energon_ext.tokens.origins import origins_of
 from energon_ext.tokens.paths import pair_prefixes
 from energon_ext.tokens.remote_pairs import remote_pairs

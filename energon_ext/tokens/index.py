@@ -166,48 +166,6 @@ def _index(content: np.ndarray, sequences: int) -> Index:
     return Index(lengths, numbers[: sequences + 1], numbers[sequences:])
 
 
-@lru_cache(MAX_MAPS)
-def _has_one_sequence_each(pair: Pair) -> bool:
-    """Return whether each document of a pair is one sequence, as `energon-ext prepare` writes."""
-    firsts = open_index(pair).first_sequences
-    return pair.sequences == pair.documents and all(
-        np.array_equal(part, np.arange(begin, begin + len(part)))
-        for begin in range(0, len(firsts), _CHECKED_SEQUENCES)
-        for part in [firsts[begin : begin + _CHECKED_SEQUENCES]]
-    )
-
-
-def document_lengths(pair: Pair, numbers: np.ndarray) -> np.ndarray:
-    """Return the tokens of documents of a pair, int64 [n].
-
-    Reads four bytes per document where each is one sequence.
-    """
-    if _has_one_sequence_each(pair):
-        return open_index(pair).lengths[numbers].astype(np.int64)
-    return _first_tokens(pair, numbers + 1) - _first_tokens(pair, numbers)
-
-
-def first_tokens(pair: Pair, numbers: np.ndarray) -> np.ndarray:
-    """Return the number of the first token of documents in their pair, int64 [n].
-
-    Raises:
-        ConfigError: the index gives a document another length elsewhere, so it is damaged.
-    """
-    firsts = _first_tokens(pair, numbers)
-    _refuse_documents(
-        pair, numbers, _first_tokens(pair, numbers + 1) - firsts != document_lengths(pair, numbers)
-    )
-    return firsts
-
-
-def _first_tokens(pair: Pair, numbers: np.ndarray) -> np.ndarray:
-    index = open_index(pair)
-    sequences = index.first_sequences[numbers]
-    firsts = index.pointers[sequences] // pair.dtype.itemsize
-    # There is no pointer to the end of the last sequence.
-    return np.where(sequences == pair.sequences, pair.tokens, firsts)
-
-
 def write_index(path: str, dtype: np.dtype, lengths: np.ndarray) -> None:
     """Write the ``.idx`` of consecutive documents with one sequence each."""
     count = len(lengths)
@@ -234,11 +192,6 @@ def _check(pair: Pair, index: Index) -> None:
     for begin in range(0, pair.documents, _CHECKED_SEQUENCES):
         firsts = index.first_sequences[begin : begin + _CHECKED_SEQUENCES + 1]
         _refuse(pair, "document", begin, firsts[1:] < firsts[:-1])
-
-
-def _refuse_documents(pair: Pair, numbers: np.ndarray, wrong: np.ndarray) -> None:
-    if wrong.any():
-        _refuse(pair, "document", int(numbers[wrong.argmax()]), np.ones(1, bool))
 
 
 def _refuse(pair: Pair, kind: str, begin: int, wrong: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
 from megatron.core.datasets.utils import get_blend_from_list, normalize
 
 from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.plan.forecast import planned
+from energon_ext.plan.forecast import forecast
 from energon_ext.plan.lookup import find_blend
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
@@ -53,7 +53,7 @@ def options(split="train"):
 
 def drawn(rows):
     """Count the first rows by source key."""
-    found = planned(find_blend(get_train_dataset("out/mix.yaml", **options())), rows)
+    found = forecast(find_blend(get_train_dataset("out/mix.yaml", **options())), rows)
     assert found.tokens.sum() == rows * SEQ_LEN
     return dict(zip(found.keys, (found.tokens.sum(0) / SEQ_LEN).tolist()))
 
@@ -88,7 +88,7 @@ def test_a_list_without_weights_reads_everything_once(folder):
     splits = import_splits("web", "code", "wiki")
     assert [entry["max_epochs"] for entry in splits["train"]["interleave"]] == [1, 1, 1]
     blend = find_blend(get_train_dataset("out/mix.yaml", **options()))
-    found = planned(blend, 1000)
+    found = forecast(blend, 1000)
     assert found.documents.sum(0).tolist() == [60, 90, 30]  # code, web, wiki
     # Shares are proportional to sizes, so all sources end at about the same step.
     assert min(found.exhausted.values()) > 0.9 * found.steps

@@ -288,7 +288,7 @@ def test_text_is_tokenized_with_standard_error_closed(mix, monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    assert len(load(mix).sources) == 2
+    assert len(load(mix).run.sources) == 2
 
 
 def test_building_in_threads_leaves_stdout_alone(mix, capsys):

@@ -10,8 +10,8 @@ import pytest
 from megatron.energon import stateless
 
 from energon_ext.errors import ConfigError, StateMismatchError
-from energon_ext.plan.estimate import estimated
-from energon_ext.plan.forecast import planned
+from energon_ext.plan.estimate import estimate
+from energon_ext.plan.forecast import forecast
 from energon_ext.plan.lookup import find_blend
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext
@@ -368,7 +368,7 @@ def test_a_forecast_from_a_checkpoint_matches_the_run(saved_run, seq_len):
 
 def test_an_estimate_uses_the_samples_per_row(data):
     blend = find_blend(dataset_of(mix(data, {"photos": 1, "charts": 1}), encoder=Sized()))
-    guess, exact = estimated(blend, 12), planned(blend, 12)
+    guess, exact = estimate(blend, 12), forecast(blend, 12)
     assert guess.tokens.sum() == pytest.approx(exact.tokens.sum(), rel=0.05)
     assert guess.documents.sum() == pytest.approx(exact.documents.sum(), rel=0.05)
 

@@ -1,0 +1,58 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Look up documents of a pair: their lengths, which a plan needs, and where they begin."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from energon_ext.errors import ConfigError
+from energon_ext.tokens.index import MAX_MAPS, Pair, open_index
+
+#: Documents checked at once, few enough for the cache of a core.
+_CHUNK = 1 << 16
+
+
+@lru_cache(MAX_MAPS)
+def _has_one_sequence_each(pair: Pair) -> bool:
+    """Return whether each document of a pair is one sequence, as `energon-ext prepare` writes."""
+    firsts = open_index(pair).first_sequences
+    return pair.sequences == pair.documents and all(
+        np.array_equal(part, np.arange(begin, begin + len(part)))
+        for begin in range(0, len(firsts), _CHUNK)
+        for part in [firsts[begin : begin + _CHUNK]]
+    )
+
+
+def document_lengths(pair: Pair, numbers: np.ndarray) -> np.ndarray:
+    """Return the tokens of documents of a pair, int64 [n].
+
+    Reads four bytes per document where each is one sequence.
+    """
+    if _has_one_sequence_each(pair):
+        return open_index(pair).lengths[numbers].astype(np.int64)
+    return _first_tokens(pair, numbers + 1) - _first_tokens(pair, numbers)
+
+
+def first_tokens(pair: Pair, numbers: np.ndarray) -> np.ndarray:
+    """Return the number of the first token of documents in their pair, int64 [n].
+
+    Raises:
+        ConfigError: the index gives a document another length elsewhere, so it is damaged.
+    """
+    firsts, ends = _first_tokens(pair, numbers), _first_tokens(pair, numbers + 1)
+    wrong = ends - firsts != document_lengths(pair, numbers)
+    if wrong.any():
+        raise ConfigError(
+            f"{pair.prefix}.idx: damaged, document {numbers[wrong.argmax()]} has two lengths; "
+            f"write the pair again."
+        )
+    return firsts
+
+
+def _first_tokens(pair: Pair, numbers: np.ndarray) -> np.ndarray:
+    index = open_index(pair)
+    sequences = index.first_sequences[numbers]
+    firsts = index.pointers[sequences] // pair.dtype.itemsize
+    # There is no pointer to the end of the last sequence.
+    return np.where(sequences == pair.sequences, pair.tokens, firsts)
