@@ -9,7 +9,7 @@ import pytest
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.forecast import imbalance_of
 from energon_ext.errors import StateFormatError
-from energon_ext.plan.cursor import save_cursor
+from energon_ext.plan.cursor import restore_cursor, save_cursor
 from energon_ext.plan.estimate import estimate
 from energon_ext.plan.forecast import forecast, late_breakpoints, window_edges
 from energon_ext.plan.lookup import find_blend
@@ -174,9 +174,9 @@ def test_a_dataset_takes_the_state_of_a_loader_with_and_without_its_digest(folde
         assert forecast(other, 5, state=state).tokens.tolist() == (
             forecast(find_blend(loader), 5).tokens.tolist()
         )
-        other.restore_state(state)
-        assert other.save_state() == loader.dataset.save_state()
+        restore_cursor(other, state)
+        assert save_cursor(other) == save_cursor(loader.dataset.run)
     damaged = {**sealed, "read": sealed["read"] + 2}
-    for ask in (lambda: forecast(other, 5, state=damaged), lambda: other.restore_state(damaged)):
+    for ask in (lambda: forecast(other, 5, state=damaged), lambda: restore_cursor(other, damaged)):
         with pytest.raises(StateFormatError, match="its digest does not match"):
             ask()
