@@ -10,7 +10,6 @@ from megatron.energon.epathlib import EPath
 
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import make_encoder, named_encoder
-from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_file import read_mapping, splits_in
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
@@ -64,7 +63,7 @@ def tokenize(
     texts: dict[Path, Cached] = {}
     for name in split or splits_of(metadataset):
         for entry in load_split(metadataset, name, task_encoder, trusted_modules):
-            if not isinstance(entry.dataset, TokenFileFactory):
+            if entry.documents is None:
                 text = cached_text(task_encoder, entry)
                 texts[text.folder] = text
     if not texts:

@@ -10,6 +10,7 @@ import numpy as np
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.config.carried import Leaf, parts_of, runs_of, tree_of
+from energon_ext.config.references import DocumentFactory
 from energon_ext.config.run_fields import RunFields
 from energon_ext.config.source_key import keys_and_names, portable_path
 from energon_ext.errors import ConfigError
@@ -35,6 +36,11 @@ class Entry(Leaf):
     names: SourceNames
     loaded: LoadedDataset
     excluded: np.ndarray | None = None
+
+    @property
+    def documents(self) -> Any:
+        """Its tokenized documents; None if it has samples."""
+        return self.dataset.documents if isinstance(self.dataset, DocumentFactory) else None
 
 
 @dataclass(frozen=True, eq=False)

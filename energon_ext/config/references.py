@@ -19,8 +19,8 @@ from energon_ext.tokens.file_set import open_token_files
 from energon_ext.tokens.paths import is_token_file, named_pair
 
 
-class TokenFileFactory(BaseCoreDatasetFactory):
-    """Token files in the form in which Energon's metadatasets pass datasets to a TaskEncoder."""
+class DocumentFactory(BaseCoreDatasetFactory):
+    """Tokenized documents as Energon's metadatasets pass datasets to a TaskEncoder."""
 
     # No sample type: rows of token files are complete, so there is nothing to cook.
     __sample_type__ = None
@@ -40,10 +40,10 @@ class TokenFileFactory(BaseCoreDatasetFactory):
         self.subset = subset
         self.training = training
         self.worker_config = worker_config
-        self.files = open_token_files(path)
+        self.documents = open_token_files(path)
 
     def __len__(self) -> int:
-        first, stop = 0, len(self.files)
+        first, stop = 0, len(self.documents)
         if self.subset is not None:
             first, stop = self.subset.compute_subset(stop)
         return stop - first
@@ -67,7 +67,7 @@ class TokenFileLoader(DatasetLoader):
                 f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets only; token files "
                 f"have a new order in every epoch. Remove it."
             )
-        return TokenFileFactory(EPath(self.path), **options)
+        return DocumentFactory(EPath(self.path), **options)
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,6 @@ from megatron.energon.metadataset.loader_interface import DatasetBlendMode, Load
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry, mix_of
-from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.measured import ensure_measured
 from energon_ext.encoders.planned_samples import (
     packer_of,
@@ -216,7 +215,7 @@ class DynamicBlendMixin:
         Override it to add your own stages to each source; samples are then streamed.
         """
         if self._is_planned:
-            is_tokenized = isinstance(entry.dataset, TokenFileFactory)
+            is_tokenized = entry.documents is not None
             build = plan_token_source if is_tokenized else plan_sample_source
             return build(self, entry, seed=worker_config.seed_offset, repeat=repeat)
         return load_source(self, entry, worker_config, repeat=repeat)

@@ -11,7 +11,6 @@ from megatron.energon.task_encoder.base import get_stateless
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
-from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.sources import (
     MAX_PLANNED_BUFFER_DOCS,
     document_range,
@@ -61,7 +60,7 @@ def reason_to_stream(
         if not get_stateless(getattr(encoder, name)):
             return f"{name} is not marked @stateless"
     for entry in entries:
-        if isinstance(entry.dataset, TokenFileFactory):
+        if entry.documents is not None:
             if not packs_samples(encoder) or not hasattr(encoder, "pack_tokens"):
                 return f"{entry.key} has token files; the encoder lacks length_of or pack_tokens"
             continue
@@ -107,7 +106,7 @@ def plan_sample_source(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -
 
 def plan_token_source(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> PlannedSource:
     """Plan the rows of token files, which the encoder's ``pack_tokens`` builds."""
-    files, packer = entry.dataset.files, BestFitPacker(encoder.seq_len)
+    files, packer = entry.documents, BestFitPacker(encoder.seq_len)
     check_tokenizer(getattr(encoder, "tokenizer", None))
     check_written(files, encoder.tokenizer)
     rows = PackedRows(

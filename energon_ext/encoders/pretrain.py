@@ -20,7 +20,6 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
-from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import (
     document_range,
@@ -230,9 +229,9 @@ have no transition to train.
 
     def token_files(self, entry: Entry) -> TokenFiles:
         """Return the token files of a source: its own, or those tokenized from its text."""
-        if not isinstance(entry.dataset, TokenFileFactory):
+        if entry.documents is None:
             return self._tokenized[entry.key]
-        files = entry.dataset.files
+        files = entry.documents
         check_written(files, self.tokenizer)
         return files
 

@@ -16,7 +16,6 @@ from energon_ext.chats.records import Conversation, pair, read_conversation
 from energon_ext.chats.template_names import default_template
 from energon_ext.chats.templates import ChatTemplate
 from energon_ext.config.mix import Entry
-from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sources import reject_splices
 from energon_ext.encoders.text import Document
@@ -161,7 +160,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
     def token_files(self, entry: Entry) -> TokenFiles:
         """Return the token files of a source, which must have label weights for the answers."""
         files = super().token_files(entry)
-        if isinstance(entry.dataset, TokenFileFactory):
+        if entry.documents is not None:
             written = self.saved_encoding or self.token_file_meta()
             name = self.chat_template.name or "this encoder's own"
             files.check_written("chat template", name, written["chat_template"])

@@ -16,7 +16,6 @@ import numpy as np
 
 from energon_ext.arguments import choices
 from energon_ext.config.mix import Entry
-from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.sources import document_range, names_of_source
 from energon_ext.errors import ConfigError
 from energon_ext.plan.source import PlannedSource
@@ -108,7 +107,7 @@ def spliced_rows(
     files = encoder.token_files(entry)
     first, stop = document_range(entry, len(files))
     lengths = files.lengths(np.arange(first, stop))
-    keys = None if isinstance(entry.dataset, TokenFileFactory) else _keys(files)[first:stop]
+    keys = None if entry.documents is not None else _keys(files)[first:stop]
     numbers = select_documents(
         lengths, splice, seq_len=encoder.seq_len, keys=keys, source=shuffle_key
     )

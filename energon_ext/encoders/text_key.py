@@ -9,7 +9,6 @@ from typing import Any
 from megatron.energon import Cooker, CrudeSample
 
 from energon_ext.config.mix import Entry
-from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.text import cook_text, cook_text_under
 from energon_ext.errors import ConfigError
 
@@ -36,7 +35,7 @@ def check_text_keys(encoder: Any, entries: Sequence[Entry]) -> None:
 
 def _why_unused(encoder: Any, entry: Entry) -> str | None:
     factory, path = entry.dataset, entry.dataset.paths[0]
-    if isinstance(factory, TokenFileFactory):
+    if entry.documents is not None:
         return f"{path} are token files, which have no fields; remove it"
     if hasattr(factory, "join_index"):
         return "the samples of a join are made by its joiner; remove it"

@@ -17,7 +17,6 @@ from megatron.energon.metadataset.loader import load_dataset
 
 from energon_ext.chats.template_names import named_template
 from energon_ext.config.mix import Entry, mix_of
-from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.encoders.quiet import quiet_energon
@@ -73,7 +72,7 @@ def load_checked(path: EPath, split: str, encoder: Any, **files: str) -> tuple[E
 
 def sample_entries(entries: Sequence[Entry]) -> list[Entry]:
     """Return the sources that are not token files."""
-    return [entry for entry in entries if not isinstance(entry.dataset, TokenFileFactory)]
+    return [entry for entry in entries if entry.documents is None]
 
 
 def sample_source(

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.tokenizers.protocol import Tokenizer
@@ -45,9 +44,9 @@ def written_tokenizer(
     """
     encoder = SimpleNamespace(decoder=None)
     for entry in load_split(metadataset, split_part, encoder, trusted_modules):
-        if not isinstance(entry.dataset, TokenFileFactory):
+        if entry.documents is None:
             continue
-        prefix, arguments = entry.dataset.files.written_with(FIELD)
+        prefix, arguments = entry.documents.written_with(FIELD)
         if arguments is not None:
             return _load(prefix, arguments)
     return load_tokenizer("bytes")
