@@ -20,6 +20,9 @@ from energon_ext.state.match import ENCODER, SourceNames
 from energon_ext.state.schema import digest_of
 from energon_ext.weights import LiveWeights
 
+#: The way in which rows are planned; another number means other rows for the same settings.
+_PLANNING = 2
+
 
 class Blend:
     """Several sources, and the shares that a tree of weights gives them.
@@ -104,7 +107,7 @@ class Blend:
         settings.pop(ENCODER, None)
         streams = [] if self.is_planned else [topology.ranks, topology.workers, topology.batch_rows]
         rows = [topology.rows_per_step, self.clock.row_tokens, self.clock.axis.counted, *streams]
-        return digest_of([settings, rows, tree.to_json(), list(sources.values())])[:16]
+        return digest_of([_PLANNING, settings, rows, tree.to_json(), list(sources.values())])[:16]
 
     @property
     def interleaves(self) -> dict[str, int]:

@@ -21,16 +21,16 @@ from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.packing import Packer, PackPlan, Pieces, pack_apart, saved_packer
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.pack_window import PackWindow
-from energon_ext.plan.rows import Rows, TakenRows
+from energon_ext.plan.rows import Rows
+from energon_ext.plan.taken_rows import TakenPackedRows
 from energon_ext.state.match import check_fingerprint
 from energon_ext.tokens.documents import Lengths
 
+#: Documents in the first pack plan of a run.
+_FIRST_DOCS = 64
+
 #: If documents are long, a pack plan takes at most this many rows of tokens.
 MAX_ROWS = 4096
-
-#: ``(documents, starts, stops, ended, tokens, epoch)`` of a row: its pieces, how many documents
-#: end in it, the number of its tokens, and the epoch in which it was packed.
-Description = tuple[list[int], list[int], list[int], int, int, int]
 
 
 class PackedRows(Rows):
@@ -171,9 +171,10 @@ class PackedRows(Rows):
         is_new_stream = self.window.is_last or bool(is_excluded[:1].any())
         rows_before = 0 if is_new_stream else self.window.rows_before + len(self._plan)
         carried = carried[~is_excluded]
-        wanted = max(1, self._buffer_docs - len(set(carried.documents.tolist())))
-        numbers = self._order.peek(wanted) + self._first
+        numbers = self._order.peek(self._wanted(carried)) + self._first
         epoch, position = self._order.epoch, self._order.position
+        if self.lengths.is_large:
+            self.lengths.request(numbers)
         lengths = self.lengths.lengths(numbers)
         most = MAX_ROWS * self._packer.seq_len
         fitting = int(np.searchsorted(np.cumsum(lengths), most, "right"))
@@ -194,7 +195,24 @@ class PackedRows(Rows):
             is_last=self._order.ended,
         )
         new = Pieces.whole(numbers[kept], lengths[kept])
+        if self.lengths.is_large:
+            self._request_next()
         self._pack(self._packer, window, carried, new)
+
+    def _wanted(self, carried: Pieces) -> int:
+        """Return how many documents the next pack plan takes.
+
+        The first plans of a run are small, so that its first batch does not wait for the lengths of
+        documents that are read much later. They double up to the size of a buffer.
+        """
+        kept = len(set(carried.documents.tolist()))
+        taken = self._order.epoch * self._order.size + self._order.position
+        return max(1, min(self._buffer_docs - kept, max(_FIRST_DOCS, taken)))
+
+    def _request_next(self) -> None:
+        """Ask for the lengths of the next pack plan, which arrive while this one is packed."""
+        order = copy.copy(self._order)
+        self.lengths.request(order.peek(self._buffer_docs) + self._first)
 
     def _saved_stops(self, carried: Pieces) -> np.ndarray | None:
         """Return the stops of carried-over pieces to save; None if the packer can compute them."""
@@ -277,46 +295,6 @@ class PackedRows(Rows):
             rows_before=rows_before,
         )
         self._plan, self.next_row = dataclasses.replace(PackPlan.none(), carried=rest), 0
-
-
-class TakenPackedRows(TakenRows):
-    """Packed rows, not yet read."""
-
-    def __init__(self, lengths: Lengths) -> None:
-        self._lengths = lengths
-        self._rows: list[tuple[PackPlan, int, int]] = []  # pack plan, row in the plan, epoch
-        self.num_tokens = self.num_documents = 0
-
-    def add(self, plan: PackPlan, first: int, stop: int, epoch: int) -> None:
-        """Append rows of a plan."""
-        self._rows += [(plan, row, epoch) for row in range(first, stop)]
-        tokens, documents = (plan.totals[:, stop] - plan.totals[:, first]).tolist()
-        self.num_tokens += tokens
-        self.num_documents += documents
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        lengths = [plan.sizes[plan.extent(row)] for plan, row, _ in self._rows]
-        return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
-
-    def further_costs(self) -> np.ndarray:
-        costs = [self._lengths.costs(self._pieces(row).documents).sum() for row in range(len(self))]
-        return np.array(costs, np.float64)
-
-    def contents(self, number: int) -> list[tuple[int, int, int]]:
-        return self._pieces(number).ranges()
-
-    def description(self, number: int) -> Description:
-        plan, row, epoch = self._rows[number]
-        pieces = plan.pieces[plan.extent(row)]
-        ranges = pieces.documents.tolist(), pieces.starts.tolist(), pieces.stops.tolist()
-        return *ranges, int(plan.documents[row]), int(plan.tokens[row]), epoch
-
-    def _pieces(self, number: int) -> Pieces:
-        plan, row, _ = self._rows[number]
-        return plan.pieces[plan.extent(row)]
 
 
 def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:

@@ -137,5 +137,12 @@ class CutLengths(Lengths):
         lengths[np.isin(numbers, self._omitted)] = 0
         return lengths
 
+    @property
+    def is_large(self) -> bool:
+        return self.files.is_large
+
+    def request(self, numbers: np.ndarray) -> None:
+        self.files.request(numbers)
+
     def fingerprint(self) -> dict[str, Any]:
         return self.files.fingerprint()

@@ -43,6 +43,14 @@ class Lengths(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Return JSON values that reveal a change of the documents without reading them all."""
 
+    @property
+    def is_large(self) -> bool:
+        """True if looking lengths up may wait for a disk, so that they are requested before."""
+        return False
+
+    def request(self, numbers: np.ndarray) -> None:  # noqa: B027 - only for large ones
+        """Ask the storage for the lengths of documents that will be looked up soon."""
+
     def costs(self, numbers: np.ndarray) -> np.ndarray:
         """Return what each document costs in addition to its tokens (images), [n]."""
         return np.zeros(len(numbers))

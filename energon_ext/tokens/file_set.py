@@ -22,7 +22,12 @@ from energon_ext.tokens.index import (
     open_tokens,
     read_pair,
 )
-from energon_ext.tokens.lookup import document_lengths, first_tokens
+from energon_ext.tokens.lookup import (
+    document_lengths,
+    first_tokens,
+    has_large_index,
+    request_lengths,
+)
 from energon_ext.tokens.origins import origins_of
 from energon_ext.tokens.paths import pair_prefixes
 from energon_ext.tokens.remote_pairs import remote_pairs
@@ -76,6 +81,15 @@ class TokenFiles(Documents):
         for pair, where, local in self._by_pair(numbers):
             lengths[where] = document_lengths(pair, local)
         return lengths
+
+    @functools.cached_property
+    def is_large(self) -> bool:
+        return any(has_large_index(pair) for pair in self._pairs)
+
+    def request(self, numbers: np.ndarray) -> None:
+        if self.is_large:
+            for pair, _, local in self._by_pair(np.asarray(numbers, np.int64)):
+                request_lengths(pair, local)
 
     def places(self, numbers: np.ndarray) -> np.ndarray:
         """Return the number of the first token of each document over all pairs, int64 [n]."""

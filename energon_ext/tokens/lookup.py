@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from energon_ext.errors import ConfigError
+from energon_ext.storage.file_map import SMALL_BYTES, Pages
 from energon_ext.tokens.index import MAX_MAPS, Pair, open_index
 
 #: Documents checked at once, few enough for the cache of a core.
@@ -22,6 +23,27 @@ def _has_one_sequence_each(pair: Pair) -> bool:
         for begin in range(0, len(firsts), _CHUNK)
         for part in [firsts[begin : begin + _CHUNK]]
     )
+
+
+@lru_cache(MAX_MAPS)
+def _pages_of_lengths(pair: Pair) -> Pages:
+    return Pages(open_index(pair).lengths)
+
+
+@lru_cache(MAX_MAPS)
+def _pages_of_pointers(pair: Pair) -> Pages:
+    return Pages(open_index(pair).pointers)
+
+
+def has_large_index(pair: Pair) -> bool:
+    """Return True if the index of a pair is too large to be read around each document."""
+    return pair.objects is None and 4 * pair.sequences >= SMALL_BYTES
+
+
+def request_lengths(pair: Pair, numbers: np.ndarray) -> None:
+    """Request the parts of the index that :func:`document_lengths` will read."""
+    if _has_one_sequence_each(pair):
+        _pages_of_lengths(pair).request(numbers)
 
 
 def document_lengths(pair: Pair, numbers: np.ndarray) -> np.ndarray:
@@ -40,6 +62,8 @@ def first_tokens(pair: Pair, numbers: np.ndarray) -> np.ndarray:
     Raises:
         ConfigError: the index gives a document another length elsewhere, so it is damaged.
     """
+    if _has_one_sequence_each(pair):
+        _pages_of_pointers(pair).request(numbers)
     firsts, ends = _first_tokens(pair, numbers), _first_tokens(pair, numbers + 1)
     wrong = ends - firsts != document_lengths(pair, numbers)
     if wrong.any():
