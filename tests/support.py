@@ -13,9 +13,9 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from megatron.energon import SavableDataLoader, TextSample, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
-from torch.utils.data._utils import signal_handling
 from webdataset import ShardWriter
 
+from energon_ext.compat import end_workers
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.cursor import save_cursor
@@ -156,17 +156,7 @@ def close_loaders():
     while _open_loaders:
         _open_loaders.pop().close()
     while _stock_loaders:
-        _end_workers(_stock_loaders.pop()._iterator)
-
-
-def _end_workers(iterator):
-    """End the workers at once: torch would wait five seconds for each."""
-    if hasattr(iterator, "_workers"):
-        iterator._shutdown = True
-        signal_handling._remove_worker_pids(id(iterator))
-        for worker in iterator._workers:
-            worker.kill()
-            worker.join()
+        end_workers(_stock_loaders.pop())
 
 
 def take(loader, count):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.arguments import choices, optional_module
+from energon_ext.compat import jinja_environment
 from energon_ext.errors import ConfigError, SampleError, one_line
 from energon_ext.tokenizers.files import load_with_transformers
 
@@ -233,7 +234,7 @@ class HFChatTemplate(ChatTemplate):
 
         found: set[str] = set()
         for text in self._templates.values():
-            environment = _library()._compile_jinja_template(text).environment
+            environment = jinja_environment(_library(), text)
             found |= find_undeclared_variables(environment.parse(text))
         return frozenset(found)
 

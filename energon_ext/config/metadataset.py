@@ -30,6 +30,7 @@ from megatron.energon.metadataset.metadataset_v2 import (
 )
 
 from energon_ext.arguments import check_integer, choices
+from energon_ext.compat import combine_subsets
 from energon_ext.config import carried
 from energon_ext.config.carried import Leaf, Part, carry, map_leaves, parts_of, runs_of, tree_of
 from energon_ext.config.references import AnyDatasetReference
@@ -149,7 +150,7 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
         self, *, subset: DatasetSubset | None = None, **kwargs: Any
     ) -> LoadedDatasetList:
         with errors_of_energon(f"{self._where}.subset"):
-            subset = self._get_subset(subset)
+            subset = combine_subsets(self, subset)
         members: list[Tree | Leaf] = []
         datasets: list[LoadedDataset] = []
         for entry in self.entries:

@@ -14,9 +14,10 @@ from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
+from energon_ext.compat import end_workers
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
-from energon_ext.loader.processes import end_workers, explain_deaths_in_signals, explained_deaths
+from energon_ext.loader.processes import explain_deaths_in_signals, explained_deaths
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.match import SourceChange, check_fingerprint, compare_sources
@@ -162,7 +163,8 @@ class StreamedLoader:
 
     def close(self) -> None:
         """End the processes; save the state first."""
-        end_workers(getattr(self._loader, "_iterator", None))
+        if self._loader is not None:
+            end_workers(self._loader)
         self._loader = None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from energon_ext.arguments import optional_module
+from energon_ext.compat import version_of_dataset
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
 from energon_ext.prepare.input_files import describe, input_files, open_input
@@ -209,7 +210,7 @@ def hugging_face_units(
             rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError(f"--hf-dataset {name}, split {split}: {error}") from error
-    version = {"path": name, "version": getattr(rows, "_fingerprint", None)}
+    version = {"path": name, "version": version_of_dataset(rows)}
     if not hasattr(rows, "select"):  # streamed
         return [Unit(version, partial(_read_hugging_face, rows, name, 0, read_row))]
     units = []

@@ -21,6 +21,12 @@ import multistorageclient as msc
 from megatron.energon.epathlib import EPath
 from multistorageclient.types import Range
 
+from energon_ext.compat import (
+    attempts_of,
+    drop_rust_client,
+    has_rust_client,
+    url_of_data_service,
+)
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, StoreError, one_line
 
@@ -60,7 +66,7 @@ def file_name(path: str | Path | EPath) -> str:
     if path.is_local():
         return str(path.local_path())
     if path.profile == "dss":
-        return f"msc://{path.fs.profile}{path._internal_str_path}"
+        return url_of_data_service(path)
     return str(path)
 
 
@@ -78,7 +84,7 @@ def _client(url: str) -> tuple[Any, str]:
     """Return the client of an object and its key there; clients are cached per process."""
     try:
         client, key = msc.resolve_storage_client(url)
-        _use_in_this_process(getattr(client, "_storage_provider", None))
+        _use_in_this_process(client)
         return client, key
     except ImportError as error:
         raise ConfigError(
@@ -93,18 +99,18 @@ def _client(url: str) -> tuple[Any, str]:
 _process_of_rust: int | None = None
 
 
-def _use_in_this_process(provider: Any) -> None:
-    """Make a provider use boto3 in a fork of a process that uses its Rust client.
+def _use_in_this_process(client: Any) -> None:
+    """Make a client use boto3 in a fork of a process that uses its Rust client.
 
     The threads of the Rust client do not survive a fork, so its requests would never be answered.
     """
     global _process_of_rust
-    if getattr(provider, "_rust_client", None) is None:
+    if not has_rust_client(client):
         return
     if _process_of_rust is None:
         _process_of_rust = os.getpid()
     if _process_of_rust != os.getpid():
-        provider._rust_client = None
+        drop_rust_client(client)
 
 
 def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result | None:
@@ -115,9 +121,8 @@ def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # each kind of store has its own error types
-        attempts = getattr(getattr(client, "_retry_config", None), "attempts", 1)
         raise StoreError(
-            f"{url}: cannot be read after up to {attempts} attempts ({one_line(error)})."
+            f"{url}: cannot be read after up to {attempts_of(client)} attempts ({one_line(error)})."
         ) from error
 
 
