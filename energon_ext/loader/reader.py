@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megatron.energon import WorkerConfig
 from megatron.energon.cache import NoCachePool
 from torch.utils.data import Dataset, get_worker_info
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_ext.data_files import read_data
+from energon_ext.data_files import read_json
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job, Record, sha256
@@ -52,7 +52,7 @@ class Preparation:
         """Write the account of a finished unit."""
         unit = self.units[name].description
         account = {"options": dict(self.job.options), "name": name, "unit": unit, **record}
-        write_json(self.work / ACCOUNTS / f"{name}.json", account)
+        write_record(self.work / ACCOUNTS / f"{name}.json", account)
 
     def finished(self, names: Iterable[str]) -> dict[str, Record]:
         """Return the accounts of finished units; ConfigError if the options have changed."""
@@ -63,7 +63,7 @@ class Preparation:
         written = self.accounts()
         # Also check any one account, so that a part with different options fails before it starts.
         for name in {*written[:1], *set(names).intersection(written)}:
-            account = read_json(self.work / ACCOUNTS / f"{name}.json", _MAX_ACCOUNT_BYTES)
+            account = read_record(self.work / ACCOUNTS / f"{name}.json", _MAX_ACCOUNT_BYTES)
             if account is not None:
                 self._check_options(account.pop("options"))
                 found[name] = account
@@ -113,7 +113,7 @@ class Preparation:
             return []
         # Checked before reading, since another process may publish the output in between.
         is_occupied = self.output.is_file() or any(self.output.glob("*"))
-        saved = [read_json(folder / PREPARED) for folder in (self.output, self.work)]
+        saved = [read_record(folder / PREPARED) for folder in (self.output, self.work)]
         if is_occupied and saved[0] is None:
             raise ConfigError(f"{self.output}: already exists; give --force to replace it.")
         return [prepared for prepared in saved if prepared is not None]
@@ -131,13 +131,13 @@ class Preparation:
 
 def is_prepared(output: Path, units: Sequence[Unit]) -> bool:
     """Return True if a folder contains these units."""
-    prepared = read_json(output / PREPARED) or {"units": []}
+    prepared = read_record(output / PREPARED) or {"units": []}
     return [unit["unit"] for unit in prepared["units"]] == [_plain(u.description) for u in units]
 
 
 def check_files(output: Path) -> int:
     """Compare all files of a prepared folder with their hashes; return the number of files."""
-    prepared = read_json(output / PREPARED)
+    prepared = read_record(output / PREPARED)
     if prepared is None:
         raise ConfigError(f"{output}: has no {PREPARED}; nothing to check.")
     expected = {file: known for unit in prepared["units"] for file, known in unit["files"].items()}
@@ -160,15 +160,15 @@ def skipped_documents(prepared: Record, kind: str) -> tuple[int, str]:
     return sum(kinds["count"] for kinds in skipped), skipped[0]["first"] if skipped else ""
 
 
-def write_json(path: Path, content: Record) -> None:
+def write_record(path: Path, content: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
-def read_json(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> Record | None:
-    """Read a file written by :func:`write_json`; None if it is missing or damaged."""
+def read_record(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> Record | None:
+    """Read a file written by :func:`write_record`; None if it is missing or damaged."""
     try:
-        content = json.loads(read_data(path, max_bytes))
+        content = read_json(path, max_bytes)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return content if isinstance(content, dict) else None

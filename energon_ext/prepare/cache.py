@@ -17,11 +17,12 @@ from typing import Any
 
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.prepare.accounts import is_prepared, read_json, skipped_documents
-from energon_ext.prepare.claim import ClaimedError, Part
+from energon_ext.prepare.accounts import is_prepared, read_record, skipped_documents
+from energon_ext.prepare.claim import Part
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.units import run_part, run_units
+from energon_ext.storage.claim import ClaimedError
 from energon_ext.tokens.index import PREPARED
 
 logger = log_of(__name__)
@@ -79,7 +80,7 @@ class Cached:
 
     def _num_documents(self) -> int | None:
         """Return the number of documents written, as conversations may become several."""
-        prepared = read_json(self.folder / PREPARED) or {}
+        prepared = read_record(self.folder / PREPARED) or {}
         documents = prepared.get("documents")
         return documents.get(SPLIT) if isinstance(documents, dict) else None
 

@@ -1,29 +1,13 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lock files that let one process at a time write a folder, even on a network file system."""
+"""The parts of an output, and which of them other processes are preparing."""
 
-import contextlib
 import os
 import re
-import socket
-import tempfile
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_ext.data_files import read_data
-from energon_ext.errors import ConfigError
-
-#: Without an update for this long, the process with a claim is considered dead.
-STALE_SECONDS = 30.0
-_BEAT_SECONDS = 3.0
-_POLL_SECONDS = 0.2
-_MAX_BYTES = 4096
-
-
-class ClaimedError(ConfigError):
-    """Another process is writing the folder."""
+from energon_ext.storage.claim import ClaimedError, claim_of, is_stale, owner_of
 
 
 @dataclass(frozen=True)
@@ -41,46 +25,14 @@ class Part:
         return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
 
 
-@contextlib.contextmanager
-def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
-    """Hold the claim of a folder, a file next to it; yield a function that keeps it alive.
-
-    Call the function often; it is cheap. Two processes may find the same claim stale and both take
-    it over. They then write the same files under temporary names and rename them, so nothing is
-    damaged. ClaimedError if a living process still holds the claim after ``wait_seconds``.
-    """
-    path, deadline = _claim_of(folder), time.monotonic() + wait_seconds
-    while not _try_create(path):
-        if _is_stale(path):
-            path.unlink(missing_ok=True)
-        elif time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        else:
-            raise ClaimedError(f"{folder}: is being prepared by {_owner_of(path)}.")
-    next_beat = 0.0
-
-    def beat() -> None:
-        nonlocal next_beat
-        now = time.monotonic()
-        if now >= next_beat:
-            next_beat = now + _BEAT_SECONDS
-            with contextlib.suppress(FileNotFoundError):  # another process has taken it over
-                os.utime(path)
-
-    try:
-        yield beat
-    finally:
-        path.unlink(missing_ok=True)
-
-
 def check_unclaimed(output: Path, part: Part | None) -> None:
     """Raise ClaimedError if another process prepares the whole output or divides it differently."""
     living = living_parts(output)
     others = [path for other, path in living if not part or other.count != part.count]
-    if part and (whole := _claim_of(output)).exists() and not _is_stale(whole):
+    if part and (whole := claim_of(output)).exists() and not is_stale(whole):
         others.append(whole)
     if others:
-        raise ClaimedError(f"{output}: is being prepared by {_owner_of(others[0])}.")
+        raise ClaimedError(f"{output}: is being prepared by {owner_of(others[0])}.")
 
 
 def living_parts(output: Path) -> list[tuple[Part, Path]]:
@@ -90,55 +42,8 @@ def living_parts(output: Path) -> list[tuple[Part, Path]]:
     for name in os.listdir(output.parent):
         if match := pattern.fullmatch(name):
             path = output.parent / name
-            if _is_stale(path):
+            if is_stale(path):
                 path.unlink(missing_ok=True)
             else:
                 parts.append((Part(int(match[1]), int(match[2])), path))
     return parts
-
-
-def _claim_of(folder: Path) -> Path:
-    return folder.parent / f".{folder.name}.claim"
-
-
-def _try_create(path: Path) -> bool:
-    try:
-        with open(path, "x") as file:
-            file.write(f"{_this_machine()} {os.getpid()}")
-        return True
-    except FileExistsError:
-        return False
-
-
-def _this_machine() -> str:
-    # Containers on one host may use the same process IDs, each in its own PID namespace.
-    return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
-
-
-def _owner_in(path: Path) -> tuple[str, str]:
-    """Read the machine and the process ID from a claim; empty if not yet written."""
-    machine, _, process = read_data(path, _MAX_BYTES).decode("utf-8", "replace").rpartition(" ")
-    return machine, process
-
-
-def _owner_of(path: Path) -> str:
-    """Return the process and the host of a claim, for messages."""
-    try:
-        machine, process = _owner_in(path)
-    except OSError:
-        machine = ""
-    host = machine.partition(" ")[0]
-    return f"process {process} on {host}" if host else "another process"
-
-
-def _is_stale(path: Path) -> bool:
-    """Return True if the process that holds a claim is gone."""
-    try:
-        # The clock of the file system may differ from the clock of this machine.
-        with tempfile.NamedTemporaryFile(prefix=".time-", dir=path.parent) as probe:
-            age = os.fstat(probe.fileno()).st_mtime - path.stat().st_mtime
-        machine, process = _owner_in(path)
-    except FileNotFoundError:
-        return True
-    is_gone = machine == _this_machine() and not os.path.exists(f"/proc/{process}")
-    return is_gone or age > STALE_SECONDS

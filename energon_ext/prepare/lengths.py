@@ -17,7 +17,7 @@ import numpy as np
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import stable_hash
-from energon_ext.prepare.accounts import read_json
+from energon_ext.prepare.accounts import read_record
 from energon_ext.prepare.cache import SPLIT
 from energon_ext.prepare.job import Record
 from energon_ext.tokens.documents import Lengths
@@ -71,7 +71,7 @@ class LengthTable(Lengths):
     @classmethod
     def open(cls, folder: Path, longest: int) -> "LengthTable":
         """Read a table written by :mod:`~energon_ext.prepare.units`."""
-        units = (read_json(folder / PREPARED) or {}).get("units")
+        units = (read_record(folder / PREPARED) or {}).get("units")
         if not isinstance(units, list):
             raise _damaged(folder, f"{PREPARED} cannot be read")
         return cls(

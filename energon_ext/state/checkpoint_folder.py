@@ -15,7 +15,7 @@ from typing import Any, Iterator, Mapping
 import torch
 
 from energon_ext.errors import StateFormatError
-from energon_ext.state.files import first_line, read_json, read_small_file, write_file
+from energon_ext.state.files import first_line, read_small_file, read_small_json, write_file
 from energon_ext.state.plain import from_plain
 from energon_ext.state.schema import STOCK_RUN, check_seal, sealed
 
@@ -75,7 +75,7 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """Read a JSON object and verify its digest, which is kept."""
-    content: dict[str, Any] = read_json(path, MAX_BYTES)
+    content: dict[str, Any] = read_small_json(path, MAX_BYTES)
     try:
         check_seal(content)
         return content

@@ -10,7 +10,6 @@ import errno
 import hashlib
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from energon_ext.compat import (
 )
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, StoreError, one_line
+from energon_ext.storage.claim import ClaimedError, claim
 
 _Result = TypeVar("_Result")
 
@@ -205,32 +205,32 @@ def _read(client: Any, key: str, byte_range: Range | None = None) -> bytes:
 def local_copy(stored: StoredObject) -> str:
     """Return the path of a copy on this node; copy the object if there is none yet.
 
-    Its name is a hash of the content, or of URL, size and version. It is written under another name
-    and renamed. A process waits while another one copies; after a timeout it copies by itself.
+    Its name is a hash of the content, or of URL, size and version. A process waits while another
+    one copies; after a timeout it copies by itself.
     """
     known = stored.sha256 or f"{stored.url}\n{stored.size}\n{stored.version}"
     name = stored.sha256 or hashlib.sha256(known.encode()).hexdigest()
-    folder = _folder_of_copies()
-    path, claim = f"{folder}/{name}", Path(f"{folder}/{name}.claim")
-    if os.path.exists(path):
-        return path
-    end = time.monotonic() + DEADLINE_SECONDS
-    while not os.path.exists(path) and not _claimed(claim) and time.monotonic() < end:
-        time.sleep(0.05)
-    try:
-        if os.path.exists(path):
-            return path
-        content = read_object(stored.url)
-        if content is None or len(content) != stored.size:
-            raise replaced(stored, "missing" if content is None else f"{len(content)} bytes")
-        if stored.sha256 not in (None, hashlib.sha256(content).hexdigest()):
-            raise replaced(stored, "different content")
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
-    finally:
-        claim.unlink(missing_ok=True)
-    return path
+    path = Path(_folder_of_copies(), name)
+    if not path.exists():
+        try:
+            with claim(path, wait_seconds=DEADLINE_SECONDS):
+                if not path.exists():
+                    _copy(stored, path)
+        except ClaimedError:
+            _copy(stored, path)
+    return str(path)
+
+
+def _copy(stored: StoredObject, path: Path) -> None:
+    """Copy an object under another name, and rename the copy."""
+    content = read_object(stored.url)
+    if content is None or len(content) != stored.size:
+        raise replaced(stored, "missing" if content is None else f"{len(content)} bytes")
+    if stored.sha256 not in (None, hashlib.sha256(content).hexdigest()):
+        raise replaced(stored, "different content")
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)
 
 
 def _folder_of_copies() -> str:
@@ -245,18 +245,6 @@ def _folder_of_copies() -> str:
             f"{folder}: cannot be created ({error.strerror}); set {CACHE_VARIABLE} to a folder."
         ) from error
     return folder
-
-
-def _claimed(claim: Path) -> bool:
-    """True if this process should make the copy; exclusive creation works on NFS too."""
-    try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        try:
-            return time.time() - claim.stat().st_mtime > DEADLINE_SECONDS
-        except FileNotFoundError:  # the copy has been made
-            return False
-    return True
 
 
 def replaced(stored: StoredObject, found: str) -> StoreError:

@@ -6,6 +6,8 @@ import hashlib
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from energon_ext import (
 from energon_ext.cli.main import main
 from energon_ext.errors import ConfigError, StoreError
 from energon_ext.storage import object_store, range_reader
+from energon_ext.storage.claim import claim, claim_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.tokens.file_set import open_token_files
 from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
@@ -240,3 +243,22 @@ def test_a_metadataset_in_a_store_is_validated_and_names_its_tokenizer(pairs, tm
         found.append([batch_hash(batch) for batch in loader_for(dataset)])
         assert isinstance(written_tokenizer(path, "val"), ByteTokenizer)
     assert found[0] == found[1] != []
+
+
+def test_readers_of_one_node_copy_an_object_once_even_after_one_was_killed(pairs, store):
+    _, name = pairs
+    stored = object_store.find_object(f"msc://store/{name}/part-0.idx")
+    (copies,) = {Path(object_store.local_copy(stored)).parent}
+    (copy,) = copies.iterdir()
+    content = copy.read_bytes()
+    copy.unlink()
+    left = claim_of(copy)
+    with claim(copy):
+        left_by_a_killed_process = left.read_text().rpartition(" ")[0] + " 4194305"
+    left.write_text(left_by_a_killed_process)
+    store.requests.clear()
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(object_store.local_copy, [stored] * 8))
+    assert found == {str(copy)} and copy.read_bytes() == content
+    assert [request[0] for request in store.requests] == ["GET"]
+    assert list(copies.iterdir()) == [copy]

@@ -1,0 +1,104 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Lock files that let one process at a time write something, even on a network file system."""
+
+import contextlib
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from energon_ext.data_files import read_data
+from energon_ext.errors import ConfigError
+
+#: Without an update for this long, the process with a claim is considered dead.
+STALE_SECONDS = 30.0
+_BEAT_SECONDS = 3.0
+_POLL_SECONDS = 0.2
+_MAX_BYTES = 4096
+
+
+class ClaimedError(ConfigError):
+    """Another process is writing the file or folder."""
+
+
+@contextlib.contextmanager
+def claim(output: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
+    """Hold the claim of a file or folder, a file next to it; yield a function that keeps it alive.
+
+    Call the function often; it is cheap. Two processes may find the same claim stale and both take
+    it over. They then write the same files under temporary names and rename them, so nothing is
+    damaged. ClaimedError if a living process still holds the claim after ``wait_seconds``.
+    """
+    path, deadline = claim_of(output), time.monotonic() + wait_seconds
+    while not _try_create(path):
+        if is_stale(path):
+            path.unlink(missing_ok=True)
+        elif time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        else:
+            raise ClaimedError(f"{output}: is being prepared by {owner_of(path)}.")
+    next_beat = 0.0
+
+    def beat() -> None:
+        nonlocal next_beat
+        now = time.monotonic()
+        if now >= next_beat:
+            next_beat = now + _BEAT_SECONDS
+            with contextlib.suppress(FileNotFoundError):  # another process has taken it over
+                os.utime(path)
+
+    try:
+        yield beat
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def claim_of(output: Path) -> Path:
+    """Return the path of the claim of a file or folder."""
+    return output.parent / f".{output.name}.claim"
+
+
+def _try_create(path: Path) -> bool:
+    try:
+        with open(path, "x") as file:
+            file.write(f"{_this_machine()} {os.getpid()}")
+        return True
+    except FileExistsError:
+        return False
+
+
+def _this_machine() -> str:
+    # Containers on one host may use the same process IDs, each in its own PID namespace.
+    return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _owner_in(path: Path) -> tuple[str, str]:
+    """Read the machine and the process ID from a claim; empty if not yet written."""
+    machine, _, process = read_data(path, _MAX_BYTES).decode("utf-8", "replace").rpartition(" ")
+    return machine, process
+
+
+def owner_of(path: Path) -> str:
+    """Return the process and the host of a claim, for messages."""
+    try:
+        machine, process = _owner_in(path)
+    except OSError:
+        machine = ""
+    host = machine.partition(" ")[0]
+    return f"process {process} on {host}" if host else "another process"
+
+
+def is_stale(path: Path) -> bool:
+    """Return True if the process that holds a claim is gone."""
+    try:
+        # The clock of the file system may differ from the clock of this machine.
+        with tempfile.NamedTemporaryFile(prefix=".time-", dir=path.parent) as probe:
+            age = os.fstat(probe.fileno()).st_mtime - path.stat().st_mtime
+        machine, process = _owner_in(path)
+    except FileNotFoundError:
+        return True
+    is_gone = machine == _this_machine() and not os.path.exists(f"/proc/{process}")
+    return is_gone or age > STALE_SECONDS
