@@ -3,7 +3,6 @@
 """Chat templates: conversations as text."""
 
 import datetime
-import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from energon_ext.arguments import choices, optional_module
 from energon_ext.compat import jinja_environment
 from energon_ext.errors import ConfigError, SampleError, one_line
+from energon_ext.keyed import sha256
 from energon_ext.tokenizers.files import load_with_transformers
 
 #: A message in OpenAI's format: ``role``, ``content``, and further fields such as ``tool_calls``.
@@ -240,9 +240,8 @@ class HFChatTemplate(ChatTemplate):
 
     def fingerprint(self) -> dict[str, Any]:
         text = repr((sorted(self._templates.items()), sorted(self._special_tokens.items())))
-        digest = hashlib.sha256(text.encode()).hexdigest()
         variables = {"template_kwargs": self.template_kwargs} if self.template_kwargs else {}
-        return {"kind": "hf", "sha256": digest, **variables}
+        return {"kind": "hf", "sha256": sha256(text), **variables}
 
 
 def _library() -> Any:

@@ -17,8 +17,9 @@ from typing import Any
 
 from energon_ext.data_files import read_json
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import sha256_of_file
 from energon_ext.prepare.documents import Unit
-from energon_ext.prepare.job import Job, Record, sha256
+from energon_ext.prepare.job import Job, Record
 from energon_ext.state.files import write_file
 from energon_ext.tokens.index import PREPARED
 
@@ -144,7 +145,7 @@ def check_files(output: Path) -> int:
     wrong = [
         file
         for file, known in expected.items()
-        if not (output / file).is_file() or sha256(output / file) != known["sha256"]
+        if not (output / file).is_file() or sha256_of_file(output / file) != known["sha256"]
     ]
     if wrong:
         raise ConfigError(

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Writes the documents of a unit to token files, one pair per split."""
 
-import hashlib
 import os
 import tempfile
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.errors import ConfigError, SampleError, log_of, one_line
-from energon_ext.keyed import stable_hash
+from energon_ext.keyed import sha256_of_file, stable_hash
 from energon_ext.prepare.documents import InputDocument, Unit
 
 logger = log_of(__name__)
@@ -97,7 +96,7 @@ def write_unit(
         files = {}
         for path in sorted(Path(staging).glob("*/*")):
             file = f"{path.parent.name}/{path.name}"
-            files[file] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            files[file] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
         for file in files:
             (folder / file).parent.mkdir(exist_ok=True)
             os.replace(Path(staging, file), folder / file)
@@ -119,15 +118,6 @@ def split_of(text: str, val_fraction: float, seed: int) -> str:
         242
     """
     return "val" if stable_hash(f"{seed}/{text}") < val_fraction * 2**63 else "train"
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, read in blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _count(skipped: Record, error: Exception) -> None:

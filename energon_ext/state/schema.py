@@ -6,12 +6,12 @@ Every saved state is *sealed*: it contains a digest of itself, so that any chang
 """
 
 import copy
-import hashlib
 import json
 import math
 from typing import Any, Mapping
 
 from energon_ext.errors import StateFormatError, StateMismatchError
+from energon_ext.keyed import sha256
 
 #: The state of a planned run.
 STATE_CLASS = "EnergonExtPlan"
@@ -170,7 +170,7 @@ def digest_of(value: Any) -> str:
         text = json.dumps(value, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise StateFormatError(f"A data state contains an invalid value: {error}.") from error
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256(text)
 
 
 def check_shape(value: Any, shape: Any, where: str) -> None:

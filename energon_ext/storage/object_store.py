@@ -7,7 +7,6 @@ node to a local folder.
 """
 
 import errno
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable
@@ -28,6 +27,7 @@ from energon_ext.compat import (
 )
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, StoreError, one_line
+from energon_ext.keyed import sha256
 from energon_ext.storage.claim import ClaimedError, claim
 
 _Result = TypeVar("_Result")
@@ -209,7 +209,7 @@ def local_copy(stored: StoredObject) -> str:
     one copies; after a timeout it copies by itself.
     """
     known = stored.sha256 or f"{stored.url}\n{stored.size}\n{stored.version}"
-    name = stored.sha256 or hashlib.sha256(known.encode()).hexdigest()
+    name = stored.sha256 or sha256(known)
     path = Path(_folder_of_copies(), name)
     if not path.exists():
         try:
@@ -226,7 +226,7 @@ def _copy(stored: StoredObject, path: Path) -> None:
     content = read_object(stored.url)
     if content is None or len(content) != stored.size:
         raise replaced(stored, "missing" if content is None else f"{len(content)} bytes")
-    if stored.sha256 not in (None, hashlib.sha256(content).hexdigest()):
+    if stored.sha256 not in (None, sha256(content)):
         raise replaced(stored, "different content")
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)

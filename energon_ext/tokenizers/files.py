@@ -3,7 +3,6 @@
 """Tokenizers of other libraries, loaded from untrusted files."""
 
 import contextlib
-import hashlib
 import json
 import math
 import re
@@ -14,6 +13,7 @@ from typing import Any
 from energon_ext.arguments import optional_module
 from energon_ext.data_files import open_data, read_data, read_json
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import sha256
 
 #: Size limit of each tokenizer file; the largest known ones have about 40 MB.
 MAX_FILE_BYTES = 2**28
@@ -117,7 +117,7 @@ def load_sentencepiece(path: str, continued: bool = False) -> tuple[Any, str]:
         loaded = library.SentencePieceProcessor(model_proto=model)
     if not content:  # the library accepts this as an absent model
         raise ConfigError(f"{what} is empty; use a different one.")
-    return loaded, hashlib.sha256(content).hexdigest()
+    return loaded, sha256(content)
 
 
 def reject_tiktoken(name: str) -> None:

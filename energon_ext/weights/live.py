@@ -13,7 +13,6 @@ all later steps and must be the last. A source that a line does not name keeps t
 entry, as all sources do before the first line.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 from energon_ext.arguments import check_integer, choices
 from energon_ext.data_files import open_data, read_to_limit
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError, log_of
+from energon_ext.keyed import sha256
 from energon_ext.weights.schedule import Segment, WeightSpec, checked_value
 
 logger = log_of(__name__)
@@ -172,7 +172,7 @@ class LiveWeights:
         state = self._states[-1]
         if self.lines or line.weights:  # a first line without weights changes nothing
             content = state["digest"] + json.dumps([line.from_step, line.weights], sort_keys=True)
-            digest = hashlib.sha256(content.encode()).hexdigest()
+            digest = sha256(content)
             state = {"lines": state["lines"] + 1, "digest": digest}
         self.lines.append(line)
         self._states.append(state)

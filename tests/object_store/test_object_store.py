@@ -4,6 +4,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -245,20 +246,34 @@ def test_a_metadataset_in_a_store_is_validated_and_names_its_tokenizer(pairs, tm
     assert found[0] == found[1] != []
 
 
-def test_readers_of_one_node_copy_an_object_once_even_after_one_was_killed(pairs, store):
-    _, name = pairs
-    stored = object_store.find_object(f"msc://store/{name}/part-0.idx")
-    (copies,) = {Path(object_store.local_copy(stored)).parent}
-    (copy,) = copies.iterdir()
-    content = copy.read_bytes()
+@pytest.fixture
+def copied(pairs):
+    """An object in the store, and the path of its copy, which was removed again."""
+    stored = object_store.find_object(f"msc://store/{pairs[1]}/part-0.idx")
+    copy = Path(object_store.local_copy(stored))
     copy.unlink()
-    left = claim_of(copy)
-    with claim(copy):
-        left_by_a_killed_process = left.read_text().rpartition(" ")[0] + " 4194305"
-    left.write_text(left_by_a_killed_process)
+    return stored, copy
+
+
+def test_readers_of_one_node_copy_an_object_once(copied, pairs, store):
+    stored, copy = copied
     store.requests.clear()
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(object_store.local_copy, [stored] * 8))
-    assert found == {str(copy)} and copy.read_bytes() == content
+    assert found == {str(copy)}
+    assert copy.read_bytes() == (pairs[0] / "part-0.idx").read_bytes()
     assert [request[0] for request in store.requests] == ["GET"]
-    assert list(copies.iterdir()) == [copy]
+    assert list(copy.parent.iterdir()) == [copy]
+
+
+@pytest.mark.parametrize("process", ["4194305", str(os.getpid())])
+def test_an_object_is_copied_though_another_reader_was_killed_or_is_slow(
+    process, copied, monkeypatch
+):
+    stored, copy = copied
+    monkeypatch.setattr(object_store, "DEADLINE_SECONDS", 0.3)
+    with claim(copy):
+        owner = claim_of(copy).read_text().rpartition(" ")[0]
+        claim_of(copy).write_text(f"{owner} {process}")
+        assert object_store.local_copy(stored) == str(copy)
+        assert copy.stat().st_size == stored.size
