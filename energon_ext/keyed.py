@@ -59,7 +59,7 @@ class KeyedPermutation:
         self._round_keys = keyed_hash(str(key), ROUNDS)
         low_size = math.isqrt(self.size - 1) + 1
         self._part_sizes = (np.uint64(low_size), np.uint64(-(-self.size // low_size)))
-        self._table = self._sorted_by_hash() if self.size <= TABLE_SIZE else None
+        self._table = self._sort_by_hash() if self.size <= TABLE_SIZE else None
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
         """Map integers in ``[0, size)``, in any shape, int64; IndexError if out of range."""
@@ -94,7 +94,7 @@ class KeyedPermutation:
         high += low
         return high
 
-    def _sorted_by_hash(self) -> np.ndarray:
+    def _sort_by_hash(self) -> np.ndarray:
         hashes = np.arange(self.size, dtype=np.uint64)
         for round_key in self._round_keys:
             hashes = _mix(hashes, round_key)

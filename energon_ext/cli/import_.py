@@ -21,7 +21,7 @@ from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.state.files import write_file
 from energon_ext.tokens.index import read_pair
-from energon_ext.weights.axis import checked_breakpoint
+from energon_ext.weights.axis import parse_breakpoint
 
 #: Megatron's split -> split of the metadataset.
 SPLITS = {"train": "train", "valid": "val", "test": "test"}
@@ -253,7 +253,7 @@ def _words(path: Path) -> list[str]:
 
 def _iterations(text: str) -> list[int]:
     where = "--phase-transition-iterations"
-    steps = sorted(checked_breakpoint(part, where) for part in text.split(",") if part.strip())
+    steps = sorted(parse_breakpoint(part, where) for part in text.split(",") if part.strip())
     if len({0, *steps}) <= len(steps):
         raise ConfigError(f"{where}: {text!r} contains 0 or a duplicate.")
     return steps

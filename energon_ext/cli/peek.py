@@ -10,7 +10,7 @@ from typing import Any, Iterator, NamedTuple, Sequence
 import click
 from megatron.energon.flavors.base_dataset import SavableDataset
 
-from energon_ext.cli import counted, echo, option
+from energon_ext.cli import echo, option, plural
 from energon_ext.cli.mix import mix_options, open_mix
 from energon_ext.cli.shown_rows import Segment, decode, describe_batch, describe_tensors
 from energon_ext.cli.stored_samples import ContactSheet, StoredSample, stored_samples
@@ -117,7 +117,7 @@ def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRo
             contents = taken.contents(place)
             samples = stored_samples(reader, contents, bool(run.clock.row_tokens))
             if samples:
-                summary = f"{counted(len(samples), 'sample')}, {summary}"
+                summary = f"{plural(len(samples), 'sample')}, {summary}"
             elif not segments:
                 segments = _slices(key, reader, contents, tokenizer)
             stored = [(key, each.about(), each.text()) for each in samples]

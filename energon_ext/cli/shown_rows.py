@@ -50,7 +50,7 @@ def describe_batch(batch: Any, tokenizer: Any, source: str = "") -> tuple[str, l
     if _is_tensor(fields.get("labels")):
         labels = np.asarray(fields["labels"]).reshape(ids.shape)
     segments = [
-        (source, *_marked(row, row_labels, mask != 0, tokenizer, weights is not None))
+        (source, *_mark(row, row_labels, mask != 0, tokenizer, weights is not None))
         for row, row_labels, mask in zip(ids, labels, masks)
     ]
     return f"{ids.size} positions", segments
@@ -90,10 +90,10 @@ def _segments(batch: PackedBatch, tokenizer: Any) -> Iterator[Segment]:
         part = slice(first, end)
         is_trained = batch.token_weights[part].numpy() != 0
         ids, labels = batch.tokens[part].numpy(), batch.labels[part].numpy()
-        yield batch.sources[source], *_marked(ids, labels, is_trained, tokenizer)
+        yield batch.sources[source], *_mark(ids, labels, is_trained, tokenizer)
 
 
-def _marked(
+def _mark(
     ids: np.ndarray, labels: np.ndarray, is_trained: np.ndarray, tokenizer: Any, marks: bool = True
 ) -> tuple[str, str]:
     """Return a summary of consecutive positions, and their text."""

@@ -264,11 +264,11 @@ class ScheduledMetadataset(MetadatasetV2):
             loaded = super().get_datasets(split_part=split_part, **kwargs)
         parts = parts_of(loaded.datasets)
         inside = runs_of(leaf for part in parts for leaf in part.leaves)
-        run = self._run.merged(inside, inside=True)
-        placed = [carry(self._placed(part, split_part, run), part.datasets) for part in parts]
+        run = self._run.merge(inside, inside=True)
+        placed = [carry(self._set_location(part, split_part, run), part.datasets) for part in parts]
         return LoadedDatasetList(blend_mode=loaded.blend_mode, datasets=sum(placed, []))
 
-    def _placed(self, part: Part, split_part: str, run: RunFields) -> Tree | Leaf:
+    def _set_location(self, part: Part, split_part: str, run: RunFields) -> Tree | Leaf:
         """Set the location of the outermost node of a tree, and of leaves that have none."""
         here = f"{self.path}: {split_part}"
 

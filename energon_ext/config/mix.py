@@ -90,7 +90,7 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
     leaves = [leaf for part in parts for leaf in part.leaves]
     loaded = [dataset for part in parts for dataset in part.datasets]
     first, *others = runs_of(leaves) or [RunFields()]
-    run = first.merged(others, inside=False)
+    run = first.merge(others, inside=False)
     excluded_of = run.exclude.documents_of
     entries = tuple(
         Entry(

@@ -55,7 +55,7 @@ class Failure:
 
 
 @contextlib.contextmanager
-def explained_deaths(workers: int) -> Iterator[None]:
+def explain_deaths(workers: int) -> Iterator[None]:
     """Explain the death of a loader process; errors in this process stay as they are.
 
     Raises:
@@ -105,7 +105,7 @@ def explain_deaths_in_signals() -> None:
 
 
 def _handle(handler: Callable[..., Any], *arguments: Any) -> None:
-    with explained_deaths(workers=1):
+    with explain_deaths(workers=1):
         handler(*arguments)
 
 

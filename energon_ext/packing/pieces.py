@@ -184,7 +184,7 @@ class PackPlan:
         return len(self.ends)
 
 
-def repeated(documents: np.ndarray) -> np.ndarray:
+def find_repeated(documents: np.ndarray) -> np.ndarray:
     """Return the numbers that occur more than once, sorted."""
     ordered = np.sort(documents)
     return ordered[1:][ordered[1:] == ordered[:-1]]

@@ -55,10 +55,10 @@ class Preparation:
         account = {"options": dict(self.job.options), "name": name, "unit": unit, **record}
         write_record(self.work / ACCOUNTS / f"{name}.json", account)
 
-    def finished(self, names: Iterable[str]) -> dict[str, Record]:
+    def finished_units(self, names: Iterable[str]) -> dict[str, Record]:
         """Return the accounts of finished units; ConfigError if the options have changed."""
         found = {}
-        for prepared in self._saved():
+        for prepared in self._saved_records():
             self._check_options(prepared["options"])
             found.update({unit["name"]: unit for unit in prepared["units"]})
         written = self.accounts()
@@ -72,7 +72,7 @@ class Preparation:
 
     def has_all(self) -> bool:
         """Return True if every unit is finished, judging only by names."""
-        saved = {unit["name"] for prepared in self._saved() for unit in prepared["units"]}
+        saved = {unit["name"] for prepared in self._saved_records() for unit in prepared["units"]}
         return set(self.units) <= saved.union(self.accounts())
 
     def reason_to_prepare(self, name: str, record: Record | None) -> str | None:
@@ -108,7 +108,7 @@ class Preparation:
             return []
         return sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
 
-    def _saved(self) -> list[Record]:
+    def _saved_records(self) -> list[Record]:
         """Return the content of each PREPARED: the published one, and one not yet published."""
         if self.force:
             return []

@@ -62,7 +62,9 @@ def input_files(paths: Iterable[Path | str], patterns: Sequence[str] = ()) -> li
     """Return the given files, and the sorted files below given folders that match a pattern."""
     files: list[StoredObject] = []
     for path in paths:
-        found = _stored(str(path), patterns) if is_remote(path) else _local(Path(path), patterns)
+        found = (
+            _find_stored(str(path), patterns) if is_remote(path) else _local(Path(path), patterns)
+        )
         if not found:
             raise ConfigError(f"{path}: no {' or '.join(patterns)} file in this folder.")
         files += found
@@ -80,7 +82,7 @@ def _local(path: Path, patterns: Sequence[str]) -> list[StoredObject]:
     return [file_at(str(file)) for file in sorted(files)]
 
 
-def _stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
+def _find_stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
     try:
         url = str(as_msc(url)).rstrip("/")
     except ValueError as error:

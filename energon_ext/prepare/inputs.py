@@ -114,7 +114,7 @@ def _line_ranges(path: StoredObject) -> Iterator[tuple[int, int]]:
 
 def _lines(path: StoredObject, begin: int, stop: int | None) -> Iterator[tuple[bytes, str, int]]:
     """Yield the lines between two bytes of a file, with origins and sizes; None for the end."""
-    with open_input(path) as stored, _unpacked(stored, path) as file:
+    with open_input(path) as stored, _unpack(stored, path) as file:
         position, number = begin, 1 + _lines_before(file, path, begin)
         while line := file.readline(MAX_LINE_BYTES):
             if line.strip():
@@ -138,7 +138,7 @@ def _lines_before(file: BinaryIO, path: StoredObject, begin: int) -> int:
     return sum(piece.count(b"\n") for piece in pieces)
 
 
-def _unpacked(file: BinaryIO, path: StoredObject) -> Any:
+def _unpack(file: BinaryIO, path: StoredObject) -> Any:
     if path.url.endswith(".gz"):
         return gzip.open(file)
     if path.url.endswith(".zst"):

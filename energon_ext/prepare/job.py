@@ -80,7 +80,7 @@ def write_unit(
     folder.mkdir(parents=True, exist_ok=True)
     prefix = f"{STAGING}{name}."
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as staging, ExitStack() as opened:
-        for document, split, encoded in _encoded(job, unit, skipped, advance):
+        for document, split, encoded in _encode(job, unit, skipped, advance):
             if split not in writers:
                 path = Path(staging, split, name)
                 path.parent.mkdir()
@@ -128,7 +128,7 @@ def _count(skipped: Record, error: Exception) -> None:
 def _readable(job: Job, unit: Unit, skipped: Record) -> Iterator[InputDocument]:
     """Yield the documents of a unit that are readable and long enough."""
     for item in unit.read():
-        document = _checked(item) if isinstance(item, InputDocument) else item
+        document = _check(item) if isinstance(item, InputDocument) else item
         if isinstance(document, ConfigError):
             if not job.skips_unreadable:
                 raise document
@@ -139,7 +139,7 @@ def _readable(job: Job, unit: Unit, skipped: Record) -> Iterator[InputDocument]:
             yield document
 
 
-def _checked(document: InputDocument) -> InputDocument | ConfigError:
+def _check(document: InputDocument) -> InputDocument | ConfigError:
     try:
         document.text.encode()
         return document
@@ -167,7 +167,7 @@ def _batches(
         advance(num_bytes)
 
 
-def _encoded(
+def _encode(
     job: Job, unit: Unit, skipped: Record, advance: Callable[[int], None]
 ) -> Iterator[tuple[InputDocument, str, Encoded]]:
     """Yield the documents of a unit with their splits and what is written for them."""

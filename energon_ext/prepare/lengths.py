@@ -73,7 +73,7 @@ class LengthTable(Lengths):
         """Read a table written by :mod:`~energon_ext.prepare.units`."""
         units = (read_record(folder / PREPARED) or {}).get("units")
         if not isinstance(units, list):
-            raise _damaged(folder, f"{PREPARED} cannot be read")
+            raise _damaged_error(folder, f"{PREPARED} cannot be read")
         return cls(
             _column(folder, units, LENGTHS, "<u4"), _column(folder, units, COSTS, "<f4"), longest
         )
@@ -127,12 +127,12 @@ def _column(folder: Path, units: Sequence[Record], suffix: str, dtype: str) -> n
         try:
             content = read_data(folder / file, expected)
         except (OSError, ConfigError) as error:
-            raise _damaged(folder, str(error)) from error
+            raise _damaged_error(folder, str(error)) from error
         if len(content) != expected:
-            raise _damaged(folder, f"{file} has {len(content)} bytes")
+            raise _damaged_error(folder, f"{file} has {len(content)} bytes")
         parts.append(np.frombuffer(content, dtype))
     return np.concatenate(parts)
 
 
-def _damaged(folder: Path, reason: str) -> ConfigError:
+def _damaged_error(folder: Path, reason: str) -> ConfigError:
     return ConfigError(f"{folder}: the table of lengths is damaged ({reason}).")

@@ -118,7 +118,7 @@ def _finish_last(preparation: Preparation, splits: Sequence[str]) -> Record | No
 
 def _reasons(preparation: Preparation, names: Collection[str]) -> dict[str, str | None]:
     """Return why each unit must be prepared; None for a finished unit."""
-    records = preparation.finished(names)
+    records = preparation.finished_units(names)
     return {name: preparation.reason_to_prepare(name, records.get(name)) for name in names}
 
 
@@ -173,7 +173,7 @@ def _progress_bar(title: str, num_bytes: int | None) -> Any:
 
 def _finish(preparation: Preparation, splits: Sequence[str]) -> Record:
     """Merge all accounts, and publish the files."""
-    prepared = preparation.merge(preparation.finished(preparation.units))
+    prepared = preparation.merge(preparation.finished_units(preparation.units))
     _check_documents(prepared, splits, preparation)
     _publish(prepared, preparation)
     return prepared

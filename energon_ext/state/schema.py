@@ -134,7 +134,7 @@ def check_version(what: str, found: Any, known: int) -> None:
         raise StateFormatError(f"{version}; use the energon_ext that wrote it, or a newer one.")
 
 
-def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+def seal(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return JSON values together with their digest."""
     return {**state, SEAL: digest_of(state)}
 

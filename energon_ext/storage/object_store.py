@@ -131,7 +131,7 @@ def find_object(url: str) -> StoredObject | None:
     found = ask(url, lambda client, key: client.info(key))
     if found is None or found.type != "file":
         return None
-    return StoredObject(url, found.content_length, _unquoted(found.etag))
+    return StoredObject(url, found.content_length, _unquote(found.etag))
 
 
 def file_at(path: str) -> StoredObject:
@@ -149,7 +149,7 @@ def _missing(path: str) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
-def _unquoted(etag: str | None) -> str | None:
+def _unquote(etag: str | None) -> str | None:
     # The Rust client quotes ETags when it lists objects, but not when it looks one up.
     return etag and etag.strip('"')
 
@@ -158,11 +158,11 @@ def objects_below(folder: str) -> Iterable[StoredObject]:
     """Return the objects in a folder and its subfolders."""
     profile = folder.split("/")[2]
 
-    def listed(client: Any, key: str) -> list[StoredObject]:
+    def list_objects(client: Any, key: str) -> list[StoredObject]:
         urls = ((f"msc://{profile}/{each.key.lstrip('/')}", each) for each in _below(client, key))
-        return [StoredObject(url, o.content_length, _unquoted(o.etag)) for url, o in urls]
+        return [StoredObject(url, o.content_length, _unquote(o.etag)) for url, o in urls]
 
-    return ask(folder, listed) or []
+    return ask(folder, list_objects) or []
 
 
 def has_below(folder: str, ending: str) -> bool:
@@ -225,9 +225,9 @@ def _copy(stored: StoredObject, path: Path) -> None:
     """Copy an object under another name, and rename the copy."""
     content = read_object(stored.url)
     if content is None or len(content) != stored.size:
-        raise replaced(stored, "missing" if content is None else f"{len(content)} bytes")
+        raise replaced_error(stored, "missing" if content is None else f"{len(content)} bytes")
     if stored.sha256 not in (None, sha256(content)):
-        raise replaced(stored, "different content")
+        raise replaced_error(stored, "different content")
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)
     os.replace(file.name, path)
@@ -247,7 +247,7 @@ def _folder_of_copies() -> str:
     return folder
 
 
-def replaced(stored: StoredObject, found: str) -> StoreError:
+def replaced_error(stored: StoredObject, found: str) -> StoreError:
     return StoreError(
         f"{stored.url}: {found}, but the plan was made with an object of {stored.size} bytes; it "
         f"changed during the run. Restore it, or start a new run."

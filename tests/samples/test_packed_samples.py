@@ -13,7 +13,7 @@ from megatron.energon import SampleDecoder, stateless
 
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import DEFAULT_NAME
-from energon_ext.state.schema import sealed
+from energon_ext.state.schema import seal
 from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
 from tests.samples.vision import (
@@ -434,7 +434,7 @@ def test_a_state_with_a_damaged_encoder_is_refused(data):
     state = loader_for(dataset_of(path, encoder=PackedCaptions())).state_dict()
     del state["energon_ext_digest"]
     for damage in ({"packer": {"name": "whole samples"}}, {"fingerprint": 7}):
-        damaged = sealed({**state, "encoder": {**state["encoder"], **damage}})
+        damaged = seal({**state, "encoder": {**state["encoder"], **damage}})
         folder = data / f"run_{next(iter(damage))}"
         save_cursor(folder, 0, damaged)
         line = error_line(energon_ext("trace", folder, path, "--step", 0))
