@@ -12,7 +12,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.cli import echo, option, plural
 from energon_ext.cli.mix import mix_options, open_mix
-from energon_ext.cli.shown_rows import Segment, decode, describe_batch, describe_tensors
+from energon_ext.cli.shown_rows import ShownSegment, decode, describe_batch, describe_tensors
 from energon_ext.cli.stored_samples import ContactSheet, StoredSample, stored_samples
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.errors import ConfigError, printable
@@ -29,7 +29,7 @@ class ShownRow(NamedTuple):
     """A row for display: its stored samples, if it has any, and shapes of its other tensors."""
 
     summary: str
-    segments: list[Segment]
+    segments: list[ShownSegment]
     samples: list[StoredSample]
     shapes: str
 
@@ -126,7 +126,7 @@ def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRo
 
 def _slices(
     key: str, reader: Reader, contents: Sequence[tuple[int, int, int]], tokenizer: Any
-) -> list[Segment]:
+) -> list[ShownSegment]:
     """Return the documents of a row of tokens, if its batch has no tokens to be found."""
     slices = [tokens for piece in contents if (tokens := reader.tokens(*piece)) is not None]
     return [(key, f"{len(ids)} tokens", decode(ids.tolist(), tokenizer)) for ids in slices]

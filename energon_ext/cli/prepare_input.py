@@ -118,7 +118,7 @@ def _units(
     encoder: PackedTaskEncoder, kind: str, paths: Sequence[Any], options: Mapping[str, Any]
 ) -> list[Unit]:
     """Divide the input into units."""
-    read_row = read_conversation if options["chat"] else text_under(options["key"])
+    read_row = read_chat if options["chat"] else text_under(options["key"])
     if kind == "--text":
         return inputs.text_units(paths, options["separator"])
     if kind == "--folder":
@@ -178,12 +178,12 @@ def _document(path: str, split: str | None, chat: bool, sample: Any, key: str) -
     raise ConfigError(f"{origin}: {type(sample).__name__} found, {wanted} is needed.")
 
 
-def read_conversation(row: Any, origin: str, num_bytes: int) -> InputDocument:
+def read_chat(row: Any, origin: str, num_bytes: int) -> InputDocument:
     """Convert a JSON object to a document, which has the error of a record that is refused.
 
     Example:
         >>> record = {"prompt": "2 + 2", "response": "4", "id": 17}
-        >>> read_conversation(record, "chat.jsonl:1", 50).text
+        >>> read_chat(record, "chat.jsonl:1", 50).text
         '["2 + 2", "4"]'
     """
     check_object(row, origin)

@@ -14,7 +14,7 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
 
 #: Source, summary and text, with « and » around text that is not trained on.
-Segment = tuple[str, str, str]
+ShownSegment = tuple[str, str, str]
 
 #: Names of the ids and of the weights of labels in batches that are no PackedBatch.
 _TOKENS, _WEIGHTS = ("tokens", "input_ids"), ("token_weights", "loss_mask")
@@ -23,7 +23,7 @@ _TOKENS, _WEIGHTS = ("tokens", "input_ids"), ("token_weights", "loss_mask")
 _MAX_SHAPES = 8
 
 
-def describe_batch(batch: Any, tokenizer: Any, source: str = "") -> tuple[str, list[Segment]]:
+def describe_batch(batch: Any, tokenizer: Any, source: str = "") -> tuple[str, list[ShownSegment]]:
     """Return a summary of a batch and its segments; none if its tokens cannot be found.
 
     Args:
@@ -80,7 +80,7 @@ def decode(ids: Sequence[int], tokenizer: Any) -> str:
     return text
 
 
-def _segments(batch: PackedBatch, tokenizer: Any) -> Iterator[Segment]:
+def _segments(batch: PackedBatch, tokenizer: Any) -> Iterator[ShownSegment]:
     """Yield the segments of a row; padding has no text."""
     ends = batch.cu_seqlens.tolist()
     for first, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
@@ -110,7 +110,7 @@ def _mark(
     return about, content
 
 
-def _prompts(prompts: list[Prompt], tokenizer: Any) -> Iterator[Segment]:
+def _prompts(prompts: list[Prompt], tokenizer: Any) -> Iterator[ShownSegment]:
     for prompt in prompts:
         about = f"{len(prompt.tokens)} tokens; metadata {sorted(prompt.metadata)}"
         yield prompt.source, about, decode(prompt.tokens.tolist(), tokenizer)

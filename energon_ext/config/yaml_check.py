@@ -25,7 +25,7 @@ from energon_ext.config.yaml_classes import (
     DATASETS,
     FIRST_FORMAT,
     METADATASETS,
-    SAMPLES,
+    SAMPLE_TYPES,
     check_splits,
 )
 from energon_ext.config.yaml_file import read_mapping, read_splits
@@ -201,7 +201,7 @@ class YamlChecker:
                 if name is None:
                     continue
                 is_text = isinstance(module, str) and isinstance(name, str)
-                safe = SAMPLES.union(at_the_top) if node is content else SAMPLES
+                safe = SAMPLE_TYPES.union(at_the_top) if node is content else SAMPLE_TYPES
                 is_safe = is_text and name_field == "__class__" and (module, name) in safe
                 if not is_safe and not (is_text and module in self.trusted_modules):
                     raise ConfigError(f"{where}: {at}: {_explain_untrusted(module, name, safe)}")

@@ -39,7 +39,7 @@ DATASETS = {("megatron.energon", name) for name in (
     "VidQAWebdataset",
 )}
 #: Classes of Energon that only hold data; allowed anywhere.
-SAMPLES = {("megatron.energon", name) for name in (
+SAMPLE_TYPES = {("megatron.energon", name) for name in (
     "Sample", "CaptioningSample", "ImageClassificationSample", "ImageSample", "InterleavedSample",
     "MultiChoiceVQASample", "OCRSample", "SimilarityInterleavedSample", "TextSample", "VQASample",
     "VidQASample",

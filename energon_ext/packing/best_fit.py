@@ -96,7 +96,7 @@ class BestFitPacker(Packer):
             filled = np.bincount(bin_of, sizes[items])
             filled[bin_of[:num_due]] = capacity  # never carried over, however empty
             bins = np.delete(bins, self._emptiest(filled, np.bincount(bin_of), capacity))
-        items, ends = _rows_of(items, bin_of, _shuffle(bins, rows_before))
+        items, ends = _order_rows(items, bin_of, _shuffle(bins, rows_before))
         is_left = np.ones(len(pieces), bool)
         is_left[items] = False
         placed, left = pieces[items], pieces[is_left]
@@ -140,7 +140,7 @@ def _shuffle(bins: np.ndarray, seed: int) -> np.ndarray:
     return bins[np.argsort(keys, kind="stable")]
 
 
-def _rows_of(
+def _order_rows(
     items: np.ndarray, bin_of: np.ndarray, bins: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the items of some bins, bin after bin, and the end of each bin among them."""

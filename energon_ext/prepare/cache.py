@@ -106,10 +106,10 @@ def ensure_prepared(wanted: Sequence[Cached]) -> None:
             f"`{missing[0].command()}` first; {CACHE_VARIABLE} sets the folder for the result."
         )
     for cached in missing:
-        prepare(cached)
+        prepare_entry(cached)
 
 
-def prepare(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
+def prepare_entry(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
     """Prepare an entry, or wait until another process has prepared it."""
     deadline = time.monotonic() + wait_seconds
     while not cached.is_complete:
@@ -124,7 +124,7 @@ def prepare(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -
             time.sleep(_POLL_SECONDS)
 
 
-def prepare_part(cached: Cached, part: Part, jobs: int) -> None:
+def prepare_part_of_entry(cached: Cached, part: Part, jobs: int) -> None:
     """Prepare one part of an entry; other processes prepare the other parts."""
     if not cached.is_complete:
         _run(run_part, cached, part, jobs=jobs)
