@@ -3,7 +3,9 @@
 """Small real Energon datasets, and helpers for loaders."""
 
 import hashlib
+import io
 import json
+import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -40,6 +42,14 @@ def write_dataset(folder, documents, *, split_parts=None, dataset_config=None, s
     return prepare_shards(folder, config, split_parts)
 
 
+def add_sample(tar, key, files):
+    """Add the files of a sample, given as bytes by extension, to an open tar file."""
+    for extension, content in files.items():
+        info = tarfile.TarInfo(f"{key}.{extension}")
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+
+
 def write_records(folder, records):
     """Write a prepared crude webdataset of JSON records to ``folder``."""
     folder.mkdir()
@@ -49,8 +59,8 @@ def write_records(folder, records):
     return prepare_shards(folder, CRUDE)
 
 
-def prepare_shards(folder, dataset_config, split_parts=None):
-    """Prepare the shards in ``folder`` as a webdataset."""
+def prepare_shards(folder, dataset_config, split_parts=None, media=None):
+    """Prepare the shards in ``folder`` as a webdataset; ``media`` selects files for metadata."""
     BaseWebdatasetFactory.prepare_dataset(
         EPath(folder),
         sorted(file.name for file in folder.glob("*.tar")),
@@ -58,6 +68,7 @@ def prepare_shards(folder, dataset_config, split_parts=None):
         progress_fn=lambda items, total: items,
         tar_index_only=False,
         workers=1,
+        media_filter=media,
     )
     (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(dataset_config))
     return folder
