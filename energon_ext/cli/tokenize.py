@@ -15,7 +15,7 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import Cached, prepare_entry, prepare_part_of_entry
-from energon_ext.prepare.claim import Part
+from energon_ext.storage.claim import Part
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 

@@ -18,11 +18,10 @@ from typing import Any
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.prepare.accounts import is_prepared, read_record, skipped_documents
-from energon_ext.prepare.claim import Part
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.units import run_part, run_units
-from energon_ext.storage.claim import ClaimedError
+from energon_ext.storage.claim import ClaimedError, Part
 from energon_ext.tokens.index import PREPARED
 
 logger = log_of(__name__)

@@ -19,11 +19,17 @@ from tqdm import tqdm
 
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.accounts import ACCOUNTS, Preparation, skipped_documents, write_record
-from energon_ext.prepare.claim import Part, check_unclaimed, living_parts
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import STAGING, Job, Record
 from energon_ext.prepare.pool import write_units
-from energon_ext.storage.claim import STALE_SECONDS, ClaimedError, claim
+from energon_ext.storage.claim import (
+    STALE_SECONDS,
+    ClaimedError,
+    Part,
+    check_unclaimed,
+    claim,
+    living_parts,
+)
 from energon_ext.tokens.index import META_SUFFIX, PREPARED, SUFFIXES
 from energon_ext.tokens.origins import ORIGINS_SUFFIX
 from energon_ext.tokens.paths import SPLITS

@@ -4,10 +4,12 @@
 
 import contextlib
 import os
+import re
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from energon_ext.data_files import read_data
@@ -24,6 +26,21 @@ class ClaimedError(ConfigError):
     """Another process is writing the file or folder."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Every ``count``-th unit, from unit ``number`` on."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def claimed_path(self, output: Path) -> Path:
+        """Return the path that is claimed for this part of an output."""
+        return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
+
+
 @contextlib.contextmanager
 def claim(output: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
     """Hold the claim of a file or folder, a file next to it; yield a function that keeps it alive.
@@ -34,12 +51,12 @@ def claim(output: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None
     """
     path, deadline = claim_of(output), time.monotonic() + wait_seconds
     while not _try_create(path):
-        if is_stale(path):
+        if _is_stale(path):
             path.unlink(missing_ok=True)
         elif time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         else:
-            raise ClaimedError(f"{output}: is being prepared by {owner_of(path)}.")
+            raise ClaimedError(f"{output}: is being prepared by {_owner_of(path)}.")
     next_beat = 0.0
 
     def beat() -> None:
@@ -54,6 +71,30 @@ def claim(output: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None
         yield beat
     finally:
         path.unlink(missing_ok=True)
+
+
+def check_unclaimed(output: Path, part: Part | None) -> None:
+    """Raise ClaimedError if another process prepares the whole output or divides it differently."""
+    living = living_parts(output)
+    others = [path for other, path in living if not part or other.count != part.count]
+    if part and (whole := claim_of(output)).exists() and not _is_stale(whole):
+        others.append(whole)
+    if others:
+        raise ClaimedError(f"{output}: is being prepared by {_owner_of(others[0])}.")
+
+
+def living_parts(output: Path) -> list[tuple[Part, Path]]:
+    """Return the parts of an output being prepared, with their claims; remove stale claims."""
+    parts = []
+    pattern = re.compile(rf"\.{re.escape(output.name)}\.(\d+)-of-(\d+)\.claim")
+    for name in os.listdir(output.parent):
+        if match := pattern.fullmatch(name):
+            path = output.parent / name
+            if _is_stale(path):
+                path.unlink(missing_ok=True)
+            else:
+                parts.append((Part(int(match[1]), int(match[2])), path))
+    return parts
 
 
 def claim_of(output: Path) -> Path:
@@ -81,7 +122,7 @@ def _owner_in(path: Path) -> tuple[str, str]:
     return machine, process
 
 
-def owner_of(path: Path) -> str:
+def _owner_of(path: Path) -> str:
     """Return the process and the host of a claim, for messages."""
     try:
         machine, process = _owner_in(path)
@@ -91,7 +132,7 @@ def owner_of(path: Path) -> str:
     return f"process {process} on {host}" if host else "another process"
 
 
-def is_stale(path: Path) -> bool:
+def _is_stale(path: Path) -> bool:
     """Return True if the process that holds a claim is gone."""
     try:
         # The clock of the file system may differ from the clock of this machine.

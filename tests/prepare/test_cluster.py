@@ -16,11 +16,10 @@ from energon_ext.cli.cluster import PartStep
 from energon_ext.errors import ConfigError, WorkerError
 from energon_ext.prepare import inputs
 from energon_ext.prepare.accounts import check_files
-from energon_ext.prepare.claim import Part
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.units import run_part
 from energon_ext.storage import claim as claims
-from energon_ext.storage.claim import ClaimedError, claim
+from energon_ext.storage.claim import ClaimedError, Part, claim
 from energon_ext.tokens.file_set import open_token_files
 from tests.cli.command import energon_ext, error_line
 from tests.prepare.runs import bytes_job, files, memory_unit, read, run, unfinished, wait_for
