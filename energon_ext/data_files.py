@@ -3,10 +3,11 @@
 """Safe access to files that others may have written: regular files only, read up to a limit."""
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from energon_ext.errors import ConfigError
 
@@ -49,6 +50,19 @@ def read_data(path: str | Path, max_bytes: int) -> bytes:
     """
     with open_data(path) as file:
         return read_to_limit(file, max_bytes, path)
+
+
+def read_json(path: str | Path, max_bytes: int) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        ValueError: the file is damaged.
+        ConfigError, OSError: as for :func:`read_data`.
+    """
+    try:
+        return json.loads(read_data(path, max_bytes))
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
 
 
 def read_to_limit(file: BinaryIO, max_bytes: int, path: object) -> bytes:

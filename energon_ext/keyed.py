@@ -1,9 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A shuffled order of any length that is computed, not stored."""
+"""Orders and random numbers that are computed from keys, not stored, and digests of contents."""
 
 import hashlib
 import math
+from pathlib import Path
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class KeyedPermutation:
         self._round_keys = keyed_hash(str(key), ROUNDS)
         low_size = math.isqrt(self.size - 1) + 1
         self._part_sizes = (np.uint64(low_size), np.uint64(-(-self.size // low_size)))
-        self._table = self._sorted_by_hash() if self.size <= TABLE_SIZE else None
+        self._table = self._sort_by_hash() if self.size <= TABLE_SIZE else None
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
         """Map integers in ``[0, size)``, in any shape, int64; IndexError if out of range."""
@@ -93,7 +94,7 @@ class KeyedPermutation:
         high += low
         return high
 
-    def _sorted_by_hash(self) -> np.ndarray:
+    def _sort_by_hash(self) -> np.ndarray:
         hashes = np.arange(self.size, dtype=np.uint64)
         for round_key in self._round_keys:
             hashes = _mix(hashes, round_key)
@@ -119,6 +120,30 @@ def keyed_hash(key: str, words: int) -> np.ndarray:
 def stable_hash(text: str) -> int:
     """Return a number in ``[0, 2^63)`` that depends only on a text."""
     return int(keyed_hash(text, 1)[0] >> 1)
+
+
+def sha256(*parts: str | bytes | memoryview) -> str:
+    """Return the SHA-256 of parts put together, in hexadecimal; text counts as UTF-8.
+
+    Example:
+        >>> sha256("ab", b"c") == sha256("abc")
+        True
+        >>> sha256("abc")[:16]
+        'ba7816bf8f01cfea'
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.hexdigest()
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file of any size, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _mix(values: np.ndarray, round_key: np.uint64) -> np.ndarray:

@@ -17,7 +17,8 @@ ranks, workers, parallelism or micro-batches.
 
 from megatron_gpt import build_model, run
 from options import add_arguments, add_data_arguments, new_parser
-from train_loop import build_source, build_tokenizer, train, validation
+from train_data import build_source, build_tokenizer, validation
+from train_loop import train
 
 from energon_ext import PackedTaskEncoder
 

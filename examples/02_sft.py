@@ -10,7 +10,8 @@ Only the data differs from pretraining: SFTTaskEncoder gives answers weight 1 an
 
 from megatron_gpt import build_model, run
 from options import add_arguments, add_data_arguments, new_parser
-from train_loop import build_source, build_tokenizer, train, validation
+from train_data import build_source, build_tokenizer, validation
+from train_loop import train
 
 from energon_ext import SFTTaskEncoder
 

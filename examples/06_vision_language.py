@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from megatron_gpt import build_config, forward, ready_to_train, run
 from options import add_arguments, add_data_arguments, new_parser
-from train_loop import build_source, build_tokenizer, train, validation
+from train_data import build_source, build_tokenizer, validation
+from train_loop import train
 from vision_language import ImageTextEncoder, build_llava, forward_step, vision_configs
 
 from energon_ext import ConfigError, ExactDataLoader, get_val_datasets

@@ -28,7 +28,8 @@ from megatron_gpt import build_model, run
 from online_mixing_figure import compare, last_losses, losses_of
 from options import add_arguments, count, count_or_none, new_parser
 from torch import distributed as dist
-from train_loop import build_source, train, validation
+from train_data import build_source, validation
+from train_loop import train
 
 from energon_ext import ConfigError, PackedTaskEncoder, load_tokenizer
 from energon_ext.tokens.file_set import open_token_files

@@ -3,7 +3,9 @@
 """Small real Energon datasets, and helpers for loaders."""
 
 import hashlib
+import io
 import json
+import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -13,9 +15,9 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from megatron.energon import SavableDataLoader, TextSample, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
-from torch.utils.data._utils import signal_handling
 from webdataset import ShardWriter
 
+from energon_ext.compat import end_workers
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.cursor import save_cursor
@@ -40,6 +42,14 @@ def write_dataset(folder, documents, *, split_parts=None, dataset_config=None, s
     return prepare_shards(folder, config, split_parts)
 
 
+def add_sample(tar, key, files):
+    """Add the files of a sample, given as bytes by extension, to an open tar file."""
+    for extension, content in files.items():
+        info = tarfile.TarInfo(f"{key}.{extension}")
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+
+
 def write_records(folder, records):
     """Write a prepared crude webdataset of JSON records to ``folder``."""
     folder.mkdir()
@@ -49,8 +59,8 @@ def write_records(folder, records):
     return prepare_shards(folder, CRUDE)
 
 
-def prepare_shards(folder, dataset_config, split_parts=None):
-    """Prepare the shards in ``folder`` as a webdataset."""
+def prepare_shards(folder, dataset_config, split_parts=None, media=None):
+    """Prepare the shards in ``folder`` as a webdataset; ``media`` selects files for metadata."""
     BaseWebdatasetFactory.prepare_dataset(
         EPath(folder),
         sorted(file.name for file in folder.glob("*.tar")),
@@ -58,6 +68,7 @@ def prepare_shards(folder, dataset_config, split_parts=None):
         progress_fn=lambda items, total: items,
         tar_index_only=False,
         workers=1,
+        media_filter=media,
     )
     (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(dataset_config))
     return folder
@@ -156,17 +167,7 @@ def close_loaders():
     while _open_loaders:
         _open_loaders.pop().close()
     while _stock_loaders:
-        _end_workers(_stock_loaders.pop()._iterator)
-
-
-def _end_workers(iterator):
-    """End the workers at once: torch would wait five seconds for each."""
-    if hasattr(iterator, "_workers"):
-        iterator._shutdown = True
-        signal_handling._remove_worker_pids(id(iterator))
-        for worker in iterator._workers:
-            worker.kill()
-            worker.join()
+        end_workers(_stock_loaders.pop())
 
 
 def take(loader, count):

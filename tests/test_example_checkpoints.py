@@ -11,7 +11,7 @@ import torch
 
 from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
 from energon_ext.state.checkpoint_folder import TRACKER
-from energon_ext.state.schema import sealed
+from energon_ext.state.schema import seal
 from tests.example_checkpoints import RUN, Checkpoints
 
 
@@ -21,7 +21,7 @@ def write_model(folder):
 
 def save(root, step, **options):
     checkpoints = Checkpoints(root, **options)
-    cursor = sealed({"row": 16 * step})
+    cursor = seal({"row": 16 * step})
     return checkpoints.save(step, write_model=write_model, run={"lr": 0.1}, cursor=cursor)
 
 

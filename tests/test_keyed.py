@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError
-from energon_ext.keyed import KeyedPermutation
+from energon_ext.keyed import KeyedPermutation, sha256, sha256_of_file
 
 #: Sizes around the switch from a table to the network, squares, and products with a remainder.
 SIZES = (1, 2, 3, 7, 4095, 4096, 4097, 4160, 4225, 10_007, 65_536, 99_999)
@@ -92,3 +92,12 @@ def test_an_index_out_of_range_raises_index_error(size):
     for index in (-1, size):
         with pytest.raises(IndexError, match="out of range"):
             KeyedPermutation(size, "k")(np.array([0, index]))
+
+
+def test_the_digest_of_parts_is_the_sha256_of_their_concatenation(tmp_path):
+    # FIPS 180-4, example B.1: the message "abc".
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sha256("abc") == sha256(b"a", "b", memoryview(b"c")) == expected
+    assert sha256("é") == sha256(b"\xc3\xa9")
+    (tmp_path / "file").write_bytes(b"abc")
+    assert sha256_of_file(tmp_path / "file") == expected

@@ -258,7 +258,7 @@ def test_shard_patterns_have_limits(good, pattern, message):
 def test_ordinary_shard_patterns_are_expanded(good):
     content = {"split_parts": {"train": ["shard_{000..000}.tar", "{a,b{1..2}}.tar"]}}
     write(good / ".nv-meta" / "split.yaml", {**content, "exclude": ["{a,b{1..2}}.tar"]})
-    assert yaml_file.shards_of(content["split_parts"]["train"], "") == [
+    assert yaml_file.expand_shards(content["split_parts"]["train"], "") == [
         "shard_000.tar", "a.tar", "b1.tar", "b2.tar",
     ]  # fmt: skip
     load(good)

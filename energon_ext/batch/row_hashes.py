@@ -6,12 +6,12 @@ The hash of a step is the sum of the hashes of its rows. So it does not depend o
 ranks and on micro-batches, none of which changes the gradient, and ranks can add their sums.
 """
 
-import hashlib
 from typing import Iterator, Sequence
 
 import numpy as np
 
 from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.keyed import sha256
 
 #: Parts of a sum over rows, and bits per part: a float64 can add the parts of 2**20 ranks exactly.
 NUM_PARTS, PART_BITS = 4, 32
@@ -64,10 +64,11 @@ def row_digests(batch: PackedBatch, seq_len: int) -> Iterator[bytes]:
     for first in range(0, batch.num_tokens, seq_len):
         row = slice(first, first + seq_len)
         segments = slice(*np.searchsorted(ends, [first, first + seq_len], "right"))
-        digest = hashlib.sha256()
-        for ids in (batch.tokens, batch.labels, batch.position_ids):
-            digest.update(ids[row].numpy().astype("<i4").data)
-        digest.update(batch.token_weights[row].numpy().data)
-        digest.update((ends[segments] - first).astype("<i4").data)
-        digest.update(is_padding[segments].data)
-        yield digest.digest()[: NUM_PARTS * PART_BITS // 8]
+        ids = (batch.tokens[row], batch.labels[row], batch.position_ids[row])
+        digest = sha256(
+            *(each.numpy().astype("<i4").data for each in ids),
+            batch.token_weights[row].numpy().data,
+            (ends[segments] - first).astype("<i4").data,
+            is_padding[segments].data,
+        )
+        yield bytes.fromhex(digest)[: NUM_PARTS * PART_BITS // 8]

@@ -47,7 +47,7 @@ class RenderedConversation:
     weights: Sequence[float]
     context: Mapping[str, Any]
 
-    def marked_before(self, index: int) -> "RenderedConversation":
+    def mark_before(self, index: int) -> "RenderedConversation":
         """Return the conversation with a marker as the content of the message before ``index``."""
         messages = list(self.messages)
         messages[index - 1] = {**messages[index - 1], "content": MARK}
@@ -168,7 +168,7 @@ def _join(
     Either the prompt opens a block of reasoning, or the template shows earlier messages in another
     form once the answer follows (gpt-oss: the reasoning of earlier calls in the same turn).
     """
-    joined = _continued(conversation, index, prompt, text)
+    joined = _continue_prompt(conversation, index, prompt, text)
     if joined is not None:
         return joined, prompt
     block = block_at_end(prompt)
@@ -187,7 +187,7 @@ def _join(
             conversation, context={**conversation.context, "enable_thinking": False}
         )
         disabled = off.prompt(index)
-        joined = _continued(off, index, disabled, off.until(index)[0])
+        joined = _continue_prompt(off, index, disabled, off.until(index)[0])
         if disabled != prompt and joined is not None:
             notes["answers without reasoning, prompted with enable_thinking false"] += 1
             return joined, disabled
@@ -197,7 +197,7 @@ def _join(
     )
 
 
-def _continued(
+def _continue_prompt(
     conversation: RenderedConversation, index: int, prompt: str, text: str
 ) -> str | None:
     """Return a prompt with what the template writes after it for an answer; None if unclear."""
@@ -207,7 +207,7 @@ def _continued(
     head = len(prompt) if block is None else block.start
     if not text.startswith(prompt[:head]):
         # What precedes differs. Compare only what follows the message before the answer.
-        marked = conversation.marked_before(index)
+        marked = conversation.mark_before(index)
         before, after = marked.prompt(index), marked.until(index)[0]
         before, after = before.rpartition(MARK)[2], after.rpartition(MARK)[2]
         head = len(before) - (len(prompt) - head)

@@ -178,12 +178,12 @@ class ConversationEncoder:
         """Make sure that answers end; return whether texts need the end-of-text token for it."""
         if self.answer_end == ALLOW:
             return texts, False
-        unended = self._unended(found, texts)
+        unended = self._find_unended(found, texts)
         if not unended:
             return texts, False
         if self.answer_end == EOS and not all(is_last for is_last in unended):
             texts = find_answers(found, EACH, notes)
-            unended = self._unended(found, texts)
+            unended = self._find_unended(found, texts)
         if self.tokenizer.eos_id is None or not all(is_last for is_last in unended):
             raise SampleError(
                 "the template does not end an answer with a token that is trained, so a model "
@@ -193,7 +193,7 @@ class ConversationEncoder:
         notes[_ENDED] += len(unended)
         return texts, True
 
-    def _unended(
+    def _find_unended(
         self, conversation: RenderedConversation, texts: Sequence[AnsweredText]
     ) -> list[bool]:
         """Return, for each answer without an end, whether it is the last in its text."""

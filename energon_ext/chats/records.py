@@ -159,7 +159,7 @@ def _format_of(
             raise SampleError("`messages` have `from` and `value`; name the list `conversations`")
         if is_sharegpt:
             return SHAREGPT, lambda record: _read_sharegpt(record, lists[0]), (lists[0], "system")
-        return OPENAI, lambda record: _listed(record[lists[0]], lists[0]), (lists[0],)
+        return OPENAI, lambda record: _as_list(record[lists[0]], lists[0]), (lists[0],)
     if "chosen" in record or "rejected" in record:
         raise SampleError(
             "`chosen` and `rejected` are a preference pair, which has no single answer to train "
@@ -231,11 +231,11 @@ def _read_pair(record: Mapping[str, Any], answer: str) -> list[Any]:
     # Only what follows the prompt is trained.
     asked = [
         {**message, "weight": 0} if _role(message) == "assistant" else message
-        for message in _listed(prompt, "prompt")
+        for message in _as_list(prompt, "prompt")
     ]
     if isinstance(response, str):
         return [*asked, _message("assistant", response)]
-    return [*asked, *_listed(response, answer)]
+    return [*asked, *_as_list(response, answer)]
 
 
 def _system(record: Mapping[str, Any]) -> list[Any]:
@@ -250,7 +250,7 @@ def _role(message: Any) -> Any:
     return message.get("role") if isinstance(message, Mapping) else None
 
 
-def _listed(messages: Any, name: str) -> list[Any]:
+def _as_list(messages: Any, name: str) -> list[Any]:
     if not isinstance(messages, (list, tuple)):
         text = "text or " if name not in ("messages", "conversations") else ""
         raise SampleError(f"`{name}` must be {text}a list of messages")

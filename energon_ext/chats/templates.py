@@ -3,7 +3,6 @@
 """Chat templates: conversations as text."""
 
 import datetime
-import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.arguments import choices, optional_module
+from energon_ext.compat import jinja_environment
 from energon_ext.errors import ConfigError, SampleError, one_line
+from energon_ext.keyed import sha256
 from energon_ext.tokenizers.files import load_with_transformers
 
 #: A message in OpenAI's format: ``role``, ``content``, and further fields such as ``tool_calls``.
@@ -233,15 +234,14 @@ class HFChatTemplate(ChatTemplate):
 
         found: set[str] = set()
         for text in self._templates.values():
-            environment = _library()._compile_jinja_template(text).environment
+            environment = jinja_environment(_library(), text)
             found |= find_undeclared_variables(environment.parse(text))
         return frozenset(found)
 
     def fingerprint(self) -> dict[str, Any]:
         text = repr((sorted(self._templates.items()), sorted(self._special_tokens.items())))
-        digest = hashlib.sha256(text.encode()).hexdigest()
         variables = {"template_kwargs": self.template_kwargs} if self.template_kwargs else {}
-        return {"kind": "hf", "sha256": digest, **variables}
+        return {"kind": "hf", "sha256": sha256(text), **variables}
 
 
 def _library() -> Any:

@@ -108,7 +108,7 @@ class WrittenFields:
         if key not in self._known:
             self._known[key] = self._ask_for_calls(messages, index, context)
         if self._known[key] is None:
-            raise _not_written(index, "tool_calls", "assistant")
+            raise _unwritten_error(index, "tool_calls", "assistant")
         return self._known[key]
 
     def _ask_for_calls(
@@ -116,7 +116,7 @@ class WrittenFields:
     ) -> str | None:
         head, message, rejections = messages[:index], messages[index], []
         for form in (_OBJECTS, _TEXTS):
-            calls, marks, wrong = _marked_calls(message["tool_calls"], form)
+            calls, marks, wrong = _mark_calls(message["tool_calls"], form)
             try:
                 probe = {"content": "", **message, "tool_calls": calls}
                 text = self._template.render([*head, probe], **context)
@@ -147,7 +147,7 @@ class WrittenFields:
             if key not in self._known:
                 self._known[key] = self._is_written(messages, index, name, context)
             if not self._known[key]:
-                raise _not_written(index, name, message["role"])
+                raise _unwritten_error(index, name, message["role"])
 
     def _is_written(
         self,
@@ -158,7 +158,7 @@ class WrittenFields:
     ) -> bool:
         marks: list[str] = []
         message = messages[index]
-        marked = {**message, name: _marked(message[name], marks)}
+        marked = {**message, name: _mark(message[name], marks)}
         if name in REASONING_FIELDS:  # names for the same text, of which a template reads one
             same = {n: marked[name] for n in REASONING_FIELDS if message.get(n) == message[name]}
             marked |= same
@@ -184,7 +184,7 @@ class WrittenFields:
         is_bare = isinstance(tools[0], Mapping) and "function" not in tools[0]
         key = "tools", messages[0]["role"], is_bare, len(tools) > 1, variables
         if key not in self._known:
-            marked, marks = _marked_tools(len(tools), is_bare)
+            marked, marks = _mark_tools(len(tools), is_bare)
             first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), None)
             text = self._template.render(
                 messages[:first], add_generation_prompt=True, **{**context, "tools": marked}
@@ -211,26 +211,26 @@ def _kind(messages: Sequence[Mapping[str, Any]], index: int) -> tuple[Any, ...]:
     return before, message["role"], *given
 
 
-def _not_written(index: int, name: str, role: str) -> SampleError:
+def _unwritten_error(index: int, name: str, role: str) -> SampleError:
     return SampleError(
         f"message {index}: the chat template does not write `{name}` of role {role}; use a "
         f"template that does, or remove the field"
     )
 
 
-def _marked(value: Any, marks: list[str]) -> Any:
+def _mark(value: Any, marks: list[str]) -> Any:
     """Return a value with a marker of its own in place of each text."""
     if isinstance(value, str):
         marks.append(f"{MARK}{len(marks)}t")
         return marks[-1]
     if isinstance(value, Mapping):
-        return {key: each if key in LABELS else _marked(each, marks) for key, each in value.items()}
+        return {key: each if key in LABELS else _mark(each, marks) for key, each in value.items()}
     if isinstance(value, list):
-        return [_marked(each, marks) for each in value]
+        return [_mark(each, marks) for each in value]
     return value
 
 
-def _marked_calls(calls: Sequence[Any], form: str) -> tuple[list[Any], list[str], list[str]]:
+def _mark_calls(calls: Sequence[Any], form: str) -> tuple[list[Any], list[str], list[str]]:
     """Return tool calls made of markers, the markers, and texts that show a wrong form."""
     marked, marks, wrong = [], [], []
     for number, call in enumerate(calls):
@@ -249,7 +249,7 @@ def _marked_calls(calls: Sequence[Any], form: str) -> tuple[list[Any], list[str]
     return marked, marks, wrong
 
 
-def _marked_tools(count: int, is_bare: bool) -> tuple[list[Any], list[str]]:
+def _mark_tools(count: int, is_bare: bool) -> tuple[list[Any], list[str]]:
     """Return tools made of markers, and the markers."""
     marked, marks = [], []
     for number in range(count):

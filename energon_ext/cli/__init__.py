@@ -33,11 +33,11 @@ def _without_logins(content: Any) -> Any:
     return content
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless it is 1.
 
     Example:
-        >>> counted(1, "step"), counted(1200, "step")
+        >>> plural(1, "step"), plural(1200, "step")
         ('1 step', '1,200 steps')
     """
     return f"{number:,} {noun}" + "s" * (number != 1)

@@ -21,8 +21,8 @@ import click
 from energon_ext.arguments import optional_module
 from energon_ext.cli import echo
 from energon_ext.errors import ConfigError, EnergonExtError, WorkerError
-from energon_ext.prepare.claim import Part
 from energon_ext.prepare.pool import end_with_parent
+from energon_ext.storage.claim import Part
 
 #: Settings that the executors accept themselves: strings and integers.
 SLURM_TEXTS = ("partition", "time", "qos", "job_name", "env_command", "condaenv", "venv_path")

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from energon_ext.cli import counted
+from energon_ext.cli import plural
 from energon_ext.metrics.file import Run
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#6F6F6F")
@@ -180,7 +180,7 @@ def windows(steps: np.ndarray) -> tuple[Sums, np.ndarray]:
 
 def window_size(steps: np.ndarray) -> str:
     size, last = int(steps[0]), int(steps[-1])
-    return counted(size, "step") + (f", {last} at the end" if last < size else "")
+    return plural(size, "step") + (f", {last} at the end" if last < size else "")
 
 
 def shares(tokens: np.ndarray) -> np.ndarray:
@@ -246,11 +246,11 @@ def last_known(values: np.ndarray) -> float:
     return float(known[-1]) if len(known) else np.nan
 
 
-def clipped(labels: Sequence[str]) -> list[str]:
+def clip_labels(labels: Sequence[str]) -> list[str]:
     """Abbreviate long labels in the middle.
 
     Example:
-        >>> clipped(["a_very_long_name_of_web_pages_1", "code"])
+        >>> clip_labels(["a_very_long_name_of_web_pages_1", "code"])
         ['a_very_lo…_pages_1', 'code']
     """
     half = MAX_LABEL // 2

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from energon_ext.cli import counted
 from energon_ext.cli import figure_style as style
+from energon_ext.cli import plural
 from energon_ext.cli.figure_style import COLORS, FAINT, INK, ROUND_TICKS, Picture, Sums
 from energon_ext.cli.spikes import Spike
 from energon_ext.metrics.file import Run
@@ -52,7 +52,7 @@ def mix_picture(run: Run) -> Picture:
     axes.set_ylabel("share of tokens")
     style.steps_axis(axes, run)
     inside = (np.abs(drawn - expected) <= spread + 1e-9)[expected > 0]
-    dots = f"{inside.sum()} of {counted(inside.size, 'dot')} on the bars"
+    dots = f"{inside.sum()} of {plural(inside.size, 'dot')} on the bars"
     return Picture("mix", figure, f"{dots}; {', '.join(EXPECTED[kind] for kind in kinds)}.")
 
 
@@ -76,7 +76,7 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND_TICKS))
     style.steps_axis(axes, run)
     first, last = style.last_known(total[::-1]), style.last_known(total)
-    change = f"from {first:.2f} to {last:.2f} nats per token in {counted(len(run.step), 'step')}"
+    change = f"from {first:.2f} to {last:.2f} nats per token in {plural(len(run.step), 'step')}"
     caption = f"The mean loss went {change}. The line of a source starts with its first batch."
     caption += " Triangles mark unusually high losses." * bool(spikes)
     return Picture("loss", figure, caption)
@@ -113,7 +113,7 @@ def reward_picture(run: Run) -> Picture:
 
 def validation_picture(run: Run) -> Picture:
     """Draw the loss of the split val, and how well its spliced documents are memorized."""
-    likely, losses = run.validated("val/memorized"), run.validated("val/loss")
+    likely, losses = run.validation_curves("val/memorized"), run.validation_curves("val/loss")
     keys = [*likely, *(key for key in losses if key not in likely)]
     shown = keys[: len(COLORS)]
     subset = f"{len(shown)} of {len(keys)}" if len(keys) > len(shown) else "single"
@@ -124,7 +124,7 @@ def validation_picture(run: Run) -> Picture:
         height=6.4 if likely else 4.2,
         height_ratios=(1, 1) if likely else (1,),
     )
-    labels = [*style.clipped(short_labels(shown)), "all"]
+    labels = [*style.clip_labels(short_labels(shown)), "all"]
     for axes, curves, label in zip(panels, (losses, likely), ("loss (nats per token)", "P(z)")):
         lines = [curves.get(key, np.empty((2, 0))) for key in shown]
         lines += [run.validation["val/loss"]] if curves is losses else []
@@ -145,14 +145,14 @@ def forecast_picture(forecast: Forecast) -> Picture:
     """Draw the share and the epochs of each source over the steps of a forecast."""
     kept, others, join = style.largest_sources(forecast.tokens.sum(0))
     names = {key: title for key, title in zip(forecast.keys, forecast.titles) if key != title}
-    labels = style.clipped(np.array(short_labels(forecast.keys, names))[kept].tolist())
+    labels = style.clip_labels(np.array(short_labels(forecast.keys, names))[kept].tolist())
     labels += [f"{len(others)} others"] if len(others) else []
     last = int(forecast.ends[-1])
     ends = np.array([forecast.exhausted.get(forecast.keys[index], last) for index in kept])
     add, sizes = style.windows(forecast.ends)
     figure, (upper, lower) = style.new_figure(
         "What the run will read",
-        f"above: planned shares; dots: share of tokens in {counted(len(sizes), 'part')} of the run"
+        f"above: planned shares; dots: share of tokens in {plural(len(sizes), 'part')} of the run"
         " · below: epochs · dashed: breakpoints · ×: end of a source",
         height=6.4,
         height_ratios=(3, 2),
@@ -175,9 +175,9 @@ def forecast_picture(forecast: Forecast) -> Picture:
     upper.set_ylim(0, min(102, 1.15 * max(100 * planned.max(), drawn.max())))
     style.draw_steps(upper, edges, planned, labels, np.append(ends, [last] * (len(others) > 0)))
     _draw_epochs(lower, forecast, kept, ends, labels)
-    early, sources = len(forecast.exhausted), counted(len(forecast.keys), "source")
+    early, sources = len(forecast.exhausted), plural(len(forecast.keys), "source")
     caption = f"{forecast.tokens.sum():,.0f} tokens from {sources} in "
-    caption += counted(forecast.steps, "step")
+    caption += plural(forecast.steps, "step")
     caption += f"; {early} of them end{'s' * (early == 1)} early" if early else ""
     return Picture("forecast", figure, f"{caption}.")
 
@@ -201,7 +201,7 @@ def _draw_epochs(
 def for_pictures(run: Run) -> Run:
     """Shorten the names of sources, and merge sources until there is a colour for each."""
     kept, others, join = style.largest_sources(run.tokens.sum(0))
-    labels = style.clipped(run.labels)
+    labels = style.clip_labels(run.labels)
     if not len(others):
         return replace(run, labels=tuple(labels))
     depth = run.interleaves[others]

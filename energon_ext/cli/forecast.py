@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping
 import numpy as np
 from tqdm import tqdm
 
-from energon_ext.cli import MAX_LISTED, counted, echo, echo_json, table
+from energon_ext.cli import MAX_LISTED, echo, echo_json, plural, table
 from energon_ext.cli.mix import warn_of_undecided_weights
 from energon_ext.cli.report import import_figures, page, png_of
 from energon_ext.errors import ConfigError
@@ -100,7 +100,7 @@ def _headline(forecast: Forecast, blend: Blend) -> str:
         method = f"estimated; shares within ±{forecast.spread.max():.2%} with 95 % probability"
     filled = forecast.tokens.sum() / forecast.positions if forecast.positions else 1.0
     start = f"after step {forecast.first:,}, " if forecast.first else ""
-    size = f"{counted(forecast.steps, 'step')} of {counted(rows, 'row')} of {seq_len:,} positions"
+    size = f"{plural(forecast.steps, 'step')} of {plural(rows, 'row')} of {seq_len:,} positions"
     return f"{start}{size}: {forecast.tokens.sum():,.0f} tokens, rows {filled:.2%} full; {method}"
 
 

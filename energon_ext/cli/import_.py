@@ -21,10 +21,10 @@ from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.state.files import write_file
 from energon_ext.tokens.index import read_pair
-from energon_ext.weights.axis import checked_breakpoint
+from energon_ext.weights.axis import parse_breakpoint
 
 #: Megatron's split -> split of the metadataset.
-SPLITS = {"train": "train", "valid": "val", "test": "test"}
+NAMES = {"train": "train", "valid": "val", "test": "test"}
 
 #: Maximum bytes of a file that lists sources.
 LONGEST_LIST = 32 * 2**20
@@ -78,7 +78,7 @@ def import_(
         if split or iterations:
             raise ConfigError(f"{per_split}: has its own splits; remove --split and phases.")
         lists = _lists_of_splits(per_split)
-        splits = {SPLITS[name]: _node([given], [], rule, output) for name, given in lists.items()}
+        splits = {NAMES[name]: _node([given], [], rule, output) for name, given in lists.items()}
         remarks = _remarks(list(lists.values()))
     else:
         phases = [_source_list(_words(path), str(path)) for path in data_args_path]
@@ -221,17 +221,17 @@ def _parts(split: str | None) -> dict[str, list[str] | None]:
     if split is None:
         return {"train": None}
     shares = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", split)]
-    if not 1 <= len(shares) <= len(SPLITS) or not shares[0] or not re.fullmatch(r"[\d., ]+", split):
+    if not 1 <= len(shares) <= len(NAMES) or not shares[0] or not re.fullmatch(r"[\d., ]+", split):
         raise ConfigError(f"--split {split!r}: shares such as 969,30,1 are needed, train first.")
     bounds = [f"{100 * sum(shares[:n]) / sum(shares):.15g}%" for n in range(len(shares) + 1)]
-    ranges = zip(SPLITS.values(), bounds, bounds[1:])
+    ranges = zip(NAMES.values(), bounds, bounds[1:])
     return {name: [begin, end] for name, begin, end in ranges if begin != end}
 
 
 def _lists_of_splits(path: Path) -> dict[str, SourceList]:
     content = read_mapping(EPath(str(path)), may_be_json=True)
-    if not content.get("train") or set(content) - set(SPLITS):
-        raise ConfigError(f"{path}: a mapping with {', '.join(SPLITS)} is needed, train not empty.")
+    if not content.get("train") or set(content) - set(NAMES):
+        raise ConfigError(f"{path}: a mapping with {', '.join(NAMES)} is needed, train not empty.")
     lists = {}
     for name, value in content.items():
         words = value.split() if isinstance(value, str) else value
@@ -253,7 +253,7 @@ def _words(path: Path) -> list[str]:
 
 def _iterations(text: str) -> list[int]:
     where = "--phase-transition-iterations"
-    steps = sorted(checked_breakpoint(part, where) for part in text.split(",") if part.strip())
+    steps = sorted(parse_breakpoint(part, where) for part in text.split(",") if part.strip())
     if len({0, *steps}) <= len(steps):
         raise ConfigError(f"{where}: {text!r} contains 0 or a duplicate.")
     return steps

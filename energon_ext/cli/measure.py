@@ -18,8 +18,8 @@ from energon_ext.encoders.text_sources import load_split, sample_entries
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached
-from energon_ext.prepare.claim import Part
 from energon_ext.prepare.lengths import LengthTable
+from energon_ext.storage.claim import Part
 
 
 @click.command()

@@ -12,7 +12,7 @@ import click
 
 from energon_ext.chats.answers import ANSWERS
 from energon_ext.chats.encoding import ANSWER_ENDS
-from energon_ext.prepare.claim import Part
+from energon_ext.storage.claim import Part
 from energon_ext.weights.axis import EXAMPLES, count_from
 
 

@@ -10,9 +10,9 @@ from typing import Any, Iterator, NamedTuple, Sequence
 import click
 from megatron.energon.flavors.base_dataset import SavableDataset
 
-from energon_ext.cli import counted, echo, option
+from energon_ext.cli import echo, option, plural
 from energon_ext.cli.mix import mix_options, open_mix
-from energon_ext.cli.shown_rows import Segment, decode, describe_batch, describe_tensors
+from energon_ext.cli.shown_rows import ShownSegment, decode, describe_batch, describe_tensors
 from energon_ext.cli.stored_samples import ContactSheet, StoredSample, stored_samples
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.errors import ConfigError, printable
@@ -29,7 +29,7 @@ class ShownRow(NamedTuple):
     """A row for display: its stored samples, if it has any, and shapes of its other tensors."""
 
     summary: str
-    segments: list[Segment]
+    segments: list[ShownSegment]
     samples: list[StoredSample]
     shapes: str
 
@@ -117,7 +117,7 @@ def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRo
             contents = taken.contents(place)
             samples = stored_samples(reader, contents, bool(run.clock.row_tokens))
             if samples:
-                summary = f"{counted(len(samples), 'sample')}, {summary}"
+                summary = f"{plural(len(samples), 'sample')}, {summary}"
             elif not segments:
                 segments = _slices(key, reader, contents, tokenizer)
             stored = [(key, each.about(), each.text()) for each in samples]
@@ -126,7 +126,7 @@ def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRo
 
 def _slices(
     key: str, reader: Reader, contents: Sequence[tuple[int, int, int]], tokenizer: Any
-) -> list[Segment]:
+) -> list[ShownSegment]:
     """Return the documents of a row of tokens, if its batch has no tokens to be found."""
     slices = [tokens for piece in contents if (tokens := reader.tokens(*piece)) is not None]
     return [(key, f"{len(ids)} tokens", decode(ids.tolist(), tokenizer)) for ids in slices]

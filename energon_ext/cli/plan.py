@@ -21,7 +21,7 @@ from energon_ext.plan.blend import Blend
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.frames import Frames, splices_of
-from energon_ext.weights.axis import MAX_BREAKPOINT, STEPS, checked_breakpoint
+from energon_ext.weights.axis import MAX_BREAKPOINT, STEPS, parse_breakpoint
 
 COUNT = option.Count(1)
 
@@ -77,7 +77,7 @@ def plan(
     forecasts = any(given.values()) and one_of(given) != "--at"
     if not forecasts and (png or html or as_json or exact):
         raise ConfigError("--png, --html, --json and --exact are for a forecast: give --steps.")
-    positions = [checked_breakpoint(text, "--at") for text in (at or "").split(",") if text]
+    positions = [parse_breakpoint(text, "--at") for text in (at or "").split(",") if text]
     if not forecasts and not balance and (weights := weights_of(metadataset, **options)):
         _show_shares(weights, positions)
         return

@@ -15,9 +15,9 @@ from energon_ext.cli.option import INPUT, PATH
 from energon_ext.cli.prepare_input import job_and_units
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.accounts import check_files, skipped_documents
-from energon_ext.prepare.claim import Part
 from energon_ext.prepare.job import Record
 from energon_ext.prepare.units import run_part, run_units
+from energon_ext.storage.claim import Part
 from energon_ext.tokens.paths import SPLITS
 
 ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")

@@ -3,7 +3,6 @@
 """Turn the options of ``energon-ext prepare`` into a job and the units of its input."""
 
 import functools
-import hashlib
 import json
 from pathlib import Path
 from typing import Any, Mapping, Sequence
@@ -21,6 +20,7 @@ from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.text_sources import encode_all, load_split, sample_source
 from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError, SampleError
+from energon_ext.keyed import sha256
 from energon_ext.prepare import inputs
 from energon_ext.prepare.documents import InputDocument, Unit, check_object, text_under
 from energon_ext.prepare.job import Job
@@ -98,7 +98,7 @@ def _job(
     """Return how to process documents, with the options that a continued command must repeat."""
     named = [str(path) for path in paths]
     if len(named) > MAX_NAMED:
-        digest = hashlib.sha256("\n".join(named).encode("utf-8", "replace")).hexdigest()
+        digest = sha256("\n".join(named).encode("utf-8", "replace"))
         named = [named[0], f"and {len(named) - 1} more, SHA-256 {digest[:16]}"]
     compared = ("chat", "val", "seed", "min_chars", "on_error", *KINDS[kind])
     meta = encoder.token_file_meta()
@@ -118,7 +118,7 @@ def _units(
     encoder: PackedTaskEncoder, kind: str, paths: Sequence[Any], options: Mapping[str, Any]
 ) -> list[Unit]:
     """Divide the input into units."""
-    read_row = read_conversation if options["chat"] else text_under(options["key"])
+    read_row = read_chat if options["chat"] else text_under(options["key"])
     if kind == "--text":
         return inputs.text_units(paths, options["separator"])
     if kind == "--folder":
@@ -178,12 +178,12 @@ def _document(path: str, split: str | None, chat: bool, sample: Any, key: str) -
     raise ConfigError(f"{origin}: {type(sample).__name__} found, {wanted} is needed.")
 
 
-def read_conversation(row: Any, origin: str, num_bytes: int) -> InputDocument:
+def read_chat(row: Any, origin: str, num_bytes: int) -> InputDocument:
     """Convert a JSON object to a document, which has the error of a record that is refused.
 
     Example:
         >>> record = {"prompt": "2 + 2", "response": "4", "id": 17}
-        >>> read_conversation(record, "chat.jsonl:1", 50).text
+        >>> read_chat(record, "chat.jsonl:1", 50).text
         '["2 + 2", "4"]'
     """
     check_object(row, origin)

@@ -23,7 +23,7 @@ from energon_ext.state.match import match_sources
 Open = Callable[[Path, SavedCursor | None], Run]
 
 
-class Span(NamedTuple):
+class StepRange(NamedTuple):
     """Steps ``[start, stop)`` that were planned with one metadataset.
 
     Attributes:
@@ -74,7 +74,7 @@ class Replay:
         """Return the newest state at or before the beginning of a step."""
         return self._saved.get(max((each for each in self._saved if each <= step), default=-1))
 
-    def spans(self, first: int, last: int) -> Iterator[Span]:
+    def spans(self, first: int, last: int) -> Iterator[StepRange]:
         """Yield the spans from the newest state before step ``first`` to step ``last``."""
         saved = self.saved_before(first)
         start = 0 if saved is None else saved.step
@@ -82,11 +82,11 @@ class Replay:
         for stop in sorted(bound for bound in bounds if start < bound <= last + 1):
             digest = next((d for end, d in self._history if start < end), None)
             later = [each for each in sorted(self._saved) if each >= stop]
-            yield Span(start, stop, digest, self._saved[later[0]] if later else self._newest)
+            yield StepRange(start, stop, digest, self._saved[later[0]] if later else self._newest)
             start = stop
 
     def steps(
-        self, first: int, last: int, report: Callable[[Span, EnergonExtError], None]
+        self, first: int, last: int, report: Callable[[StepRange, EnergonExtError], None]
     ) -> Iterator[PlannedStep]:
         """Yield the steps from the newest state before step ``first`` to step ``last``.
 
@@ -109,7 +109,7 @@ class Replay:
             is_needed = span.stop <= last and span.stop not in self._saved
             state = save_cursor_of_plan(blend) if is_needed else None
 
-    def _dataset_of(self, span: Span, state: Mapping[str, Any] | None) -> Run:
+    def _dataset_of(self, span: StepRange, state: Mapping[str, Any] | None) -> Run:
         """Return a dataset at the first step of a span."""
         if state is None and span.start:
             raise ConfigError(
@@ -145,13 +145,15 @@ class Replay:
     def _last_digest(self) -> str | None:
         return self._history[-1][1] if self._history else None
 
-    def _dataset(self, path: Path, span: Span) -> Run:
+    def _dataset(self, path: Path, span: StepRange) -> Run:
         key = path, span.settings
         if key not in self._opened:
             self._opened[key] = self._open(path, span.settings)
         return self._opened[key]
 
-    def _leads_to_next(self, dataset: Run, span: Span, state: Mapping[str, Any] | None) -> bool:
+    def _leads_to_next(
+        self, dataset: Run, span: StepRange, state: Mapping[str, Any] | None
+    ) -> bool:
         """Return whether planning from one state leads to the positions of the next one."""
         after = next((s for step, s in sorted(self._saved.items()) if step >= span.stop), None)
         if after is None:
@@ -173,7 +175,7 @@ def _fork(run: Run, state: Mapping[str, Any] | None) -> Run:
     return run.fork() if state is None else fork_at(run, state)
 
 
-def _check_live_weights(dataset: Run, span: Span) -> None:
+def _check_live_weights(dataset: Run, span: StepRange) -> None:
     """Raise StateMismatchError if lines that a later state used are no longer in their files."""
     if span.settings is None or span.digest is None:
         return
@@ -183,7 +185,7 @@ def _check_live_weights(dataset: Run, span: Span) -> None:
             live.check_used(saved["weights"][live.key], span.settings.step + (saved["done"] > 0))
 
 
-def _plan(blend: Run, span: Span) -> Iterator[PlannedStep]:
+def _plan(blend: Run, span: StepRange) -> Iterator[PlannedStep]:
     """Yield the steps of a span; fewer if all sources end."""
     count = span.stop - span.start
     steps = itertools.islice(blend.draw_steps(), count)

@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from energon_ext.arguments import optional_module
-from energon_ext.cli import counted, echo
+from energon_ext.cli import echo, plural
 from energon_ext.cli.spikes import Spike, spikes_of
 from energon_ext.errors import printable
 from energon_ext.metrics.file import Run, mean_of_finite
@@ -118,7 +118,7 @@ def headline(run: Run) -> list[tuple[str, str]]:
         (f"{run.tokens.sum():,}", "tokens read"),
         (
             f"{mean_of_finite(run.loss[:ends]):.2f} → {mean_of_finite(run.loss[-ends:]):.2f}",
-            f"loss in nats per token (mean of {counted(ends, 'step')})",
+            f"loss in nats per token (mean of {plural(ends, 'step')})",
         ),
         (f"{np.median(run.tokens_per_second):,.0f}", "tokens per second (median step)"),
     ]
@@ -155,25 +155,25 @@ def page(
     """
     parts = ['<div class="tiles">']
     for value, name in tiles:
-        parts.append(f"<div><b>{_escaped(value)}</b><span>{_escaped(name)}</span></div>")
+        parts.append(f"<div><b>{_escape(value)}</b><span>{_escape(name)}</span></div>")
     parts.append("</div>")
     for caption, image in pictures:
         parts.append(
-            f'<figure><div class="wide"><img alt="{_escaped(caption)}" '
+            f'<figure><div class="wide"><img alt="{_escape(caption)}" '
             f'src="data:image/png;base64,{base64.b64encode(image).decode()}"></div>'
-            f"<figcaption>{_escaped(caption)}</figcaption></figure>"
+            f"<figcaption>{_escape(caption)}</figcaption></figure>"
         )
     for name, head, rows in tables:
         body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
         if body:
             parts.append(
-                f'<h2>{_escaped(name)}</h2><div class="wide"><table><thead>'
+                f'<h2>{_escape(name)}</h2><div class="wide"><table><thead>'
                 f"<tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table></div>"
             )
-    return PAGE.substitute(title=_escaped(title), content="\n".join(parts))
+    return PAGE.substitute(title=_escape(title), content="\n".join(parts))
 
 
-def _escaped(text: object) -> str:
+def _escape(text: object) -> str:
     return html.escape(printable(str(text)))
 
 
@@ -209,7 +209,7 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
 
 def validation_table(run: Run) -> tuple[Sequence[str], Iterable[Sequence[object]]]:
     """Return header and rows: first and last loss of each source or document, and P(z) if any."""
-    losses, likely = run.validated("val/loss"), run.validated("val/memorized")
+    losses, likely = run.validation_curves("val/loss"), run.validation_curves("val/memorized")
     metrics = [("loss", losses)] + [("P(z)", likely)] * bool(likely)
     head = ["source", *(f"{when} {what}" for what, _ in metrics for when in ("first", "last"))]
     rows = []
@@ -220,4 +220,4 @@ def validation_table(run: Run) -> tuple[Sequence[str], Iterable[Sequence[object]
 
 
 def _cells(tag: str, texts: Iterable[object]) -> str:
-    return "".join(f"<{tag}>{_escaped(text)}</{tag}>" for text in texts)
+    return "".join(f"<{tag}>{_escape(text)}</{tag}>" for text in texts)

@@ -14,7 +14,7 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
 
 #: Source, summary and text, with « and » around text that is not trained on.
-Segment = tuple[str, str, str]
+ShownSegment = tuple[str, str, str]
 
 #: Names of the ids and of the weights of labels in batches that are no PackedBatch.
 _TOKENS, _WEIGHTS = ("tokens", "input_ids"), ("token_weights", "loss_mask")
@@ -23,7 +23,7 @@ _TOKENS, _WEIGHTS = ("tokens", "input_ids"), ("token_weights", "loss_mask")
 _MAX_SHAPES = 8
 
 
-def describe_batch(batch: Any, tokenizer: Any, source: str = "") -> tuple[str, list[Segment]]:
+def describe_batch(batch: Any, tokenizer: Any, source: str = "") -> tuple[str, list[ShownSegment]]:
     """Return a summary of a batch and its segments; none if its tokens cannot be found.
 
     Args:
@@ -50,7 +50,7 @@ def describe_batch(batch: Any, tokenizer: Any, source: str = "") -> tuple[str, l
     if _is_tensor(fields.get("labels")):
         labels = np.asarray(fields["labels"]).reshape(ids.shape)
     segments = [
-        (source, *_marked(row, row_labels, mask != 0, tokenizer, weights is not None))
+        (source, *_mark(row, row_labels, mask != 0, tokenizer, weights is not None))
         for row, row_labels, mask in zip(ids, labels, masks)
     ]
     return f"{ids.size} positions", segments
@@ -80,7 +80,7 @@ def decode(ids: Sequence[int], tokenizer: Any) -> str:
     return text
 
 
-def _segments(batch: PackedBatch, tokenizer: Any) -> Iterator[Segment]:
+def _segments(batch: PackedBatch, tokenizer: Any) -> Iterator[ShownSegment]:
     """Yield the segments of a row; padding has no text."""
     ends = batch.cu_seqlens.tolist()
     for first, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
@@ -90,10 +90,10 @@ def _segments(batch: PackedBatch, tokenizer: Any) -> Iterator[Segment]:
         part = slice(first, end)
         is_trained = batch.token_weights[part].numpy() != 0
         ids, labels = batch.tokens[part].numpy(), batch.labels[part].numpy()
-        yield batch.sources[source], *_marked(ids, labels, is_trained, tokenizer)
+        yield batch.sources[source], *_mark(ids, labels, is_trained, tokenizer)
 
 
-def _marked(
+def _mark(
     ids: np.ndarray, labels: np.ndarray, is_trained: np.ndarray, tokenizer: Any, marks: bool = True
 ) -> tuple[str, str]:
     """Return a summary of consecutive positions, and their text."""
@@ -110,7 +110,7 @@ def _marked(
     return about, content
 
 
-def _prompts(prompts: list[Prompt], tokenizer: Any) -> Iterator[Segment]:
+def _prompts(prompts: list[Prompt], tokenizer: Any) -> Iterator[ShownSegment]:
     for prompt in prompts:
         about = f"{len(prompt.tokens)} tokens; metadata {sorted(prompt.metadata)}"
         yield prompt.source, about, decode(prompt.tokens.tolist(), tokenizer)

@@ -14,8 +14,8 @@ from energon_ext.config.yaml_file import read_mapping, splits_in
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.cache import Cached, prepare, prepare_part
-from energon_ext.prepare.claim import Part
+from energon_ext.prepare.cache import Cached, prepare_entry, prepare_part_of_entry
+from energon_ext.storage.claim import Part
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 
@@ -78,9 +78,9 @@ def tokenize(
 def prepare_now(cached: Cached, jobs: int, part: Part | None) -> bool:
     """Prepare the missing units of a source or part; return True if the source is complete."""
     if part is None:
-        prepare(cached, jobs, wait_seconds=0.0)
+        prepare_entry(cached, jobs, wait_seconds=0.0)
         return True
-    prepare_part(cached, part, jobs)
+    prepare_part_of_entry(cached, part, jobs)
     if not cached.is_complete:
         echo(f"{cached.name}: part {part} is {cached.verb}, other parts are not.")
     return cached.is_complete

@@ -11,7 +11,7 @@ import click
 from energon_ext.arguments import choices
 from energon_ext.cli import echo, echo_json, option
 from energon_ext.cli.mix import warn_of_undecided_weights
-from energon_ext.cli.replay import PlannedStep, Replay, Span
+from energon_ext.cli.replay import PlannedStep, Replay, StepRange
 from energon_ext.cli.saved import SavedCursor, open_unsaved, saved_cursors
 from energon_ext.errors import ConfigError, EnergonExtError, printable
 from energon_ext.packing import PACKERS
@@ -116,7 +116,7 @@ def trace(
     if blend.clock.is_skipped(step):
         click.echo(f"Step {step} is skipped by the metadataset.", err=True)
     warn_of_undecided_weights(blend, step)
-    rows = [row for row in _rows_of(planned) if rank in (None, row.rank)]
+    rows = [row for row in _trace_rows(planned) if rank in (None, row.rank)]
     decode = load_tokenizer(tokenizer).decode if tokenizer else None
     if exclude_lines:
         _print_exclude_lines(step, rows, blend)
@@ -130,7 +130,7 @@ def trace(
 def _planned_step(replay: Replay, step: int) -> PlannedStep:
     """Plan one step; raise ConfigError if it cannot be planned as the run did."""
 
-    def refuse(span: Span, error: EnergonExtError) -> None:
+    def refuse(span: StepRange, error: EnergonExtError) -> None:
         raise ConfigError(f"{span}: {error}") from error
 
     for planned in replay.steps(step, step, refuse):
@@ -160,7 +160,7 @@ def _show_document(replay: Replay, text: str, last: int, as_json: bool) -> None:
             unread[-1] = unread[-1][0], number
         else:
             unread.append((number, number))
-        for row in _rows_of(planned):
+        for row in _trace_rows(planned):
             if row.source == source and any(other == document for other, *_ in row.contents):
                 is_read = True
                 skipped = ", skipped" if blend.clock.is_skipped(number) else ""
@@ -171,11 +171,11 @@ def _show_document(replay: Replay, text: str, last: int, as_json: bool) -> None:
         click.echo(f"{printable(text)}: not read in steps {ranges}.", err=True)
 
 
-def _report_unknown(span: Span, error: EnergonExtError) -> None:
+def _report_unknown(span: StepRange, error: EnergonExtError) -> None:
     click.echo(printable(f"{span}: {error}"), err=True)
 
 
-def _rows_of(planned: PlannedStep) -> Iterator[TracedRow]:
+def _trace_rows(planned: PlannedStep) -> Iterator[TracedRow]:
     return rows_of(planned.step, planned.blend.topology, planned.blend.keys)
 
 

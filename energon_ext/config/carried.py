@@ -4,7 +4,7 @@
 
 A metadataset returns datasets, each with a float weight, which stock metadatasets around ours
 multiply and divide. So each dataset carries its leaf and the whole tree, and its weight carries the
-factor from outside the tree. :func:`parts_of` recovers the trees. A TaskEncoder without our mixin
+factor from outside the tree. :func:`find_trees` recovers the trees. A TaskEncoder without our mixin
 uses the float as a constant weight and rejects schedules and interleaves.
 """
 
@@ -110,7 +110,7 @@ class CarriedWeight(float):
         return float.__add__(self, 0.0)
 
 
-class Part(NamedTuple):
+class CarriedTree(NamedTuple):
     """The datasets of one tree, or one dataset of a stock metadataset, and their outer factor."""
 
     tree: Tree | Leaf
@@ -140,21 +140,21 @@ def carry_weighted(tree: Tree, datasets: Sequence[LoadedDataset]) -> list[Loaded
     return carried
 
 
-def parts_of(datasets: Sequence[LoadedDataset]) -> list[Part]:
+def find_trees(datasets: Sequence[LoadedDataset]) -> list[CarriedTree]:
     """Return the trees that loaded datasets carry; a dataset that carries none is a leaf."""
-    parts: dict[int, Part] = {}
+    parts: dict[int, CarriedTree] = {}
     for loaded in datasets:
         if isinstance(loaded, CarriedDataset):
             leaf, tree = loaded.leaf, loaded.tree
         else:
             leaf = tree = Leaf(dataset=loaded.dataset)
-        part = parts.setdefault(id(tree), Part(tree, _factor(loaded), [], []))
+        part = parts.setdefault(id(tree), CarriedTree(tree, _factor(loaded), [], []))
         part.leaves.append(leaf)
         part.datasets.append(loaded)
     return list(parts.values())
 
 
-def tree_of(parts: Sequence[Part]) -> Tree | Leaf:
+def tree_of(parts: Sequence[CarriedTree]) -> Tree | Leaf:
     """Return parts as one tree: a constant blend of them if there are several."""
     trees = [part.tree for part in parts]
     if len(parts) == 1 and (parts[0].factor is None or isinstance(trees[0], Leaf)):

@@ -30,8 +30,17 @@ from megatron.energon.metadataset.metadataset_v2 import (
 )
 
 from energon_ext.arguments import check_integer, choices
+from energon_ext.compat import combine_subsets
 from energon_ext.config import carried
-from energon_ext.config.carried import Leaf, Part, carry, map_leaves, parts_of, runs_of, tree_of
+from energon_ext.config.carried import (
+    CarriedTree,
+    Leaf,
+    carry,
+    find_trees,
+    map_leaves,
+    runs_of,
+    tree_of,
+)
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.run_fields import RunFields, run_fields
 from energon_ext.errors import ConfigError, EnergonExtError, one_line
@@ -149,7 +158,7 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
         self, *, subset: DatasetSubset | None = None, **kwargs: Any
     ) -> LoadedDatasetList:
         with errors_of_energon(f"{self._where}.subset"):
-            subset = self._get_subset(subset)
+            subset = combine_subsets(self, subset)
         members: list[Tree | Leaf] = []
         datasets: list[LoadedDataset] = []
         for entry in self.entries:
@@ -165,7 +174,7 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
             if entry.name is not None and count > 1:
                 found = f"{entry.name!r} would name {count} sources"
                 raise ConfigError(f"{entry.where}.name: {found}; name each of them instead.")
-            members.append(map_leaves(tree_of(parts_of(inner.datasets)), entry.around))
+            members.append(map_leaves(tree_of(find_trees(inner.datasets)), entry.around))
             datasets += inner.datasets
         datasets = carried.carry_weighted(Tree(self._node(), members), datasets)
         return LoadedDatasetList(blend_mode=DatasetBlendMode.DATASET_WEIGHT, datasets=datasets)
@@ -261,13 +270,13 @@ class ScheduledMetadataset(MetadatasetV2):
             raise ConfigError(f"{self.path}: no split {split_part!r}; it has {has}")
         with errors_of_energon(f"{self.path}: {split_part}"):
             loaded = super().get_datasets(split_part=split_part, **kwargs)
-        parts = parts_of(loaded.datasets)
+        parts = find_trees(loaded.datasets)
         inside = runs_of(leaf for part in parts for leaf in part.leaves)
-        run = self._run.merged(inside, inside=True)
-        placed = [carry(self._placed(part, split_part, run), part.datasets) for part in parts]
+        run = self._run.merge(inside, inside=True)
+        placed = [carry(self._set_location(part, split_part, run), part.datasets) for part in parts]
         return LoadedDatasetList(blend_mode=loaded.blend_mode, datasets=sum(placed, []))
 
-    def _placed(self, part: Part, split_part: str, run: RunFields) -> Tree | Leaf:
+    def _set_location(self, part: CarriedTree, split_part: str, run: RunFields) -> Tree | Leaf:
         """Set the location of the outermost node of a tree, and of leaves that have none."""
         here = f"{self.path}: {split_part}"
 

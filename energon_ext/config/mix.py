@@ -9,7 +9,7 @@ from typing import Any, Sequence
 import numpy as np
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
-from energon_ext.config.carried import Leaf, parts_of, runs_of, tree_of
+from energon_ext.config.carried import Leaf, find_trees, runs_of, tree_of
 from energon_ext.config.references import DocumentFactory
 from energon_ext.config.run_fields import RunFields
 from energon_ext.config.source_key import keys_and_names, portable_path
@@ -86,11 +86,11 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
     """
     if not datasets:
         raise ConfigError("The metadataset names no source; list at least one.")
-    parts = parts_of(datasets)
+    parts = find_trees(datasets)
     leaves = [leaf for part in parts for leaf in part.leaves]
     loaded = [dataset for part in parts for dataset in part.datasets]
     first, *others = runs_of(leaves) or [RunFields()]
-    run = first.merged(others, inside=False)
+    run = first.merge(others, inside=False)
     excluded_of = run.exclude.documents_of
     entries = tuple(
         Entry(

@@ -13,6 +13,7 @@ from megatron.energon.flavors.webdataset.structs import DatasetSubset
 from megatron.energon.metadataset.dataset_loader import DatasetLoader
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference
 
+from energon_ext.compat import resolve_path, set_dataset
 from energon_ext.errors import ConfigError
 from energon_ext.storage.object_store import as_msc
 from energon_ext.tokens.file_set import open_token_files
@@ -76,10 +77,10 @@ class AnyDatasetReference(DatasetReference):
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
         self.path: EPath | str = as_msc(self.path)
-        path = self._resolve_path(mds_path)
+        path = resolve_path(self, mds_path)
         if is_token_file(path):
             if self.aux:
                 raise ConfigError(f"{path}: token files have no `aux`; remove it.")
-            self._dataset = TokenFileLoader(path=path)
+            set_dataset(self, TokenFileLoader(path=path))
         else:
             super().post_initialize(mds_path)

@@ -61,7 +61,7 @@ class RunFields:
         """The unit of breakpoints."""
         return self.given_axis or STEPS
 
-    def merged(self, others: Iterable["RunFields"], *, inside: bool) -> "RunFields":
+    def merge(self, others: Iterable["RunFields"], *, inside: bool) -> "RunFields":
         """Return these fields merged with the fields of other metadatasets of the run.
 
         Metadatasets ``inside`` this one inherit its axis unless they give their own.

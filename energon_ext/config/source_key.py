@@ -59,11 +59,11 @@ def source_key(
     return key
 
 
-def numbered(keys: Iterable[str]) -> list[str]:
+def number_duplicates(keys: Iterable[str]) -> list[str]:
     """Make keys unique: the second source with the same key gets ``#2``.
 
     Example:
-        >>> numbered(["web", "code", "web"])
+        >>> number_duplicates(["web", "code", "web"])
         ['web', 'code', 'web#2']
     """
     seen: Counter[str] = Counter()
@@ -93,7 +93,9 @@ def keys_and_names(leaves: Sequence[Leaf]) -> list[tuple[str, SourceNames]]:
         ends.append(("+".join(map(_last_name, paths)), len(relative)))
     return [
         (key, SourceNames(identity, name + key[length:]))
-        for key, identity, (name, length) in zip(numbered(portable), numbered(absolute), ends)
+        for key, identity, (name, length) in zip(
+            number_duplicates(portable), number_duplicates(absolute), ends
+        )
     ]
 
 

@@ -25,7 +25,7 @@ from energon_ext.config.yaml_classes import (
     DATASETS,
     FIRST_FORMAT,
     METADATASETS,
-    SAMPLES,
+    SAMPLE_TYPES,
     check_splits,
 )
 from energon_ext.config.yaml_file import read_mapping, read_splits
@@ -201,10 +201,10 @@ class YamlChecker:
                 if name is None:
                     continue
                 is_text = isinstance(module, str) and isinstance(name, str)
-                safe = SAMPLES.union(at_the_top) if node is content else SAMPLES
+                safe = SAMPLE_TYPES.union(at_the_top) if node is content else SAMPLE_TYPES
                 is_safe = is_text and name_field == "__class__" and (module, name) in safe
                 if not is_safe and not (is_text and module in self.trusted_modules):
-                    raise ConfigError(f"{where}: {at}: {_not_trusted(module, name, safe)}")
+                    raise ConfigError(f"{where}: {at}: {_explain_untrusted(module, name, safe)}")
             for code in CODE_FIELDS:
                 if isinstance(node.get(code), str) and not self.allow_dataset_code:
                     found = f"`{code}: {node[code]}` is Python code that would be run"
@@ -212,7 +212,7 @@ class YamlChecker:
                     raise ConfigError(f"{where}: {at}: {found}. {advice}")
 
 
-def _not_trusted(module: Any, name: Any, safe: set[tuple[str, str]]) -> str:
+def _explain_untrusted(module: Any, name: Any, safe: set[tuple[str, str]]) -> str:
     found = str(name) if module is None else f"{module}.{name}"
     near = difflib.get_close_matches(found[:100], map(".".join, safe), n=1, cutoff=0.8)
     if module is None:

@@ -39,7 +39,7 @@ DATASETS = {("megatron.energon", name) for name in (
     "VidQAWebdataset",
 )}
 #: Classes of Energon that only hold data; allowed anywhere.
-SAMPLES = {("megatron.energon", name) for name in (
+SAMPLE_TYPES = {("megatron.energon", name) for name in (
     "Sample", "CaptioningSample", "ImageClassificationSample", "ImageSample", "InterleavedSample",
     "MultiChoiceVQASample", "OCRSample", "SimilarityInterleavedSample", "TextSample", "VQASample",
     "VidQASample",
@@ -91,8 +91,8 @@ def _check(node: Any, kind: Any, place: str, owner: str, where: str) -> None:
 
 def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str) -> dict[str, Any]:
     """Return the fields of the class that a mapping describes, judged by its required fields."""
-    matching = [cls for cls in classes if _needed(cls) & node.keys()]
-    required = sorted({min(_needed(cls) & node.keys()) for cls in matching})
+    matching = [cls for cls in classes if _required_fields(cls) & node.keys()]
+    required = sorted({min(_required_fields(cls) & node.keys()) for cls in matching})
     if len(required) > 1:
         raise ConfigError(f"{where}: {' and '.join(required)} found; give only one of them.")
     best = max(matching or classes, key=lambda cls: len(_fields(cls).keys() & node.keys()))
@@ -105,9 +105,11 @@ def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str
         advice = _advice(unknown[0], node, classes)
         raise ConfigError(f"{where}: no field {unknown[0]!r} {owner}; it has {has}{advice}")
     if not matching:
-        needed = " or ".join(sorted({min(_needed(cls)) for cls in classes if _needed(cls)}))
+        needed = " or ".join(
+            sorted({min(_required_fields(cls)) for cls in classes if _required_fields(cls)})
+        )
         raise ConfigError(f"{where}: {node!r:.80} found, it needs {needed}.")
-    if missing := sorted(_needed(best) - node.keys()):
+    if missing := sorted(_required_fields(best) - node.keys()):
         raise ConfigError(f"{where}: no {missing[0]}, which {required[0]} requires.")
     return fields
 
@@ -164,7 +166,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _needed(kind: Any) -> frozenset[str]:
+def _required_fields(kind: Any) -> frozenset[str]:
     """Return the fields of a dataclass that a file must set."""
     missing = dataclasses.MISSING
     return frozenset(

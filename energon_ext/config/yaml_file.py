@@ -124,10 +124,10 @@ def read_splits(path: EPath) -> tuple[dict[str, list[str]], set[str]]:
     An exclusion is a shard, or ``SHARD/KEY`` for a sample.
     """
     content = read_mapping(path, may_be_json=True)
-    excluded = {*shards_of(content.get("exclude") or [], f"{path}: exclude")}
+    excluded = {*expand_shards(content.get("exclude") or [], f"{path}: exclude")}
     parts = content.get("split_parts")
     parts = parts.items() if isinstance(parts, dict) else ()
-    splits = {name: shards_of(patterns, f"{path}: {name}") for name, patterns in parts}
+    splits = {name: expand_shards(patterns, f"{path}: {name}") for name, patterns in parts}
     for name, shards in splits.items():
         if len({*shards}) < len(shards):
             twice = Counter(shards).most_common(1)[0][0]
@@ -144,7 +144,7 @@ def splits_in(folder: EPath) -> dict[str, list[str]]:
     return {}
 
 
-def shards_of(patterns: Any, where: str) -> list[str]:
+def expand_shards(patterns: Any, where: str) -> list[str]:
     """Expand brace patterns; ConfigError for values of another type and for too many names."""
     if not isinstance(patterns, list) or not all(isinstance(name, str) for name in patterns):
         raise ConfigError(f"{where}: {patterns!r:.80} found, a list of shards is needed.")

@@ -22,7 +22,7 @@ from energon_ext.encoders.text_sources import (
     sample_entries,
 )
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
-from energon_ext.prepare.accounts import read_json, skipped_documents
+from energon_ext.prepare.accounts import read_record, skipped_documents
 from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded
@@ -60,7 +60,7 @@ def _refuse_unmeasured(cached: Cached, count: int) -> NoReturn:
 
     Its table is removed: it is of no use, and the same encoder with corrected code would find it.
     """
-    prepared = read_json(cached.folder / PREPARED) or {"units": []}
+    prepared = read_record(cached.folder / PREPARED) or {"units": []}
     first = skipped_documents(prepared, "refused")[1].rstrip(".")
     shutil.rmtree(cached.folder, ignore_errors=True)
     raise ConfigError(

@@ -34,8 +34,8 @@ from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.processes import (
     Failure,
     begin_worker,
+    explain_deaths,
     explain_deaths_in_signals,
-    explained_deaths,
 )
 from energon_ext.loader.reader import RoundReader
 from energon_ext.loader.resume_log import log_resume
@@ -45,7 +45,7 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
 from energon_ext.plan.run import Run
 from energon_ext.state.match import SourceChange
-from energon_ext.state.schema import check_seal, sealed
+from energon_ext.state.schema import check_seal, seal
 from energon_ext.storage.range_reader import READ_REQUESTS, use_requests
 
 #: Steps by which the planner's process runs ahead.
@@ -161,7 +161,7 @@ class ExactDataLoader:
     def _next(self) -> Any:
         self._check_open()
         try:
-            with explained_deaths(self.worker_config.num_workers):
+            with explain_deaths(self.worker_config.num_workers):
                 if self._batches is None:
                     self._batches = self._start()
                 batch = next(self._batches, None)
@@ -235,7 +235,7 @@ class ExactDataLoader:
 
     def state_dict(self, mark: Progress | None = None) -> dict[str, Any]:
         """Return the cursor after the last or the marked batch: JSON values, equal on all ranks."""
-        return sealed(json.loads(json.dumps(save_cursor(self._run, mark))))
+        return seal(json.loads(json.dumps(save_cursor(self._run, mark))))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict` of any rank, with any number of ranks and workers.

@@ -20,7 +20,6 @@ from threading import Thread, current_thread, main_thread
 from typing import Any, Callable, Iterator
 
 from megatron.energon.wrappers.gc_dataset import gc_init_worker
-from torch.utils.data._utils import signal_handling
 
 from energon_ext.errors import WorkerError, one_line
 from energon_ext.tokens.file_set import check_open_files
@@ -56,7 +55,7 @@ class Failure:
 
 
 @contextlib.contextmanager
-def explained_deaths(workers: int) -> Iterator[None]:
+def explain_deaths(workers: int) -> Iterator[None]:
     """Explain the death of a loader process; errors in this process stay as they are.
 
     Raises:
@@ -106,20 +105,8 @@ def explain_deaths_in_signals() -> None:
 
 
 def _handle(handler: Callable[..., Any], *arguments: Any) -> None:
-    with explained_deaths(workers=1):
+    with explain_deaths(workers=1):
         handler(*arguments)
-
-
-def end_workers(batches: Any) -> None:
-    """Kill the processes of a DataLoader's iterator; torch would wait for each of them."""
-    if not hasattr(batches, "_workers"):
-        return
-    batches._shutdown = True
-    signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
-    batches._worker_pids_set = False
-    for worker in batches._workers:
-        worker.kill()
-        worker.join()
 
 
 def begin_worker(worker: int) -> None:

@@ -14,6 +14,7 @@ from megatron.energon import WorkerConfig
 from megatron.energon.cache import NoCachePool
 from torch.utils.data import Dataset, get_worker_info
 
+from energon_ext.compat import set_worker
 from energon_ext.loader.processes import Failure
 from energon_ext.loader.slots import Slots
 from energon_ext.plan.progress import DescribedRow
@@ -94,7 +95,7 @@ class RoundReader(Dataset[Any]):
         workers = max(1, config.num_workers)
         info = get_worker_info()
         if info is not None:
-            WorkerConfig.worker_id_offset = (number - info.id) % workers
+            set_worker(number, info.id, workers)
         config.worker_activate(number // workers, cache_pool=NoCachePool())
         try:
             if later:

@@ -14,14 +14,15 @@ from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
+from energon_ext.compat import end_workers
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
-from energon_ext.loader.processes import end_workers, explain_deaths_in_signals, explained_deaths
+from energon_ext.loader.processes import explain_deaths, explain_deaths_in_signals
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.match import SourceChange, check_fingerprint, compare_sources
 from energon_ext.state.plain import from_plain, to_plain
-from energon_ext.state.schema import COUNT, check_class, check_seal, sealed
+from energon_ext.state.schema import COUNT, check_class, check_seal, seal
 from energon_ext.streamed.blend import STATE_CLASS, StreamedBlend
 
 _CLASS, _VERSION = "EnergonExtStreamed", 1
@@ -81,8 +82,8 @@ class StreamedLoader:
         }
 
     def __iter__(self) -> Iterator[Any]:
-        with explained_deaths(self.worker_config.num_workers):
-            for batch in self._opened():
+        with explain_deaths(self.worker_config.num_workers):
+            for batch in self._get_loader():
                 explain_deaths_in_signals()
                 if batch is None:
                     raise ConfigError(
@@ -90,9 +91,9 @@ class StreamedLoader:
                     )
                 self.batches_drawn += 1
                 yield batch
-                self._opened()
+                self._get_loader()
 
-    def _opened(self) -> SavableDataLoader:
+    def _get_loader(self) -> SavableDataLoader:
         if self._loader is None:
             raise ConfigError("This loader was closed; create a new one and load the state.")
         return self._loader
@@ -107,7 +108,7 @@ class StreamedLoader:
         """Return the state of this rank after the last or the marked batch, as JSON values."""
         if mark is not None:
             return dict(mark)
-        return sealed(
+        return seal(
             {
                 "__class__": _CLASS,
                 "version": _VERSION,
@@ -118,7 +119,7 @@ class StreamedLoader:
         )
 
     def _save(self) -> SavableDataLoaderState:
-        loader = self._opened()
+        loader = self._get_loader()
         state = loader.save_state_rank()
         # A worker that has not started has no state yet, and its first batch would be lost.
         while any(getattr(worker, "state", worker) is None for worker in state.worker_states):
@@ -134,7 +135,7 @@ class StreamedLoader:
             StateMismatchError: it belongs to another configuration, rank or number of workers.
             ConfigError: batches were already drawn, a state was loaded, or the loader was closed.
         """
-        loader = self._opened()
+        loader = self._get_loader()
         if self.batches_drawn:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
@@ -162,7 +163,8 @@ class StreamedLoader:
 
     def close(self) -> None:
         """End the processes; save the state first."""
-        end_workers(getattr(self._loader, "_iterator", None))
+        if self._loader is not None:
+            end_workers(self._loader)
         self._loader = None
 
 

@@ -115,7 +115,7 @@ def check_loss_inputs(
         )
     check_ratio_limit(ratio_limit, batch.log_probs)
     check_integer("weight_scale", weight_scale, 1)
-    counted = _counted(batch, denominator)
+    counted = _denominator_of(batch, denominator)
     if weight_scale == 1 and bool((counted != counted.round()).any()):
         raise SampleError(
             "token_weights contain fractions, which Megatron cannot count: pass weight_scale (for "
@@ -133,7 +133,7 @@ def loss_func_of(
     position_losses: PositionLosses | None,
 ) -> LossFunc:
     """Return :func:`make_loss_func` of a batch that was checked before it moved to the GPU."""
-    weights, counted = batch.token_weights, _counted(batch, denominator)
+    weights, counted = batch.token_weights, _denominator_of(batch, denominator)
 
     def loss_func(output: torch.Tensor) -> Reported:
         nll = output.float().view(-1)
@@ -175,11 +175,11 @@ def means_on_device(reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.T
     """Return the mean of each report over micro-batches and ranks, with a single reduction."""
     if not reports:
         return {}
-    totals, counts = _summed(reports).unbind(1)
+    totals, counts = _sum(reports).unbind(1)
     return dict(zip(reports[0], totals / counts))
 
 
-def _summed(reports: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+def _sum(reports: list[dict[str, torch.Tensor]]) -> torch.Tensor:
     """Return sums over micro-batches and data-parallel ranks: float32 [number of keys, 2]."""
     sums = torch.stack([torch.stack(list(report.values())) for report in reports]).sum(0)
     torch.distributed.all_reduce(
@@ -204,7 +204,7 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
         return {}
     means = {
         key.removeprefix(SOURCE_PREFIX): total / count
-        for key, (total, count) in zip(reports[0], _summed(reports).tolist())
+        for key, (total, count) in zip(reports[0], _sum(reports).tolist())
         if key in (LOSS_KEY, *COMPARED_KEYS) or count > 1e6 * _NO_TOKENS  # up to 1e6 micro-batches
     }
     compared = {key: means.pop(key) for key in COMPARED_KEYS if key in means}
@@ -225,7 +225,7 @@ def check_losses(losses: Mapping[str, Any], step: int) -> None:
         )
 
 
-def _counted(batch: PackedBatch, denominator: str) -> torch.Tensor:
+def _denominator_of(batch: PackedBatch, denominator: str) -> torch.Tensor:
     weights = batch.token_weights
     if denominator == "responses":
         return column_of(batch, RESPONSE_MASK, 'denominator="responses"')

@@ -40,7 +40,7 @@ def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> 
     if isinstance(batch, ContextParallelSlice):
         ends, longest, positions = batch.aligned_ends, batch.longest_aligned, batch.whole_length
     if segments is None:
-        longest = _rounded_up(longest, positions)
+        longest = _round_up(longest, positions)
     else:
         if len(ends) > segments + 1:
             raise ConfigError(
@@ -78,7 +78,7 @@ def _segment_numbers(ends: torch.Tensor, positions: int) -> torch.Tensor:
     return torch.repeat_interleave(numbers, ends.diff(), output_size=positions)[None]
 
 
-def _rounded_up(longest: int, positions: int) -> int:
+def _round_up(longest: int, positions: int) -> int:
     """Round up to a power of two, as Megatron caches RoPE's angles by this number.
 
     The result is below ``positions`` if there are several segments: Megatron would take that many

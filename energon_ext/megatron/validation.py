@@ -14,11 +14,11 @@ from megatron.energon import get_loader
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.config.source_key import numbered
+from energon_ext.compat import end_workers
+from energon_ext.config.source_key import number_duplicates
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.loader.planned_dataset import PlannedDataset
-from energon_ext.loader.processes import end_workers
 from energon_ext.splice.frames import splices_of
 from energon_ext.splice.validation import contents_of
 from energon_ext.state.together import collective_device
@@ -52,7 +52,7 @@ class ValidationLoader:
                 f"batches_per_evaluation={batches_per_evaluation}: give at least one micro-batch."
             )
         parts, spliced = zip(*(_names_of(dataset) for dataset, _ in datasets))
-        self.sources = tuple(numbered(itertools.chain.from_iterable(parts)))
+        self.sources = tuple(number_duplicates(itertools.chain.from_iterable(parts)))
         is_spliced = [name in names for part, names in zip(parts, spliced) for name in part]
         self.spliced = tuple(itertools.compress(self.sources, is_spliced))
         self._begins = [0, *itertools.accumulate(map(len, parts))]
@@ -98,7 +98,7 @@ class ValidationLoader:
             if isinstance(loader, ExactDataLoader):
                 loader.close()
             else:
-                end_workers(loader._iterator)
+                end_workers(loader)
 
     def _draw(self, size: int) -> Iterator[Any]:
         endless = [_repeat(loader) for loader in self._loaders]

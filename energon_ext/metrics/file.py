@@ -141,7 +141,7 @@ class Run:
         by_tokens = self.tokens.sum(0) / np.maximum(self.epoch_tokens, 1)
         return np.where(self.epoch_tokens > 0, by_tokens, by_documents)
 
-    def validated(self, what: str) -> dict[str, np.ndarray]:
+    def validation_curves(self, what: str) -> dict[str, np.ndarray]:
         """Return one metric of ``validation`` by the key of its source or document."""
         curves = self.validation.items()
         return {name[len(what) + 1 :]: xy for name, xy in curves if name.startswith(f"{what}/")}

@@ -55,9 +55,9 @@ def check_mixture(
     keys = sorted(tree.keys())
     _check_never_all_zero(tree, keys, axis, absent)
     for message in (
-        *_never_reached(tree, axis, end),
-        *_drowned(tree),
-        *_listed_twice(keys, splices),
+        *_find_unreached(tree, axis, end),
+        *_find_drowned(tree),
+        *_find_listed_twice(keys, splices),
         *_nothing_after_limits(tree, keys, axis, max_epochs),
     ):
         warnings.warn(message, BlendWarning, stacklevel=_level_of_user())
@@ -105,8 +105,8 @@ def _empty_ranges(tree: Tree, missing: Collection[str]) -> list[Range]:
         inside = _empty_ranges(member, missing) if isinstance(member, Tree) else []
         if not isinstance(member, Tree) and member in missing:
             inside = [(0, math.inf)]
-        of_members += _covered([*inside, *_zero_ranges(weight)], times=1)
-    return _covered(of_members, times=len(tree.members))
+        of_members += _find_covered([*inside, *_zero_ranges(weight)], times=1)
+    return _find_covered(of_members, times=len(tree.members))
 
 
 def _zero_ranges(weight: WeightSpec) -> list[Range]:
@@ -116,7 +116,7 @@ def _zero_ranges(weight: WeightSpec) -> list[Range]:
     return [(first, stop) for first, stop, value in zip(points, stops, values) if not value]
 
 
-def _covered(ranges: Collection[Range], times: int) -> list[Range]:
+def _find_covered(ranges: Collection[Range], times: int) -> list[Range]:
     """Return the parts of a line that at least ``times`` of some ranges cover, in order."""
     changes = Counter(first for first, _ in ranges)
     changes.subtract(stop for _, stop in ranges)
@@ -131,7 +131,7 @@ def _covered(ranges: Collection[Range], times: int) -> list[Range]:
     return covered
 
 
-def _never_reached(tree: Tree, axis: ScheduleAxis, end: int | None) -> Iterator[str]:
+def _find_unreached(tree: Tree, axis: ScheduleAxis, end: int | None) -> Iterator[str]:
     for node in tree.nodes():
         for weight, where in zip(node.weights, node.wheres):
             last = max(weight.breakpoints(), default=0)
@@ -141,7 +141,7 @@ def _never_reached(tree: Tree, axis: ScheduleAxis, end: int | None) -> Iterator[
                 yield f"{where}: {schedule}, but the run ends at {end}."
 
 
-def _drowned(tree: Tree) -> Iterator[str]:
+def _find_drowned(tree: Tree) -> Iterator[str]:
     """Warn about constants next to a much larger schedule, in one message for the whole tree."""
     names: list[str] = []
     shares = []
@@ -182,7 +182,7 @@ def _peak(weight: WeightSpec) -> tuple[float, int]:
     return largest, points[values.index(largest)]
 
 
-def _listed_twice(keys: list[str], splices: Mapping[str, Any]) -> Iterator[str]:
+def _find_listed_twice(keys: list[str], splices: Mapping[str, Any]) -> Iterator[str]:
     listed = {key: (re.sub(r"#\d+$", "", key), splices.get(key)) for key in keys}
     for key, (path, _) in listed.items():
         if path != key and [*listed.values()].count(listed[key]) > 1:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from energon_ext.packing.packer import Packer
-from energon_ext.packing.pieces import PackPlan, Pieces, repeated
+from energon_ext.packing.pieces import PackPlan, Pieces, find_repeated
 
 
 def pack_apart(
@@ -64,7 +64,7 @@ def _count_earlier_copies(keys: np.ndarray, pieces: Pieces) -> np.ndarray:
     Two pieces of one reading of a document have at most the boundary token in common.
     """
     counts = np.zeros(len(pieces), np.int64)
-    several = np.flatnonzero(np.isin(keys, repeated(keys)))
+    several = np.flatnonzero(np.isin(keys, find_repeated(keys)))
     ranges = defaultdict[int, list[tuple[int, int]]](list)
     for index, key, (_, start, stop) in zip(
         several.tolist(), keys[several].tolist(), pieces[several].ranges()

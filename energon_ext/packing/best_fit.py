@@ -23,7 +23,7 @@ from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
 from energon_ext.packing.bins import best_fit
 from energon_ext.packing.packer import Packer
-from energon_ext.packing.pieces import PackPlan, Pieces, repeated
+from energon_ext.packing.pieces import PackPlan, Pieces, find_repeated
 
 #: Most pieces carried over. With buffers of at least 512 web pages and books this is enough to fill
 #: 99.95 % of all positions.
@@ -96,7 +96,7 @@ class BestFitPacker(Packer):
             filled = np.bincount(bin_of, sizes[items])
             filled[bin_of[:num_due]] = capacity  # never carried over, however empty
             bins = np.delete(bins, self._emptiest(filled, np.bincount(bin_of), capacity))
-        items, ends = _rows_of(items, bin_of, _shuffled(bins, rows_before))
+        items, ends = _order_rows(items, bin_of, _shuffle(bins, rows_before))
         is_left = np.ones(len(pieces), bool)
         is_left[items] = False
         placed, left = pieces[items], pieces[is_left]
@@ -127,20 +127,20 @@ def _copies(documents: np.ndarray, is_short: np.ndarray) -> np.ndarray | None:
         documents: the document of each piece, int64 [n].
         is_short: whether a piece leaves room for others, bool [n].
     """
-    numbers = repeated(documents[is_short])
+    numbers = find_repeated(documents[is_short])
     if not len(numbers):
         return None
     return np.where(is_short & np.isin(documents, numbers), documents, -1)
 
 
-def _shuffled(bins: np.ndarray, seed: int) -> np.ndarray:
+def _shuffle(bins: np.ndarray, seed: int) -> np.ndarray:
     """Return bins in the random order of a seed."""
     # NumPy keeps the raw numbers stable across versions, but not what it derives from them.
     keys = np.random.Philox(key=seed).random_raw(len(bins))
     return bins[np.argsort(keys, kind="stable")]
 
 
-def _rows_of(
+def _order_rows(
     items: np.ndarray, bin_of: np.ndarray, bins: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the items of some bins, bin after bin, and the end of each bin among them."""

@@ -3,11 +3,12 @@
 """Input and output of packers as arrays: pieces of documents, and rows built from them."""
 
 import functools
-import hashlib
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+
+from energon_ext.keyed import sha256
 
 
 @dataclass(frozen=True)
@@ -175,17 +176,15 @@ class PackPlan:
     @functools.cached_property
     def digest(self) -> str:
         """A hash of the rows; it shows on a resume that the rebuilt plan has the same ones."""
-        digest = hashlib.sha256(self.ends.astype(np.int64).tobytes())
-        for numbers in (self.pieces.documents, self.pieces.starts):
-            digest.update(numbers.astype(np.int64).tobytes())
-        return digest.hexdigest()[:16]
+        numbers = (self.ends, self.pieces.documents, self.pieces.starts)
+        return sha256(*(each.astype(np.int64).tobytes() for each in numbers))[:16]
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.ends)
 
 
-def repeated(documents: np.ndarray) -> np.ndarray:
+def find_repeated(documents: np.ndarray) -> np.ndarray:
     """Return the numbers that occur more than once, sorted."""
     ordered = np.sort(documents)
     return ordered[1:][ordered[1:] == ordered[:-1]]

@@ -64,11 +64,11 @@ class SequentialPacker(Packer):
             replace(parts, starts=starts, stops=stops),
             ends,
             np.bincount(windows[windows < rows], minlength=rows),
-            self._carried(pieces, stream_stops, rows, last),
+            self._carry(pieces, stream_stops, rows, last),
             seq_len,
         )
 
-    def _carried(self, pieces: Pieces, stream_stops: np.ndarray, rows: int, last: bool) -> Pieces:
+    def _carry(self, pieces: Pieces, stream_stops: np.ndarray, rows: int, last: bool) -> Pieces:
         if last:
             return Pieces.none()
         done = rows * self.seq_len  # the next window begins with this token

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_ext.data_files import read_data
+from energon_ext.data_files import read_json
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import sha256_of_file
 from energon_ext.prepare.documents import Unit
-from energon_ext.prepare.job import Job, Record, sha256
+from energon_ext.prepare.job import Job, Record
 from energon_ext.state.files import write_file
 from energon_ext.tokens.index import PREPARED
 
@@ -52,18 +53,18 @@ class Preparation:
         """Write the account of a finished unit."""
         unit = self.units[name].description
         account = {"options": dict(self.job.options), "name": name, "unit": unit, **record}
-        write_json(self.work / ACCOUNTS / f"{name}.json", account)
+        write_record(self.work / ACCOUNTS / f"{name}.json", account)
 
-    def finished(self, names: Iterable[str]) -> dict[str, Record]:
+    def finished_units(self, names: Iterable[str]) -> dict[str, Record]:
         """Return the accounts of finished units; ConfigError if the options have changed."""
         found = {}
-        for prepared in self._saved():
+        for prepared in self._saved_records():
             self._check_options(prepared["options"])
             found.update({unit["name"]: unit for unit in prepared["units"]})
         written = self.accounts()
         # Also check any one account, so that a part with different options fails before it starts.
         for name in {*written[:1], *set(names).intersection(written)}:
-            account = read_json(self.work / ACCOUNTS / f"{name}.json", _MAX_ACCOUNT_BYTES)
+            account = read_record(self.work / ACCOUNTS / f"{name}.json", _MAX_ACCOUNT_BYTES)
             if account is not None:
                 self._check_options(account.pop("options"))
                 found[name] = account
@@ -71,7 +72,7 @@ class Preparation:
 
     def has_all(self) -> bool:
         """Return True if every unit is finished, judging only by names."""
-        saved = {unit["name"] for prepared in self._saved() for unit in prepared["units"]}
+        saved = {unit["name"] for prepared in self._saved_records() for unit in prepared["units"]}
         return set(self.units) <= saved.union(self.accounts())
 
     def reason_to_prepare(self, name: str, record: Record | None) -> str | None:
@@ -107,13 +108,13 @@ class Preparation:
             return []
         return sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
 
-    def _saved(self) -> list[Record]:
+    def _saved_records(self) -> list[Record]:
         """Return the content of each PREPARED: the published one, and one not yet published."""
         if self.force:
             return []
         # Checked before reading, since another process may publish the output in between.
         is_occupied = self.output.is_file() or any(self.output.glob("*"))
-        saved = [read_json(folder / PREPARED) for folder in (self.output, self.work)]
+        saved = [read_record(folder / PREPARED) for folder in (self.output, self.work)]
         if is_occupied and saved[0] is None:
             raise ConfigError(f"{self.output}: already exists; give --force to replace it.")
         return [prepared for prepared in saved if prepared is not None]
@@ -131,20 +132,20 @@ class Preparation:
 
 def is_prepared(output: Path, units: Sequence[Unit]) -> bool:
     """Return True if a folder contains these units."""
-    prepared = read_json(output / PREPARED) or {"units": []}
+    prepared = read_record(output / PREPARED) or {"units": []}
     return [unit["unit"] for unit in prepared["units"]] == [_plain(u.description) for u in units]
 
 
 def check_files(output: Path) -> int:
     """Compare all files of a prepared folder with their hashes; return the number of files."""
-    prepared = read_json(output / PREPARED)
+    prepared = read_record(output / PREPARED)
     if prepared is None:
         raise ConfigError(f"{output}: has no {PREPARED}; nothing to check.")
     expected = {file: known for unit in prepared["units"] for file, known in unit["files"].items()}
     wrong = [
         file
         for file, known in expected.items()
-        if not (output / file).is_file() or sha256(output / file) != known["sha256"]
+        if not (output / file).is_file() or sha256_of_file(output / file) != known["sha256"]
     ]
     if wrong:
         raise ConfigError(
@@ -160,15 +161,15 @@ def skipped_documents(prepared: Record, kind: str) -> tuple[int, str]:
     return sum(kinds["count"] for kinds in skipped), skipped[0]["first"] if skipped else ""
 
 
-def write_json(path: Path, content: Record) -> None:
+def write_record(path: Path, content: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
-def read_json(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> Record | None:
-    """Read a file written by :func:`write_json`; None if it is missing or damaged."""
+def read_record(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> Record | None:
+    """Read a file written by :func:`write_record`; None if it is missing or damaged."""
     try:
-        content = json.loads(read_data(path, max_bytes))
+        content = read_json(path, max_bytes)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return content if isinstance(content, dict) else None

@@ -17,11 +17,11 @@ from typing import Any
 
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.prepare.accounts import is_prepared, read_json, skipped_documents
-from energon_ext.prepare.claim import ClaimedError, Part
+from energon_ext.prepare.accounts import is_prepared, read_record, skipped_documents
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.units import run_part, run_units
+from energon_ext.storage.claim import ClaimedError, Part
 from energon_ext.tokens.index import PREPARED
 
 logger = log_of(__name__)
@@ -79,7 +79,7 @@ class Cached:
 
     def _num_documents(self) -> int | None:
         """Return the number of documents written, as conversations may become several."""
-        prepared = read_json(self.folder / PREPARED) or {}
+        prepared = read_record(self.folder / PREPARED) or {}
         documents = prepared.get("documents")
         return documents.get(SPLIT) if isinstance(documents, dict) else None
 
@@ -105,10 +105,10 @@ def ensure_prepared(wanted: Sequence[Cached]) -> None:
             f"`{missing[0].command()}` first; {CACHE_VARIABLE} sets the folder for the result."
         )
     for cached in missing:
-        prepare(cached)
+        prepare_entry(cached)
 
 
-def prepare(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
+def prepare_entry(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
     """Prepare an entry, or wait until another process has prepared it."""
     deadline = time.monotonic() + wait_seconds
     while not cached.is_complete:
@@ -123,7 +123,7 @@ def prepare(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -
             time.sleep(_POLL_SECONDS)
 
 
-def prepare_part(cached: Cached, part: Part, jobs: int) -> None:
+def prepare_part_of_entry(cached: Cached, part: Part, jobs: int) -> None:
     """Prepare one part of an entry; other processes prepare the other parts."""
     if not cached.is_complete:
         _run(run_part, cached, part, jobs=jobs)

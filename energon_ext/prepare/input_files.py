@@ -3,7 +3,6 @@
 """The files of an input: local files and objects in a store."""
 
 import fnmatch
-import hashlib
 import io
 import posixpath
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO
 
 from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import sha256
 from energon_ext.storage.object_store import (
     StoredObject,
     as_msc,
@@ -62,7 +62,9 @@ def input_files(paths: Iterable[Path | str], patterns: Sequence[str] = ()) -> li
     """Return the given files, and the sorted files below given folders that match a pattern."""
     files: list[StoredObject] = []
     for path in paths:
-        found = _stored(str(path), patterns) if is_remote(path) else _local(Path(path), patterns)
+        found = (
+            _find_stored(str(path), patterns) if is_remote(path) else _local(Path(path), patterns)
+        )
         if not found:
             raise ConfigError(f"{path}: no {' or '.join(patterns)} file in this folder.")
         files += found
@@ -80,7 +82,7 @@ def _local(path: Path, patterns: Sequence[str]) -> list[StoredObject]:
     return [file_at(str(file)) for file in sorted(files)]
 
 
-def _stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
+def _find_stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
     try:
         url = str(as_msc(url)).rstrip("/")
     except ValueError as error:
@@ -101,9 +103,7 @@ def _stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
 
 def describe(files: Sequence[StoredObject]) -> dict[str, Any]:
     """Return JSON values that reveal a change in the names, sizes or versions of files."""
-    digest = hashlib.sha256()
-    for file in files:
-        line = f"{file.url}\0{file.size}\0{file.version}\n"
-        digest.update(line.encode("utf-8", "replace"))
-    version, num_bytes = digest.hexdigest()[:32], sum(file.size for file in files)
+    lines = (f"{file.url}\0{file.size}\0{file.version}\n" for file in files)
+    version = sha256(*(line.encode("utf-8", "replace") for line in lines))[:32]
+    num_bytes = sum(file.size for file in files)
     return {"path": files[0].url, "files": len(files), "bytes": num_bytes, "version": version}

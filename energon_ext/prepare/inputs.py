@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from energon_ext.arguments import optional_module
+from energon_ext.compat import version_of_dataset
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
 from energon_ext.prepare.input_files import describe, input_files, open_input
@@ -113,7 +114,7 @@ def _line_ranges(path: StoredObject) -> Iterator[tuple[int, int]]:
 
 def _lines(path: StoredObject, begin: int, stop: int | None) -> Iterator[tuple[bytes, str, int]]:
     """Yield the lines between two bytes of a file, with origins and sizes; None for the end."""
-    with open_input(path) as stored, _unpacked(stored, path) as file:
+    with open_input(path) as stored, _unpack(stored, path) as file:
         position, number = begin, 1 + _lines_before(file, path, begin)
         while line := file.readline(MAX_LINE_BYTES):
             if line.strip():
@@ -137,7 +138,7 @@ def _lines_before(file: BinaryIO, path: StoredObject, begin: int) -> int:
     return sum(piece.count(b"\n") for piece in pieces)
 
 
-def _unpacked(file: BinaryIO, path: StoredObject) -> Any:
+def _unpack(file: BinaryIO, path: StoredObject) -> Any:
     if path.url.endswith(".gz"):
         return gzip.open(file)
     if path.url.endswith(".zst"):
@@ -209,7 +210,7 @@ def hugging_face_units(
             rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError(f"--hf-dataset {name}, split {split}: {error}") from error
-    version = {"path": name, "version": getattr(rows, "_fingerprint", None)}
+    version = {"path": name, "version": version_of_dataset(rows)}
     if not hasattr(rows, "select"):  # streamed
         return [Unit(version, partial(_read_hugging_face, rows, name, 0, read_row))]
     units = []

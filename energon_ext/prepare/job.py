@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Writes the documents of a unit to token files, one pair per split."""
 
-import hashlib
 import os
 import tempfile
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.errors import ConfigError, SampleError, log_of, one_line
-from energon_ext.keyed import stable_hash
+from energon_ext.keyed import sha256_of_file, stable_hash
 from energon_ext.prepare.documents import InputDocument, Unit
 
 logger = log_of(__name__)
@@ -81,7 +80,7 @@ def write_unit(
     folder.mkdir(parents=True, exist_ok=True)
     prefix = f"{STAGING}{name}."
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as staging, ExitStack() as opened:
-        for document, split, encoded in _encoded(job, unit, skipped, advance):
+        for document, split, encoded in _encode(job, unit, skipped, advance):
             if split not in writers:
                 path = Path(staging, split, name)
                 path.parent.mkdir()
@@ -97,7 +96,7 @@ def write_unit(
         files = {}
         for path in sorted(Path(staging).glob("*/*")):
             file = f"{path.parent.name}/{path.name}"
-            files[file] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            files[file] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
         for file in files:
             (folder / file).parent.mkdir(exist_ok=True)
             os.replace(Path(staging, file), folder / file)
@@ -121,15 +120,6 @@ def split_of(text: str, val_fraction: float, seed: int) -> str:
     return "val" if stable_hash(f"{seed}/{text}") < val_fraction * 2**63 else "train"
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, read in blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _count(skipped: Record, error: Exception) -> None:
     skipped["count"] += 1
     skipped["first"] = skipped["first"] or str(error)
@@ -138,7 +128,7 @@ def _count(skipped: Record, error: Exception) -> None:
 def _readable(job: Job, unit: Unit, skipped: Record) -> Iterator[InputDocument]:
     """Yield the documents of a unit that are readable and long enough."""
     for item in unit.read():
-        document = _checked(item) if isinstance(item, InputDocument) else item
+        document = _check(item) if isinstance(item, InputDocument) else item
         if isinstance(document, ConfigError):
             if not job.skips_unreadable:
                 raise document
@@ -149,7 +139,7 @@ def _readable(job: Job, unit: Unit, skipped: Record) -> Iterator[InputDocument]:
             yield document
 
 
-def _checked(document: InputDocument) -> InputDocument | ConfigError:
+def _check(document: InputDocument) -> InputDocument | ConfigError:
     try:
         document.text.encode()
         return document
@@ -177,7 +167,7 @@ def _batches(
         advance(num_bytes)
 
 
-def _encoded(
+def _encode(
     job: Job, unit: Unit, skipped: Record, advance: Callable[[int], None]
 ) -> Iterator[tuple[InputDocument, str, Encoded]]:
     """Yield the documents of a unit with their splits and what is written for them."""

@@ -17,7 +17,7 @@ import numpy as np
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import stable_hash
-from energon_ext.prepare.accounts import read_json
+from energon_ext.prepare.accounts import read_record
 from energon_ext.prepare.cache import SPLIT
 from energon_ext.prepare.job import Record
 from energon_ext.tokens.documents import Lengths
@@ -71,9 +71,9 @@ class LengthTable(Lengths):
     @classmethod
     def open(cls, folder: Path, longest: int) -> "LengthTable":
         """Read a table written by :mod:`~energon_ext.prepare.units`."""
-        units = (read_json(folder / PREPARED) or {}).get("units")
+        units = (read_record(folder / PREPARED) or {}).get("units")
         if not isinstance(units, list):
-            raise _damaged(folder, f"{PREPARED} cannot be read")
+            raise _damaged_error(folder, f"{PREPARED} cannot be read")
         return cls(
             _column(folder, units, LENGTHS, "<u4"), _column(folder, units, COSTS, "<f4"), longest
         )
@@ -127,12 +127,12 @@ def _column(folder: Path, units: Sequence[Record], suffix: str, dtype: str) -> n
         try:
             content = read_data(folder / file, expected)
         except (OSError, ConfigError) as error:
-            raise _damaged(folder, str(error)) from error
+            raise _damaged_error(folder, str(error)) from error
         if len(content) != expected:
-            raise _damaged(folder, f"{file} has {len(content)} bytes")
+            raise _damaged_error(folder, f"{file} has {len(content)} bytes")
         parts.append(np.frombuffer(content, dtype))
     return np.concatenate(parts)
 
 
-def _damaged(folder: Path, reason: str) -> ConfigError:
+def _damaged_error(folder: Path, reason: str) -> ConfigError:
     return ConfigError(f"{folder}: the table of lengths is damaged ({reason}).")

@@ -18,18 +18,18 @@ from typing import Any
 from tqdm import tqdm
 
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.accounts import ACCOUNTS, Preparation, skipped_documents, write_json
-from energon_ext.prepare.claim import (
+from energon_ext.prepare.accounts import ACCOUNTS, Preparation, skipped_documents, write_record
+from energon_ext.prepare.documents import Unit
+from energon_ext.prepare.job import STAGING, Job, Record
+from energon_ext.prepare.pool import write_units
+from energon_ext.storage.claim import (
     STALE_SECONDS,
     ClaimedError,
     Part,
     check_unclaimed,
-    claimed,
+    claim,
     living_parts,
 )
-from energon_ext.prepare.documents import Unit
-from energon_ext.prepare.job import STAGING, Job, Record
-from energon_ext.prepare.pool import write_units
 from energon_ext.tokens.index import META_SUFFIX, PREPARED, SUFFIXES
 from energon_ext.tokens.origins import ORIGINS_SUFFIX
 from energon_ext.tokens.paths import SPLITS
@@ -63,7 +63,7 @@ def run_units(
         _check_replaceable(output)
     preparation = Preparation.of(job, units, output, force=force)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with claimed(output) as beat:
+    with claim(output) as beat:
         check_unclaimed(output, None)
         _remove_link(preparation.work)
         if force:
@@ -100,7 +100,7 @@ def run_part(
     names = list(preparation.units)[part.number :: part.count]
     output.parent.mkdir(parents=True, exist_ok=True)
     # A scheduler may restart a part before the claim of its killed process is stale.
-    with claimed(part.claimed_path(output), wait_seconds=2 * STALE_SECONDS) as beat:
+    with claim(part.claimed_path(output), wait_seconds=2 * STALE_SECONDS) as beat:
         _remove_link(preparation.work)
         reasons = _reasons(preparation, names)
         if any(reason is not None for reason in reasons.values()):
@@ -115,7 +115,7 @@ def _finish_last(preparation: Preparation, splits: Sequence[str]) -> Record | No
     """Publish the output unless units are missing or another process publishes it."""
     if not preparation.has_all() or living_parts(preparation.output):
         return None
-    with contextlib.suppress(ClaimedError), claimed(preparation.output):
+    with contextlib.suppress(ClaimedError), claim(preparation.output):
         if all(reason is None for reason in _reasons(preparation, preparation.units).values()):
             _remove_staging(preparation.work)
             return _finish(preparation, splits)
@@ -124,7 +124,7 @@ def _finish_last(preparation: Preparation, splits: Sequence[str]) -> Record | No
 
 def _reasons(preparation: Preparation, names: Collection[str]) -> dict[str, str | None]:
     """Return why each unit must be prepared; None for a finished unit."""
-    records = preparation.finished(names)
+    records = preparation.finished_units(names)
     return {name: preparation.reason_to_prepare(name, records.get(name)) for name in names}
 
 
@@ -179,7 +179,7 @@ def _progress_bar(title: str, num_bytes: int | None) -> Any:
 
 def _finish(preparation: Preparation, splits: Sequence[str]) -> Record:
     """Merge all accounts, and publish the files."""
-    prepared = preparation.merge(preparation.finished(preparation.units))
+    prepared = preparation.merge(preparation.finished_units(preparation.units))
     _check_documents(prepared, splits, preparation)
     _publish(prepared, preparation)
     return prepared
@@ -209,7 +209,7 @@ def _check_documents(prepared: Record, splits: Sequence[str], preparation: Prepa
 def _publish(prepared: Record, preparation: Preparation) -> None:
     """Rename the work folder to the output, or move its files into an existing output."""
     work, output = preparation.work, preparation.output
-    write_json(work / PREPARED, prepared)
+    write_record(work / PREPARED, prepared)
     wanted = {file for record in prepared["units"] for file in record["files"]}
     is_new = preparation.force or not output.exists() or not any(output.iterdir())
     for folder in (work,) if is_new else (work, output):

@@ -9,7 +9,7 @@ from energon_ext.rl.group_rows import WaitingGroup
 from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.plain import from_plain, to_plain
-from energon_ext.state.schema import COUNT, check_class, check_seal, sealed
+from energon_ext.state.schema import COUNT, check_class, check_seal, seal
 
 _CLASS, _VERSION = "EnergonExtRL", 1
 #: Fields that :func:`to_plain` converts to JSON values.
@@ -42,7 +42,7 @@ def build_state(
         "rollout": rollout,
     }
     head = {"__class__": _CLASS, "version": _VERSION, "fingerprint": dict(fingerprint)}
-    return sealed({**head, "prompts": prompts, **to_plain(fields)})
+    return seal({**head, "prompts": prompts, **to_plain(fields)})
 
 
 def read_state(state: Any, fingerprint: Mapping[str, Any]) -> dict[str, Any]:

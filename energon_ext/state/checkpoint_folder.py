@@ -15,9 +15,9 @@ from typing import Any, Iterator, Mapping
 import torch
 
 from energon_ext.errors import StateFormatError
-from energon_ext.state.files import first_line, read_json, read_small_file, write_file
+from energon_ext.state.files import first_line, read_small_file, read_small_json, write_file
 from energon_ext.state.plain import from_plain
-from energon_ext.state.schema import STOCK_RUN, check_seal, sealed
+from energon_ext.state.schema import STOCK_RUN, check_seal, seal
 
 TRACKER, CURSOR = "latest_checkpointed_iteration.txt", "data.json"
 MAX_BYTES = 2**30
@@ -70,12 +70,12 @@ def cursors_in(folder: Path) -> Iterator[tuple[int | None, Any]]:
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with a digest of itself."""
-    write_file(path, json.dumps(sealed(content)).encode())
+    write_file(path, json.dumps(seal(content)).encode())
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """Read a JSON object and verify its digest, which is kept."""
-    content: dict[str, Any] = read_json(path, MAX_BYTES)
+    content: dict[str, Any] = read_small_json(path, MAX_BYTES)
     try:
         check_seal(content)
         return content

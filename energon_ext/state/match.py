@@ -97,7 +97,7 @@ def compare_sources(
         current: key -> names of a current source.
     """
 
-    def drawn(key: str) -> tuple[int, int]:
+    def count_drawn(key: str) -> tuple[int, int]:
         entries = [worker[key] for worker in sources]
         return sum(e["documents"] for e in entries), sum(e["tokens"] for e in entries)
 
@@ -108,11 +108,11 @@ def compare_sources(
         if saved is None:
             changes.append(SourceChange(key, NEW))
         elif saved == key:
-            changes.append(SourceChange(key, KEPT, *drawn(key)))
+            changes.append(SourceChange(key, KEPT, *count_drawn(key)))
         else:
-            changes.append(SourceChange(key, MOVED, *drawn(saved), saved_key=saved))
+            changes.append(SourceChange(key, MOVED, *count_drawn(saved), saved_key=saved))
     gone = sorted(sources[0].keys() - set(matched.values()))
-    return [*changes, *(SourceChange(key, RETAINED, *drawn(key)) for key in gone)]
+    return [*changes, *(SourceChange(key, RETAINED, *count_drawn(key)) for key in gone)]
 
 
 def check_fingerprint(

@@ -6,12 +6,12 @@ Every saved state is *sealed*: it contains a digest of itself, so that any chang
 """
 
 import copy
-import hashlib
 import json
 import math
 from typing import Any, Mapping
 
 from energon_ext.errors import StateFormatError, StateMismatchError
+from energon_ext.keyed import sha256
 
 #: The state of a planned run.
 STATE_CLASS = "EnergonExtPlan"
@@ -134,7 +134,7 @@ def check_version(what: str, found: Any, known: int) -> None:
         raise StateFormatError(f"{version}; use the energon_ext that wrote it, or a newer one.")
 
 
-def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+def seal(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return JSON values together with their digest."""
     return {**state, SEAL: digest_of(state)}
 
@@ -170,7 +170,7 @@ def digest_of(value: Any) -> str:
         text = json.dumps(value, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise StateFormatError(f"A data state contains an invalid value: {error}.") from error
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256(text)
 
 
 def check_shape(value: Any, shape: Any, where: str) -> None:

@@ -7,10 +7,8 @@ node to a local folder.
 """
 
 import errno
-import hashlib
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +19,16 @@ import multistorageclient as msc
 from megatron.energon.epathlib import EPath
 from multistorageclient.types import Range
 
+from energon_ext.compat import (
+    attempts_of,
+    drop_rust_client,
+    has_rust_client,
+    url_of_data_service,
+)
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, StoreError, one_line
+from energon_ext.keyed import sha256
+from energon_ext.storage.claim import ClaimedError, claim
 
 _Result = TypeVar("_Result")
 
@@ -60,7 +66,7 @@ def file_name(path: str | Path | EPath) -> str:
     if path.is_local():
         return str(path.local_path())
     if path.profile == "dss":
-        return f"msc://{path.fs.profile}{path._internal_str_path}"
+        return url_of_data_service(path)
     return str(path)
 
 
@@ -78,7 +84,7 @@ def _client(url: str) -> tuple[Any, str]:
     """Return the client of an object and its key there; clients are cached per process."""
     try:
         client, key = msc.resolve_storage_client(url)
-        _use_in_this_process(getattr(client, "_storage_provider", None))
+        _use_in_this_process(client)
         return client, key
     except ImportError as error:
         raise ConfigError(
@@ -93,18 +99,18 @@ def _client(url: str) -> tuple[Any, str]:
 _process_of_rust: int | None = None
 
 
-def _use_in_this_process(provider: Any) -> None:
-    """Make a provider use boto3 in a fork of a process that uses its Rust client.
+def _use_in_this_process(client: Any) -> None:
+    """Make a client use boto3 in a fork of a process that uses its Rust client.
 
     The threads of the Rust client do not survive a fork, so its requests would never be answered.
     """
     global _process_of_rust
-    if getattr(provider, "_rust_client", None) is None:
+    if not has_rust_client(client):
         return
     if _process_of_rust is None:
         _process_of_rust = os.getpid()
     if _process_of_rust != os.getpid():
-        provider._rust_client = None
+        drop_rust_client(client)
 
 
 def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result | None:
@@ -115,9 +121,8 @@ def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # each kind of store has its own error types
-        attempts = getattr(getattr(client, "_retry_config", None), "attempts", 1)
         raise StoreError(
-            f"{url}: cannot be read after up to {attempts} attempts ({one_line(error)})."
+            f"{url}: cannot be read after up to {attempts_of(client)} attempts ({one_line(error)})."
         ) from error
 
 
@@ -126,7 +131,7 @@ def find_object(url: str) -> StoredObject | None:
     found = ask(url, lambda client, key: client.info(key))
     if found is None or found.type != "file":
         return None
-    return StoredObject(url, found.content_length, _unquoted(found.etag))
+    return StoredObject(url, found.content_length, _unquote(found.etag))
 
 
 def file_at(path: str) -> StoredObject:
@@ -144,7 +149,7 @@ def _missing(path: str) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
-def _unquoted(etag: str | None) -> str | None:
+def _unquote(etag: str | None) -> str | None:
     # The Rust client quotes ETags when it lists objects, but not when it looks one up.
     return etag and etag.strip('"')
 
@@ -153,11 +158,11 @@ def objects_below(folder: str) -> Iterable[StoredObject]:
     """Return the objects in a folder and its subfolders."""
     profile = folder.split("/")[2]
 
-    def listed(client: Any, key: str) -> list[StoredObject]:
+    def list_objects(client: Any, key: str) -> list[StoredObject]:
         urls = ((f"msc://{profile}/{each.key.lstrip('/')}", each) for each in _below(client, key))
-        return [StoredObject(url, o.content_length, _unquoted(o.etag)) for url, o in urls]
+        return [StoredObject(url, o.content_length, _unquote(o.etag)) for url, o in urls]
 
-    return ask(folder, listed) or []
+    return ask(folder, list_objects) or []
 
 
 def has_below(folder: str, ending: str) -> bool:
@@ -200,32 +205,32 @@ def _read(client: Any, key: str, byte_range: Range | None = None) -> bytes:
 def local_copy(stored: StoredObject) -> str:
     """Return the path of a copy on this node; copy the object if there is none yet.
 
-    Its name is a hash of the content, or of URL, size and version. It is written under another name
-    and renamed. A process waits while another one copies; after a timeout it copies by itself.
+    Its name is a hash of the content, or of URL, size and version. A process waits while another
+    one copies; after a timeout it copies by itself.
     """
     known = stored.sha256 or f"{stored.url}\n{stored.size}\n{stored.version}"
-    name = stored.sha256 or hashlib.sha256(known.encode()).hexdigest()
-    folder = _folder_of_copies()
-    path, claim = f"{folder}/{name}", Path(f"{folder}/{name}.claim")
-    if os.path.exists(path):
-        return path
-    end = time.monotonic() + DEADLINE_SECONDS
-    while not os.path.exists(path) and not _claimed(claim) and time.monotonic() < end:
-        time.sleep(0.05)
-    try:
-        if os.path.exists(path):
-            return path
-        content = read_object(stored.url)
-        if content is None or len(content) != stored.size:
-            raise replaced(stored, "missing" if content is None else f"{len(content)} bytes")
-        if stored.sha256 not in (None, hashlib.sha256(content).hexdigest()):
-            raise replaced(stored, "different content")
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
-    finally:
-        claim.unlink(missing_ok=True)
-    return path
+    name = stored.sha256 or sha256(known)
+    path = Path(_folder_of_copies(), name)
+    if not path.exists():
+        try:
+            with claim(path, wait_seconds=DEADLINE_SECONDS):
+                if not path.exists():
+                    _copy(stored, path)
+        except ClaimedError:
+            _copy(stored, path)
+    return str(path)
+
+
+def _copy(stored: StoredObject, path: Path) -> None:
+    """Copy an object under another name, and rename the copy."""
+    content = read_object(stored.url)
+    if content is None or len(content) != stored.size:
+        raise replaced_error(stored, "missing" if content is None else f"{len(content)} bytes")
+    if stored.sha256 not in (None, sha256(content)):
+        raise replaced_error(stored, "different content")
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)
 
 
 def _folder_of_copies() -> str:
@@ -242,19 +247,7 @@ def _folder_of_copies() -> str:
     return folder
 
 
-def _claimed(claim: Path) -> bool:
-    """True if this process should make the copy; exclusive creation works on NFS too."""
-    try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        try:
-            return time.time() - claim.stat().st_mtime > DEADLINE_SECONDS
-        except FileNotFoundError:  # the copy has been made
-            return False
-    return True
-
-
-def replaced(stored: StoredObject, found: str) -> StoreError:
+def replaced_error(stored: StoredObject, found: str) -> StoreError:
     return StoreError(
         f"{stored.url}: {found}, but the plan was made with an object of {stored.size} bytes; it "
         f"changed during the run. Restore it, or start a new run."

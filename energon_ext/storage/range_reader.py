@@ -21,7 +21,7 @@ from energon_ext.storage.object_store import (
     StoredObject,
     find_object,
     read_range,
-    replaced,
+    replaced_error,
 )
 
 logger = log_of(__name__)
@@ -136,7 +136,7 @@ class RangeReader:
         try:
             return read_range(stored.url, begin, size)
         except FileNotFoundError:
-            raise replaced(stored, "missing") from None
+            raise replaced_error(stored, "missing") from None
 
     def _check(self, stored: StoredObject) -> None:
         """Check from time to time that an object is still the one the plan was made with."""
@@ -148,9 +148,9 @@ class RangeReader:
         try:
             now = find_object(stored.url)
             if now is None or now.size != stored.size:
-                raise replaced(stored, f"{now.size} bytes" if now else "missing")
+                raise replaced_error(stored, f"{now.size} bytes" if now else "missing")
             if before.version not in (None, now.version):
-                raise replaced(stored, f"ETag {now.version}")
+                raise replaced_error(stored, f"ETag {now.version}")
         except StoreError:
             self._seen.pop(stored.url, None)
             raise

@@ -12,6 +12,7 @@ from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
+from energon_ext.compat import repetitions_read, set_repetitions_read
 from energon_ext.errors import EnergonExtError, SampleError
 from energon_ext.state.schema import COUNT
 from energon_ext.streamed.source import StreamedSource
@@ -130,9 +131,7 @@ class RepeatUpTo(RepeatDataset[Any]):
     still count, while stock Energon forgets those above the limit.
     """
 
-    _repetition: int
-
     def __iter__(self) -> Iterator[Any]:
-        read = self._repetition
+        read = repetitions_read(self)
         yield from super().__iter__()
-        self._repetition = max(read, self._repetition)
+        set_repetitions_read(self, max(read, repetitions_read(self)))

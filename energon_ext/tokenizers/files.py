@@ -3,7 +3,6 @@
 """Tokenizers of other libraries, loaded from untrusted files."""
 
 import contextlib
-import hashlib
 import json
 import math
 import re
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.arguments import optional_module
-from energon_ext.data_files import open_data, read_data
+from energon_ext.data_files import open_data, read_data, read_json
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import sha256
 
 #: Size limit of each tokenizer file; the largest known ones have about 40 MB.
 MAX_FILE_BYTES = 2**28
@@ -117,7 +117,7 @@ def load_sentencepiece(path: str, continued: bool = False) -> tuple[Any, str]:
         loaded = library.SentencePieceProcessor(model_proto=model)
     if not content:  # the library accepts this as an absent model
         raise ConfigError(f"{what} is empty; use a different one.")
-    return loaded, hashlib.sha256(content).hexdigest()
+    return loaded, sha256(content)
 
 
 def reject_tiktoken(name: str) -> None:
@@ -148,9 +148,9 @@ def _is_tiktoken(path: Path) -> bool:
 def special_tokens_next_to(path: Path) -> dict[str, str | None]:
     """Return the special tokens in the ``tokenizer_config.json`` next to a tokenizer file."""
     try:
-        config = json.loads(read_data(path.with_name("tokenizer_config.json"), MAX_FILE_BYTES))
+        config = read_json(path.with_name("tokenizer_config.json"), MAX_FILE_BYTES)
         tokens = {role: config.get(f"{role}_token") for role in ("bos", "eos", "pad")}
-    except (OSError, ValueError, RecursionError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         return {}
     texts = {r: t.get("content") if isinstance(t, dict) else t for r, t in tokens.items()}
     return texts if texts["eos"] is not None else {}

@@ -3,7 +3,6 @@
 """Tokenizers for bytes, the Hugging Face libraries and sentencepiece."""
 
 import functools
-import hashlib
 import itertools
 from abc import abstractmethod
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.keyed import sha256
 from energon_ext.tokenizers.files import (
     errors_of_library,
     load_backend,
@@ -164,7 +164,7 @@ class HFTokenizer(_LibraryTokenizer):
         # A file may contain settings of the last call before it was saved.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._sha256 = hashlib.sha256(self._tokenizer.to_str().encode("utf-8")).hexdigest()
+        self._sha256 = sha256(self._tokenizer.to_str())
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1  # not the count: ids may have gaps
 

@@ -81,7 +81,7 @@ def as_pairs(points: Any, where: str) -> list[tuple[Any, Any]]:
     raise ConfigError(f"{where}: {points!r:.80} found, {needed}.")
 
 
-def checked_breakpoint(breakpoint: Any, where: str) -> int:
+def parse_breakpoint(breakpoint: Any, where: str) -> int:
     """Return a breakpoint as an integer; Energon's YAML loader turns mapping keys into text."""
     count = count_from(breakpoint)
     if count is None or not 0 <= count <= MAX_BREAKPOINT:

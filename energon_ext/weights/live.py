@@ -13,7 +13,6 @@ all later steps and must be the last. A source that a line does not name keeps t
 entry, as all sources do before the first line.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -25,7 +24,8 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 from energon_ext.arguments import check_integer, choices
 from energon_ext.data_files import open_data, read_to_limit
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError, log_of
-from energon_ext.weights.schedule import Segment, WeightSpec, checked_value
+from energon_ext.keyed import sha256
+from energon_ext.weights.schedule import Segment, WeightSpec, parse_value
 
 logger = log_of(__name__)
 
@@ -113,7 +113,7 @@ class LiveWeights:
         """
         self.read()
         given = Line(from_step, through, weights).to_json()
-        data = self._checked(given, str(self.path)).to_bytes()
+        data = self._check_line(given, str(self.path)).to_bytes()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             if self._has_partial_line:  # a controller was killed while writing
@@ -160,7 +160,7 @@ class LiveWeights:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: {data[:80]!r} found, a JSON object is needed.") from error
-        line = self._checked(value, where)
+        line = self._check_line(value, where)
         names = line.weights if self._names is None else self._names
         for name in line.weights:
             if name not in names:
@@ -172,13 +172,13 @@ class LiveWeights:
         state = self._states[-1]
         if self.lines or line.weights:  # a first line without weights changes nothing
             content = state["digest"] + json.dumps([line.from_step, line.weights], sort_keys=True)
-            digest = hashlib.sha256(content.encode()).hexdigest()
+            digest = sha256(content)
             state = {"lines": state["lines"] + 1, "digest": digest}
         self.lines.append(line)
         self._states.append(state)
         self._bytes += len(data) + 1
 
-    def _checked(self, value: Any, where: str) -> Line:
+    def _check_line(self, value: Any, where: str) -> Line:
         """Return a line that may follow the existing ones, or raise ConfigError."""
         if not isinstance(value, dict) or not {"from_step", "weights"} <= value.keys() <= _FIELDS:
             needed = "from_step, weights and optionally through are needed"
@@ -194,7 +194,7 @@ class LiveWeights:
             )
         if not isinstance(weights, dict):
             raise ConfigError(f"{where}: weights: {weights!r:.80} found, a mapping is needed.")
-        checked = {k: checked_value(weight, f"{where}: {k}") for k, weight in weights.items()}
+        checked = {k: parse_value(weight, f"{where}: {k}") for k, weight in weights.items()}
         return Line(int(first), None if through is None else int(through), checked)
 
     def wait(self, step: int) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from energon_ext.elementwise import apply
 from energon_ext.errors import ConfigError
-from energon_ext.weights.axis import as_pairs, checked_breakpoint
+from energon_ext.weights.axis import as_pairs, parse_breakpoint
 
 MAX_WEIGHT = 1e15  # sums and products of weights stay finite
 
@@ -113,7 +113,7 @@ class ConstantWeight(WeightSpec):
     """
 
     def __init__(self, value: float):
-        self.value = checked_value(value, "weight")
+        self.value = parse_value(value, "weight")
 
     def segment(self, position: int) -> Segment:
         return Segment("step", math.inf, self.value)
@@ -157,10 +157,10 @@ class ScheduledWeight(WeightSpec):
             raise ConfigError(f"{where}: {kind!r:.80} found, {needed}.")
         pairs: dict[int, float] = {}
         for breakpoint, value in as_pairs(points, f"{where}.{kind}"):
-            index = checked_breakpoint(breakpoint, f"{where}.{kind}")
+            index = parse_breakpoint(breakpoint, f"{where}.{kind}")
             if index in pairs:
                 raise ConfigError(f"{where}.{kind}: breakpoint {index} is given twice; keep one.")
-            pairs[index] = checked_value(value, f"{where}.{kind}[{index}]")
+            pairs[index] = parse_value(value, f"{where}.{kind}[{index}]")
             if KINDS[kind].is_ratio and pairs[index] == 0:
                 advice = "use a value > 0, `linear`, or a later `step` to 0"
                 raise ConfigError(f"{where}.{kind}[{index}]: a ratio never reaches 0; {advice}.")
@@ -262,7 +262,7 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
         energon_ext.errors.ConfigError: weight: -1 is not a finite number >= 0.
     """
     if not isinstance(value, Mapping):
-        return ConstantWeight(checked_value(value, where))
+        return ConstantWeight(parse_value(value, where))
     if len(value) != 1:
         needed = f"exactly one of {', '.join(KINDS)} is needed"
         raise ConfigError(f"{where}: {list(value)} found, {needed}.")
@@ -270,7 +270,7 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
     return ScheduledWeight(kind, points, where)
 
 
-def checked_value(value: Any, where: str) -> float:
+def parse_value(value: Any, where: str) -> float:
     """Return a weight as a float; raise ConfigError unless it is a finite number >= 0."""
     is_number = isinstance(value, (int, float, np.integer, np.floating))
     if isinstance(value, bool) or not is_number or not 0 <= value <= MAX_WEIGHT:

@@ -29,12 +29,12 @@ from energon_ext.cli.mix import make_encoder
 from energon_ext.encoders.text_sources import encode_all
 from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.claim import Part
 from energon_ext.prepare.documents import InputDocument, Unit, text_under
 from energon_ext.prepare.inputs import jsonl_units
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.prepare.units import run_part
+from energon_ext.storage.claim import Part
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 LEAST_WORDS = 5

@@ -9,7 +9,7 @@ import pytest
 
 from energon_ext import PackedTaskEncoder
 from energon_ext.plan.lookup import find_blend
-from energon_ext.state.schema import check_seal, sealed
+from energon_ext.state.schema import check_seal, seal
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.plan.runs import SEQ_LEN, Run, edit_yaml, numbered_documents, write_numbered
@@ -166,7 +166,7 @@ def test_states_of_a_branch_that_the_run_has_left_are_ignored(data, mixes, tmp_p
 def old_state(state):
     """Return a state as version 4 wrote it."""
     content = {k: v for k, v in check_seal(state).items() if k != "data_digests"}
-    return sealed({**content, "version": 4})
+    return seal({**content, "version": 4})
 
 
 @pytest.fixture

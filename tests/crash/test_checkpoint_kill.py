@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from energon_ext.state.schema import sealed
+from energon_ext.state.schema import seal
 from tests.example_checkpoints import Checkpoints
 
 MODEL = ("common.pt", "__0_0.distcp", ".metadata", "metadata.json")  # in the order of Megatron
@@ -27,9 +27,7 @@ def save(checkpoints, step, kind):
 
     content = {"step": step, "rows": list(range(200))}
     data = (
-        {"cursor": sealed(content)}
-        if kind == "cursor"
-        else {"states": [(0, content), (1, content)]}
+        {"cursor": seal(content)} if kind == "cursor" else {"states": [(0, content), (1, content)]}
     )
     checkpoints.save(step, write_model=write_model, run={"step": step}, **data)
 

@@ -15,10 +15,11 @@ import torch
 from megatron.core import parallel_state
 
 from energon_ext.losses import clipped_ratio_losses, reference_kl, unified_loss
-from energon_ext.megatron import build_packed_seq_params, forward_step, mean_losses
+from energon_ext.megatron import forward_step, mean_losses
 from tests.megatron.small_gpt import (
     megatron,
     model_parallel,
+    run_packed,
     small_config,
     small_model,
     synthetic_batch,
@@ -91,15 +92,7 @@ def expected_step(case):
     """Return loss and gradient norm by the formula."""
     model = small_model(small_config())
     batches = [batch(case, index) for index in range(MICRO_BATCHES)]
-    logits = [
-        model(
-            found.tokens[None],
-            found.position_ids[None],
-            None,
-            packed_seq_params=build_packed_seq_params(found),
-        )[0]
-        for found in batches
-    ]
+    logits = [run_packed(model, found) for found in batches]
     labels = torch.cat([found.labels for found in batches])
     weights = torch.cat([found.token_weights for found in batches])
     if CASES[case][1] is PPO:

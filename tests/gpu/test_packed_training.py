@@ -16,7 +16,6 @@ from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.loader.slots import Slots
 from energon_ext.megatron import (
     MegatronEnergonLoader,
-    build_packed_seq_params,
     forward_step,
     mean_losses,
 )
@@ -25,7 +24,9 @@ from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests import support
 from tests.megatron.small_gpt import (
     VOCABULARY,
+    documents_of,
     megatron,
+    run_packed,
     small_config,
     small_model,
     synthetic_batch,
@@ -63,24 +64,10 @@ def make_model(device, dtype=torch.bfloat16, vocabulary=VOCABULARY, **overrides)
     return small_model(config, vocabulary=vocabulary).to(device=device, dtype=dtype)
 
 
-def documents(batch):
-    ends = batch.cu_seqlens.tolist()
-    return [
-        slice(start, end)
-        for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist())
-        if source >= 0
-    ]
-
-
 def packed_and_alone(model, batch):
     """Return logits and gradients, packed and with each document run alone."""
-    parts = documents(batch)
-    packed = model(
-        batch.tokens[None],
-        batch.position_ids[None],
-        None,
-        packed_seq_params=build_packed_seq_params(batch),
-    )[0]
+    parts = documents_of(batch)
+    packed = run_packed(model, batch)
     alone = [
         model(batch.tokens[None, part], batch.position_ids[None, part], None)[0] for part in parts
     ]

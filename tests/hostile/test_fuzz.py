@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.errors import StateFormatError
-from energon_ext.state.schema import sealed
+from energon_ext.state.schema import seal
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
@@ -138,7 +138,7 @@ def damage(content, rng):
     if is_sealed:  # seal it again, as an attacker would
         tree.pop("energon_ext_digest", None)
         with contextlib.suppress(StateFormatError):
-            tree = sealed(tree)
+            tree = seal(tree)
     return json.dumps(tree).encode("utf-8", "surrogatepass")
 
 

@@ -19,7 +19,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
-from energon_ext.megatron import create_broadcast_groups, enable_cpu, gpt_layer_spec
+from energon_ext.megatron import (
+    build_packed_seq_params,
+    create_broadcast_groups,
+    enable_cpu,
+    gpt_layer_spec,
+)
 from tests.megatron.example_code import initialize_weights
 
 VOCABULARY = 64
@@ -124,6 +129,23 @@ def small_model(config, seed=0, vocabulary=VOCABULARY):
     )
     initialize_weights(model, seed)
     return model
+
+
+def run_packed(model, batch, **inputs):
+    """Return the logits of a batch, or with ``labels`` its losses, one per position."""
+    packed = build_packed_seq_params(batch)
+    tokens, positions = batch.tokens[None], batch.position_ids[None]
+    return model(tokens, positions, None, packed_seq_params=packed, **inputs)[0]
+
+
+def documents_of(batch):
+    """Return the positions of each document of a batch."""
+    ends = batch.cu_seqlens.tolist()
+    return [
+        slice(start, end)
+        for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist())
+        if source >= 0
+    ]
 
 
 def synthetic_batch(seed, rows=2, sources=("code", "web")):

@@ -12,9 +12,17 @@ from megatron.core.transformer.torch_norm import L2Norm
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError
-from energon_ext.megatron import attention, build_packed_seq_params, gpt_layer_spec
+from energon_ext.megatron import attention, gpt_layer_spec
 from energon_ext.megatron.attention import SegmentAttention, TorchNorm
-from tests.megatron.small_gpt import MOE, VOCABULARY, small_config, small_model, synthetic_batch
+from tests.megatron.small_gpt import (
+    MOE,
+    VOCABULARY,
+    documents_of,
+    run_packed,
+    small_config,
+    small_model,
+    synthetic_batch,
+)
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -24,20 +32,6 @@ ARCHITECTURES = {
     "moe": MOE,
     "moe on every second layer": {**MOE, "moe_layer_freq": [0, 1]},
 }
-
-
-def packed_logits(model, batch):
-    packed = build_packed_seq_params(batch)
-    return model(batch.tokens[None], batch.position_ids[None], None, packed_seq_params=packed)[0]
-
-
-def documents(batch):
-    ends = batch.cu_seqlens.tolist()
-    return [
-        slice(start, end)
-        for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist())
-        if source >= 0
-    ]
 
 
 def document_logits(model, tokens):
@@ -55,10 +49,10 @@ def test_a_packed_batch_equals_its_documents_alone(architecture):
     model = small_model(small_config(**ARCHITECTURES[architecture]))
     batch = synthetic_batch(seed=1)
     pick = torch.randn(batch.num_tokens, VOCABULARY, generator=torch.Generator().manual_seed(2))
-    parts = documents(batch)
+    parts = documents_of(batch)
     assert len(parts) >= 4
 
-    packed = packed_logits(model, batch)
+    packed = run_packed(model, batch)
     alone = [document_logits(model, batch.tokens[part]) for part in parts]
     for part, logits in zip(parts, alone):
         torch.testing.assert_close(packed[part], logits, rtol=0, atol=1e-5)
@@ -74,11 +68,11 @@ def test_a_packed_batch_equals_its_documents_alone(architecture):
 def test_perturbing_one_document_leaves_the_others_unchanged(architecture, tolerance):
     model = small_model(small_config(**ARCHITECTURES[architecture])).double()
     batch = synthetic_batch(seed=3)
-    changed, *others = documents(batch)
+    changed, *others = documents_of(batch)
     with torch.no_grad():
-        before = packed_logits(model, batch)
+        before = run_packed(model, batch)
         batch.tokens[changed] = (batch.tokens[changed] + 1) % VOCABULARY
-        after = packed_logits(model, batch)
+        after = run_packed(model, batch)
     assert (before[changed] - after[changed]).abs().max() > 1e-3
     for other in others:
         torch.testing.assert_close(before[other], after[other], rtol=0, atol=tolerance)

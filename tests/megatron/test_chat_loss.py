@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from energon_ext import ExactDataLoader, SFTTaskEncoder, get_train_dataset
-from energon_ext.megatron import build_packed_seq_params
 from energon_ext.tokenizers.tokenizers import HFTokenizer
-from tests.megatron.small_gpt import small_config, small_model
+from tests.megatron.small_gpt import run_packed, small_config, small_model
 from tests.support import config, write_mix
 
 transformers = pytest.importorskip("transformers")
@@ -173,13 +172,7 @@ def test_the_packed_loss_in_megatron_equals_the_unpacked_loss_in_hugging_face(
     total = weight_sum = 0.0
     for batch in ExactDataLoader(dataset):
         with torch.no_grad():
-            losses = model(
-                batch.tokens[None],
-                batch.position_ids[None],
-                None,
-                labels=batch.labels[None],
-                packed_seq_params=build_packed_seq_params(batch),
-            )[0]
+            losses = run_packed(model, batch, labels=batch.labels[None])
         total += float((losses * batch.token_weights).sum())
         weight_sum += float(batch.token_weights.sum())
     twin = hugging_face_twin(model, tokenizer.vocab_size)

@@ -31,10 +31,12 @@ GPUS = {"llama3_8b": 16, "qwen3_30b_a3b": 32}
 
 @pytest.fixture(scope="module")
 def check(one_rank):
-    spec = importlib.util.spec_from_file_location("check", LAUNCH / "check.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The functions of check.py and of the two modules that it uses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(LAUNCH)
+        names = ("launch_options", "meta_model", "check")
+        modules = [vars(importlib.import_module(name)) for name in names]
+        yield types.SimpleNamespace(**{k: v for module in modules for k, v in module.items()})
 
 
 def options_of(check, model):

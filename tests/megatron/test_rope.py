@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Positions as the batch gives them: an offset of a segment changes nothing, a jump inside does."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -11,6 +13,7 @@ from energon_ext.megatron import build_packed_seq_params, gpt_layer_spec, rope_b
 from tests.megatron.small_gpt import (
     SEQ_LEN,
     VOCABULARY,
+    run_packed,
     small_config,
     small_model,
     synthetic_batch,
@@ -22,10 +25,9 @@ CONFIGS = {"halves": {}, "interleaved": {"rotary_interleaved": True}}
 
 
 def logits(model, batch, position_ids=None):
-    positions = batch.position_ids if position_ids is None else position_ids
-    packed = build_packed_seq_params(batch)
+    batch = batch if position_ids is None else replace(batch, position_ids=position_ids)
     with torch.no_grad():
-        return model(batch.tokens[None], positions[None], None, packed_seq_params=packed)[0]
+        return run_packed(model, batch)
 
 
 def make_models(config):

@@ -14,9 +14,8 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
-from energon_ext.megatron import build_packed_seq_params
 from tests.megatron.example_code import MegatronSampler, Sampling, draw, generate
-from tests.megatron.small_gpt import VOCABULARY, small_config, small_model
+from tests.megatron.small_gpt import VOCABULARY, run_packed, small_config, small_model
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -32,13 +31,7 @@ def training_log_probs(model, prompt, response):
     """What one training step would see of each response token."""
     tokens = np.array([*prompt, *response])
     batch = BatchAssembler(len(tokens))([Row([tokens])], sources=[""])
-    losses = model(
-        batch.tokens[None],
-        batch.position_ids[None],
-        None,
-        labels=batch.labels[None],
-        packed_seq_params=build_packed_seq_params(batch),
-    )[0]
+    losses = run_packed(model, batch, labels=batch.labels[None])
     return (-losses[len(prompt) - 1 : len(tokens) - 1]).tolist()
 
 

@@ -15,7 +15,6 @@ from megatron.core.models.gpt import GPTModel
 
 from energon_ext import MultiSpliceTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.megatron import (
-    build_packed_seq_params,
     forward_step,
     gpt_layer_spec,
     mean_losses,
@@ -24,7 +23,7 @@ from energon_ext.splice import LossMap, MultiSpliceConfig
 from energon_ext.splice.frames import splices_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.megatron.example_code import initialize_weights
-from tests.megatron.small_gpt import small_config
+from tests.megatron.small_gpt import run_packed, small_config
 from tests.support import config, loader_for, take, write_dataset, write_mix
 
 CHECKOUT = Path(__file__).parents[2]
@@ -71,13 +70,7 @@ def logits_by_offset(model, path, **fields):
         for batch in loader_for(dataset):
             if int(batch.token_weights.sum()) == length - 1:
                 offset = int(batch.token_weights.nonzero()[0])
-                output = model(
-                    batch.tokens[None],
-                    batch.position_ids[None],
-                    None,
-                    packed_seq_params=build_packed_seq_params(batch),
-                )
-                found[offset] = output.view(SEQ_LEN, -1)[offset : offset + length]
+                found[offset] = run_packed(model, batch)[offset : offset + length]
     assert sorted(found) == list(range(SEQ_LEN - length + 1))
     return found
 

@@ -79,7 +79,7 @@ def test_the_report_shows_loss_and_p_of_z_of_each_document(alone, tmp_path):
     pytest.importorskip("matplotlib")
     found = Run.load(alone)
     documents = events(alone, "evaluation")
-    for key, (steps, values) in found.validated("val/memorized").items():
+    for key, (steps, values) in found.validation_curves("val/memorized").items():
         assert steps.tolist() == [0, 25, 50]
         assert values.tolist() == [event[f"val/memorized/{key}"] for event in documents]
     result = energon_ext("report", alone, "--out", tmp_path)

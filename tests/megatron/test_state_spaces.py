@@ -19,8 +19,7 @@ from energon_ext.megatron import (
     slice_for_context_parallel,
     step,
 )
-from tests.megatron.small_gpt import small_config, synthetic_batch
-from tests.megatron.test_attention import documents
+from tests.megatron.small_gpt import documents_of, small_config, synthetic_batch
 from tests.megatron.test_context_parallel import LENGTHS, aligned_batch
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -105,7 +104,7 @@ def mixed(mixer, hidden, params):
 
 def test_document_one_does_not_affect_document_two(mixer):
     batch = synthetic_batch(seed=3)
-    changed, *others = documents(batch)
+    changed, *others = documents_of(batch)
     params = build_packed_seq_params(batch)
     hidden = torch.randn(batch.num_tokens, 32, generator=torch.Generator().manual_seed(1))
     before = mixed(mixer, hidden, params)
@@ -120,7 +119,7 @@ def test_a_packed_document_equals_the_document_alone(mixer):
     batch = synthetic_batch(seed=4)
     hidden = torch.randn(batch.num_tokens, 32, generator=torch.Generator().manual_seed(2))
     packed = mixed(mixer, hidden, build_packed_seq_params(batch))
-    for document in documents(batch):
+    for document in documents_of(batch):
         torch.testing.assert_close(packed[document], mixed(mixer, hidden[document], None))
 
 

@@ -28,7 +28,7 @@ from energon_ext.megatron import (
 )
 from energon_ext.megatron.lm.loop import adapt_loop
 from tests.megatron.pretend_gpu import PretendGpu
-from tests.megatron.small_gpt import small_config, small_model, synthetic_batch
+from tests.megatron.small_gpt import run_packed, small_config, small_model, synthetic_batch
 from tests.megatron.small_training import run_schedule
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -171,15 +171,7 @@ def test_micro_batches_have_the_loss_and_gradient_of_one_large_batch(weights, op
     by_schedule = {name: p.grad / counts[0] for name, p in model.named_parameters()}
 
     model.zero_grad()
-    logits = [
-        model(
-            batch.tokens[None],
-            batch.position_ids[None],
-            None,
-            packed_seq_params=build_packed_seq_params(batch),
-        )[0]
-        for batch in batches
-    ]
+    logits = [run_packed(model, batch) for batch in batches]
     loss = unified_loss(
         torch.cat(logits),
         torch.cat([batch.labels for batch in batches]),

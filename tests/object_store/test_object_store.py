@@ -4,8 +4,11 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from energon_ext import (
 from energon_ext.cli.main import main
 from energon_ext.errors import ConfigError, StoreError
 from energon_ext.storage import object_store, range_reader
+from energon_ext.storage.claim import claim, claim_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.tokens.file_set import open_token_files
 from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
@@ -240,3 +244,36 @@ def test_a_metadataset_in_a_store_is_validated_and_names_its_tokenizer(pairs, tm
         found.append([batch_hash(batch) for batch in loader_for(dataset)])
         assert isinstance(written_tokenizer(path, "val"), ByteTokenizer)
     assert found[0] == found[1] != []
+
+
+@pytest.fixture
+def copied(pairs):
+    """An object in the store, and the path of its copy, which was removed again."""
+    stored = object_store.find_object(f"msc://store/{pairs[1]}/part-0.idx")
+    copy = Path(object_store.local_copy(stored))
+    copy.unlink()
+    return stored, copy
+
+
+def test_readers_of_one_node_copy_an_object_once(copied, pairs, store):
+    stored, copy = copied
+    store.requests.clear()
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(object_store.local_copy, [stored] * 8))
+    assert found == {str(copy)}
+    assert copy.read_bytes() == (pairs[0] / "part-0.idx").read_bytes()
+    assert [request[0] for request in store.requests] == ["GET"]
+    assert list(copy.parent.iterdir()) == [copy]
+
+
+@pytest.mark.parametrize("process", ["4194305", str(os.getpid())])
+def test_an_object_is_copied_though_another_reader_was_killed_or_is_slow(
+    process, copied, monkeypatch
+):
+    stored, copy = copied
+    monkeypatch.setattr(object_store, "DEADLINE_SECONDS", 0.3)
+    with claim(copy):
+        owner = claim_of(copy).read_text().rpartition(" ")[0]
+        claim_of(copy).write_text(f"{owner} {process}")
+        assert object_store.local_copy(stored) == str(copy)
+        assert copy.stat().st_size == stored.size

@@ -39,6 +39,22 @@ def edit_yaml(path, change=None, **fields):
     path.write_text(json.dumps({**content, **fields}))
 
 
+def open_loaders(mix, encoder, ranks, workers, batch, rows, **options):
+    """Return the loaders of all ranks of a run."""
+    datasets = (
+        get_train_dataset(
+            mix,
+            worker_config=config(workers, rank, ranks),
+            batch_size=batch,
+            rows_per_step=rows,
+            task_encoder=encoder,
+            **options,
+        )
+        for rank in range(ranks)
+    )
+    return [loader_for(dataset) for dataset in datasets]
+
+
 class Run:
     """The loaders of all ranks of a run.
 
@@ -52,19 +68,7 @@ class Run:
         encoder = encoder or PackedTaskEncoder(LargeTokenizer(), SEQ_LEN)
         self.rounds = rows // (ranks * batch)
         self.batch = batch
-        self.loaders = [
-            loader_for(
-                get_train_dataset(
-                    mix,
-                    worker_config=config(workers, rank, ranks),
-                    batch_size=batch,
-                    rows_per_step=rows,
-                    task_encoder=encoder,
-                    **options,
-                )
-            )
-            for rank in range(ranks)
-        ]
+        self.loaders = open_loaders(mix, encoder, ranks, workers, batch, rows, **options)
         self._iterators = None
 
     def step(self):

@@ -17,10 +17,8 @@ import pytest
 from energon_ext import PackedBatch, SFTTaskEncoder
 from energon_ext.plan.cursor import restore_cursor
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
-from tests.plan.runs import write_numbered
-from tests.plan.test_questions import KINDS, SEQ_LEN, open_loader, seen, write
-from tests.samples.vision import write_images
-from tests.support import take, write_dataset, write_texts
+from tests.plan.test_questions import KINDS, SEQ_LEN, open_loader, seen, write, write_sources
+from tests.support import take
 
 #: Kind of source -> digests of its first 14 batches, and of the cursors after 5 and 14.
 GOLDEN = {
@@ -66,13 +64,7 @@ def measure(folder, kind):
 
 
 def write_data(folder):
-    write_numbered(folder / "a", 90, 100, 1)
-    write_numbered(folder / "b", 70, 10_000, 2)
-    for name in ("web", "more"):
-        write_dataset(folder / name, [f"{name} {n} {'x' * (n % 50)}" for n in range(60)])
-    write_images(folder / "photos", 30)
-    write_images(folder / "charts", 20)
-    write_texts(folder / "text", [f"Text {n} {'x' * (n * 7 % 60)}." for n in range(60)])
+    write_sources(folder)
     records = [{"prompt": f"{n}?", "response": "x" * (n * 5 % 30)} for n in range(50)]
     (folder / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     return folder

@@ -23,7 +23,7 @@ from tests.plan.memory_documents import (
     take,
     trained,
 )
-from tests.plan.runs import edit_yaml, write_split
+from tests.plan.runs import edit_yaml, open_loaders, write_split
 from tests.saves import save_cursor
 from tests.support import (
     LargeTokenizer,
@@ -81,18 +81,7 @@ class Run:
 
     def read(self, mix, steps, *, ranks=1, batch=ROWS, workers=0, seq_len=64, **options):
         encoder = PackedTaskEncoder(LargeTokenizer(), seq_len, packing_buffer_docs=20, **options)
-        loaders = [
-            loader_for(
-                get_train_dataset(
-                    mix,
-                    worker_config=config(workers, rank, ranks),
-                    batch_size=batch,
-                    rows_per_step=ROWS,
-                    task_encoder=encoder,
-                )
-            )
-            for rank in range(ranks)
-        ]
+        loaders = open_loaders(mix, encoder, ranks, workers, batch, ROWS)
         for loader in loaders if self.state is not None else ():
             loader.load_state_dict(json.loads(self.state))
         iterators = [iter(loader) for loader in loaders]

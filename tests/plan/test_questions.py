@@ -57,9 +57,8 @@ QUESTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("questions")
+def write_sources(folder):
+    """Write the sources of all kinds."""
     write_numbered(folder / "a", 90, 100, 1)
     write_numbered(folder / "b", 70, 10_000, 2)
     for name in ("web", "more"):
@@ -68,6 +67,11 @@ def folder(tmp_path_factory):
     write_images(folder / "charts", 20)
     write_texts(folder / "text", [f"Text {n} {'x' * (n * 7 % 60)}." for n in range(60)])
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_sources(tmp_path_factory.mktemp("questions"))
 
 
 def write(folder, kind, **fields):

@@ -419,9 +419,9 @@ def test_a_stopped_process_is_awaited_until_a_deadline(mix, tmp_path):
         (claim,) = (tmp_path / cache.DEFAULT_NAME).glob(".lines*.claim")
         (text,) = [each for each in cached(mix) if f".{each.folder.name}.claim" == claim.name]
         with pytest.raises(ConfigError, match=f"prepared by process {first.pid} on .*not finished"):
-            cache.prepare(text, wait_seconds=0.5)
+            cache.prepare_entry(text, wait_seconds=0.5)
         os.utime(claim, (time.time() - 31,) * 2)  # as after 31 s
-        cache.prepare(text)
+        cache.prepare_entry(text)
         assert text.is_complete
     finally:
         end(first)

@@ -14,11 +14,12 @@ import pytest
 
 from energon_ext.cli.cluster import PartStep
 from energon_ext.errors import ConfigError, WorkerError
-from energon_ext.prepare import claim, inputs
+from energon_ext.prepare import inputs
 from energon_ext.prepare.accounts import check_files
-from energon_ext.prepare.claim import ClaimedError, Part, claimed
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.units import run_part
+from energon_ext.storage import claim as claims
+from energon_ext.storage.claim import ClaimedError, Part, claim
 from energon_ext.tokens.file_set import open_token_files
 from tests.cli.command import energon_ext, error_line
 from tests.prepare.runs import bytes_job, files, memory_unit, read, run, unfinished, wait_for
@@ -201,13 +202,13 @@ def test_concurrent_parts_publish_once(tmp_path):
 
 def test_only_one_division_into_parts_at_a_time(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
-    with claimed(Part(1, 2).claimed_path(output)):
+    with claim(Part(1, 2).claimed_path(output)):
         with pytest.raises(ClaimedError, match=f"by process {os.getpid()} "):
             run(units, output)
         with pytest.raises(ClaimedError, match=f"by process {os.getpid()} "):
             part_of(units, output, 0, 3)
         assert part_of(units, output, 0, 2)[0] is None
-    with claimed(output), pytest.raises(ClaimedError):
+    with claim(output), pytest.raises(ClaimedError):
         part_of(units, output, 1, 2)
     part_of(units, output, 1, 2)
     assert sorted(read(output, "train")) == sorted(TEXTS)
@@ -216,14 +217,14 @@ def test_only_one_division_into_parts_at_a_time(tmp_path):
 def test_the_last_part_leaves_publishing_to_running_parts(tmp_path):
     units, output = units_of(TEXTS, 4), tmp_path / "out"
     part_of(units, output, 0, 2)
-    with claimed(Part(0, 2).claimed_path(output)):  # as if the other part ended at the same time
+    with claim(Part(0, 2).claimed_path(output)):  # as if the other part ended at the same time
         assert part_of(units, output, 1, 2)[0] is None
     assert part_of(units, output, 0, 2)[0] is not None
 
 
 def test_the_claim_of_a_killed_part_is_released(tmp_path):
     units, output = units_of(TEXTS, 4), tmp_path / "out"
-    with claimed(Part(0, 7).claimed_path(output)):
+    with claim(Part(0, 7).claimed_path(output)):
         path = next(tmp_path.glob(".out.*.claim"))
         words = path.read_text().split()
         path.write_text(" ".join([*words[:2], "999999999"]))  # no process of this host
@@ -232,9 +233,9 @@ def test_the_claim_of_a_killed_part_is_released(tmp_path):
 
 
 def test_a_part_waits_until_the_claim_of_a_killed_one_is_stale(tmp_path, monkeypatch):
-    monkeypatch.setattr(claim, "STALE_SECONDS", 1.0)
+    monkeypatch.setattr(claims, "STALE_SECONDS", 1.0)
     output = tmp_path / "out"
-    with claimed(Part(0, 1).claimed_path(output)):
+    with claim(Part(0, 1).claimed_path(output)):
         next(tmp_path.glob(".out.*.claim")).write_text("elsewhere pid:[1] 7")
         assert part_of([memory_unit(["a"])], output, 0, 1)[0] is not None
     assert read(output, "train") == ["a"]

@@ -15,10 +15,10 @@ import pytest
 from energon_ext.cli.main import main
 from energon_ext.errors import ConfigError, WorkerError
 from energon_ext.prepare import inputs, job, token_writer
-from energon_ext.prepare.accounts import check_files
-from energon_ext.prepare.claim import ClaimedError, claimed
+from energon_ext.prepare.accounts import check_files, read_record, write_record
 from energon_ext.prepare.documents import Unit, text_under
 from energon_ext.prepare.token_writer import TokenWriter
+from energon_ext.storage.claim import ClaimedError, claim
 from energon_ext.tokens.file_set import open_token_files
 from tests.cli.command import energon_ext, error_line
 from tests.prepare.runs import files, memory_unit, read, run, unfinished, wait_for
@@ -307,20 +307,28 @@ def test_a_worker_that_exits_early_is_an_error(tmp_path):
 
 def test_a_claim_has_one_owner_and_is_taken_over_when_stale(tmp_path):
     path, output = tmp_path / ".out.claim", tmp_path / "out"
-    with claimed(output):
+    with claim(output):
         with pytest.raises(ClaimedError, match=f"out: is being prepared by process {os.getpid()} "):
-            claimed(output).__enter__()
+            claim(output).__enter__()
         path.write_text("elsewhere pid:[1] 7")  # another host, which has just touched it
         with pytest.raises(ClaimedError, match="by process 7 on elsewhere"):
-            claimed(output).__enter__()
+            claim(output).__enter__()
         os.utime(path, (time.time() - 31,) * 2)
-        with claimed(output) as beat:
+        with claim(output) as beat:
             os.utime(path, (time.time() - 20,) * 2)
             beat()
             assert time.time() - path.stat().st_mtime < 10
     assert not path.exists()
-    with claimed(output):
+    with claim(output):
         owner = path.read_text().split()
         path.write_text(" ".join([*owner[:2], "999999999"]))  # no process of this host
-        with claimed(output):
+        with claim(output):
             assert path.read_text().split() == owner
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])
+def test_a_damaged_account_counts_as_missing(content, tmp_path):
+    write_record(tmp_path / "account.json", {"unit": 1})
+    assert read_record(tmp_path / "account.json") == {"unit": 1}
+    (tmp_path / "account.json").write_bytes(content)
+    assert read_record(tmp_path / "account.json") is None

@@ -16,7 +16,7 @@ from energon_ext.chats.templates import PlainChatTemplate
 from energon_ext.errors import DataExhaustedError, SamplerError, StateFormatError
 from energon_ext.rl import RLDataset, ScoredGroup, Unanswered
 from energon_ext.rl.group_rows import balance_by_tokens
-from energon_ext.state.schema import SEAL, sealed
+from energon_ext.state.schema import SEAL, seal
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.rl.prompts import Dice, Fixed, prompt_dataset, prompt_loader, write_prompts, write_sums
 from tests.state.mutations import mutations
@@ -524,12 +524,12 @@ def test_states_of_other_runs_are_refused(sums):
         build(sums, Dice()).restore_state(state)
     content = {key: value for key, value in state.items() if key != SEAL}
     with pytest.raises(StateFormatError, match="version 9 was found, only 1 is"):
-        build(sums, Dice()).restore_state(sealed({**content, "version": 9}))
+        build(sums, Dice()).restore_state(seal({**content, "version": 9}))
     with pytest.raises(StateFormatError, match="A NoneType is not a data state"):
         build(sums, Dice()).restore_state(None)
     for field in ("fingerprint", "drawn", "groups", "calls", "rollout"):
         with pytest.raises(StateFormatError, match=f"state.{field}: None found"):
-            build(sums, Dice(), seed=1).restore_state(sealed({**content, field: None}))
+            build(sums, Dice(), seed=1).restore_state(seal({**content, field: None}))
     with pytest.raises(ConfigError, match="before the first batch"):
         dataset.restore_state(state)
 

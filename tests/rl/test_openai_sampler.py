@@ -38,6 +38,13 @@ def sampler_for(server, **options):
     return OpenAISampler(server.url, count_tokens, **{**defaults, **options})
 
 
+def dataset_of(server, folder, prompts_per_call=2, **options):
+    """Return a dataset of prompts that a server answers."""
+    prompts = prompt_loader(write_sums(folder), prompts_per_call=prompts_per_call)
+    options = {"seq_len": 48, "rows": 2, "groups_per_batch": 4, **options}
+    return RLDataset(prompts, sampler_for(server), **options)
+
+
 def prompts(*last_tokens):
     return [
         Prompt(
@@ -190,13 +197,7 @@ def test_one_failure_cancels_the_other_requests(server):
 
 
 def test_a_dataset_samples_from_a_server(server, tmp_path):
-    dataset = RLDataset(
-        prompt_loader(write_sums(tmp_path)),
-        sampler_for(server),
-        seq_len=48,
-        rows=2,
-        groups_per_batch=4,
-    )
+    dataset = dataset_of(server, tmp_path)
     batch = next(dataset).validate()
     assert dataset.metrics["reward/mean"] == 2.0
     assert len(batch.rewards) >= 12

@@ -12,7 +12,7 @@ from energon_ext import ConfigError, StateMismatchError
 from energon_ext.errors import SampleError, SamplerError
 from energon_ext.rl import RLDataset, ScoredGroup
 from energon_ext.rl.advantages import compute_advantages
-from energon_ext.state.schema import SEAL, sealed
+from energon_ext.state.schema import SEAL, seal
 from tests.rl.prompts import Dice, prompt_loader, write_prompts, write_sums
 from tests.support import batch_hash, take
 
@@ -360,5 +360,5 @@ def test_a_state_of_an_earlier_version_continues(tmp_path):
         waiting["advantages"] = tensor
         waiting["group"] = {"response_lens": None, "truncated": None, **waiting["group"]}
     resumed = build(path, Dice())
-    resumed.restore_state(sealed(content))
+    resumed.restore_state(seal(content))
     assert [*map(batch_hash, take(resumed, 3))] == [*map(batch_hash, take(reference, 3))]

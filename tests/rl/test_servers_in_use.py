@@ -21,6 +21,7 @@ from tests.rl.inference_server import Server, vllm_answers
 from tests.rl.prompts import Dice, prompt_loader, write_sums
 from tests.rl.test_openai_sampler import (
     count_tokens,
+    dataset_of,
     prompts,
     sampler_for,
     server,  # noqa: F401  # a fixture
@@ -91,13 +92,7 @@ def test_parameters_that_the_sampler_sets_are_refused(api, sampling, message):
 
 def test_a_call_that_is_refused_as_a_whole_ends_with_the_servers_words(server, tmp_path, caplog):  # noqa: F811
     server.refuses = (400, {"error": "max_tokens is too large"})
-    dataset = RLDataset(
-        prompt_loader(write_sums(tmp_path), prompts_per_call=8),
-        sampler_for(server),
-        seq_len=48,
-        rows=2,
-        groups_per_batch=4,
-    )
+    dataset = dataset_of(server, tmp_path, prompts_per_call=8)
     with pytest.raises(SamplerError, match="refused all 8 prompts: .*400.*max_tokens is too"):
         next(dataset)
     assert len(server.requests) == 8
@@ -109,14 +104,7 @@ def test_a_call_that_is_refused_as_a_whole_ends_with_the_servers_words(server, t
 
 def test_an_error_after_max_attempts_has_the_last_reason(server, tmp_path):  # noqa: F811
     server.refuses = (400, {"error": "max_tokens is too large"})
-    dataset = RLDataset(
-        prompt_loader(write_sums(tmp_path), prompts_per_call=1),
-        sampler_for(server),
-        seq_len=48,
-        rows=2,
-        groups_per_batch=4,
-        max_attempts=3,
-    )
+    dataset = dataset_of(server, tmp_path, prompts_per_call=1, max_attempts=3)
     with pytest.raises(SamplerError, match="3 unanswered; the last one: .*max_tokens is too large"):
         next(dataset)
 
@@ -124,14 +112,7 @@ def test_an_error_after_max_attempts_has_the_last_reason(server, tmp_path):  # n
 def test_weights_are_synchronized_again_after_a_failure(server, tmp_path):  # noqa: F811
     """A server that was started again has its first weights."""
     synchronized = []
-    dataset = RLDataset(
-        prompt_loader(write_sums(tmp_path)),
-        sampler_for(server),
-        seq_len=48,
-        rows=2,
-        groups_per_batch=4,
-        sync_weights=synchronized.append,
-    )
+    dataset = dataset_of(server, tmp_path, sync_weights=synchronized.append)
     server.misfortunes = [(403, ())]
     with pytest.raises(SamplerError, match="403"):
         next(dataset)

@@ -25,8 +25,8 @@ from megatron.energon.metadataset.loader import load_dataset
 
 from energon_ext import DynamicBlendMixin
 from tests.samples.test_planned_samples import run, write
-from tests.samples.vision import image_bytes, prepare, write_images
-from tests.support import TEXT_SAMPLE
+from tests.samples.vision import image_bytes, write_images
+from tests.support import TEXT_SAMPLE, add_sample, prepare_shards
 
 
 def write_shards(folder, samples, subflavors, shard_size=8, media=None):
@@ -35,12 +35,9 @@ def write_shards(folder, samples, subflavors, shard_size=8, media=None):
     for begin in range(0, len(samples), shard_size):
         with tarfile.open(folder / f"shard_{begin // shard_size:03d}.tar", "w") as tar:
             for number, files in enumerate(samples[begin : begin + shard_size], begin):
-                for name, content in files.items():
-                    info = tarfile.TarInfo(f"{number:06d}.{name}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
+                add_sample(tar, f"{number:06d}", files)
     crude = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
-    prepare(folder, {**crude, "subflavors": subflavors}, media)
+    prepare_shards(folder, {**crude, "subflavors": subflavors}, media=media)
 
 
 @edataclass
@@ -209,12 +206,9 @@ def test_a_join_is_numbered_by_its_own_index(tmp_path):
     answers.mkdir()
     with tarfile.open(answers / "all.tar", "w") as tar:
         for number in (n for n in reversed(range(20)) if n % 5):
-            content = f"answer {number}".encode()
-            info = tarfile.TarInfo(f"{number:06d}.txt")
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+            add_sample(tar, f"{number:06d}", {"txt": f"answer {number}".encode()})
     for name in ("questions", "answers"):
-        prepare(tmp_path / name, {"sample_type": TEXT_SAMPLE, "field_map": {"text": "txt"}})
+        prepare_shards(tmp_path / name, {"sample_type": TEXT_SAMPLE, "field_map": {"text": "txt"}})
     joined = {
         "__module__": "megatron.energon",
         "__class__": "MetadatasetV2",

@@ -13,7 +13,7 @@ from megatron.energon import SampleDecoder, stateless
 
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import DEFAULT_NAME
-from energon_ext.state.schema import sealed
+from energon_ext.state.schema import seal
 from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
 from tests.samples.vision import (
@@ -21,25 +21,16 @@ from tests.samples.vision import (
     PackedCaptions,
     PlannedCaptions,
     length_of_number,
-    prepare,
     write_images,
 )
 from tests.saves import save_cursor
-from tests.support import loader_for, take
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("prepared")
-    write_images(folder / "photos", 50)
-    write_images(folder / "charts", 30, shard_size=7)
-    return folder
+from tests.support import loader_for, prepare_shards, take
 
 
 @pytest.fixture
-def data(prepared, tmp_path):
+def data(data, tmp_path):
     """A copy in which nothing has been measured."""
-    return shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    return shutil.copytree(data, tmp_path, dirs_exist_ok=True)
 
 
 def mix(folder, rule="interleave"):
@@ -175,14 +166,14 @@ def test_only_appended_shards_are_measured(data):
     assert len(before) == 6
     write_images(data / "more", 80)
     shutil.copy(data / "more" / "shard_003.tar", data / "photos" / "shard_003.tar")
-    prepare(data / "photos", CRUDE)
+    prepare_shards(data / "photos", CRUDE)
     run(path, 1, encoder=PackedCaptions())
     after = {file.name: file.stat().st_ino for file in table.glob("*/part-*")}
     assert len(after) == 8 and before.items() <= after.items()
     write_images(data / "other", 80, images=lambda number: 1)
     shutil.copy(data / "other" / "shard_001.tar", data / "photos" / "shard_001.tar")
     (data / "photos" / "shard_001.tar.idx").unlink()
-    prepare(data / "photos", CRUDE)
+    prepare_shards(data / "photos", CRUDE)
     run(path, 1, encoder=PackedCaptions())
     changed = {file.name: file.stat().st_ino for file in table.glob("*/part-*")}
     assert {name for name in after if changed[name] != after[name]} == {
@@ -434,7 +425,7 @@ def test_a_state_with_a_damaged_encoder_is_refused(data):
     state = loader_for(dataset_of(path, encoder=PackedCaptions())).state_dict()
     del state["energon_ext_digest"]
     for damage in ({"packer": {"name": "whole samples"}}, {"fingerprint": 7}):
-        damaged = sealed({**state, "encoder": {**state["encoder"], **damage}})
+        damaged = seal({**state, "encoder": {**state["encoder"], **damage}})
         folder = data / f"run_{next(iter(damage))}"
         save_cursor(folder, 0, damaged)
         line = error_line(energon_ext("trace", folder, path, "--step", 0))

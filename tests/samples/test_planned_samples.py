@@ -29,14 +29,6 @@ TOPOLOGIES = [(1, 2), (2, 1), (4, 0)]
 ROWS = 8
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_images(folder / "photos", 50)
-    write_images(folder / "charts", 30, shard_size=7)
-    return folder
-
-
 def write(path, split):
     content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
     path.write_text(json.dumps({**content, "splits": {"train": split}}))

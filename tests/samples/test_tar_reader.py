@@ -4,7 +4,6 @@
 
 import contextlib
 import gc
-import io
 import os
 import random
 import resource
@@ -18,7 +17,8 @@ from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
 from energon_ext.errors import ConfigError
 from energon_ext.samples import shards
 from energon_ext.samples.tar_reader import TarReader, plain_files
-from tests.samples.vision import CRUDE, prepare, write_images
+from tests.samples.vision import CRUDE, write_images
+from tests.support import add_sample, prepare_shards
 
 KINDS = {
     "plain": (tarfile.USTAR_FORMAT, "{n:06d}"),
@@ -37,12 +37,9 @@ def write_shards(folder, kind, count=15):
         with tarfile.open(folder / f"shard_{shard}.tar", "w", format=tar_format) as tar:
             for n in range(shard * count, (shard + 1) * count):
                 files = {"txt": f"text {n} ".encode() * (n * 97 % 200), "json": b"{}"}
-                for ext, content in {**files, **({"none": b""} if n % 3 == 0 else {})}.items():
-                    info = tarfile.TarInfo(f"{name.format(n=n)}.{ext}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-    prepare(folder, CRUDE)
-    return folder
+                files |= {"none": b""} if n % 3 == 0 else {}
+                add_sample(tar, name.format(n=n), files)
+    return prepare_shards(folder, CRUDE)
 
 
 def reader_of(folder, **options):

@@ -10,11 +10,9 @@ from energon_ext.errors import ConfigError
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
-from tests.samples.vision import Packed, PackedCaptions, PlannedCaptions, write_images
+from tests.samples.vision import Packed, PackedCaptions, PlannedCaptions
 from tests.saves import save_cursor
-from tests.support import loader_for, write_texts
-
-TEXTS = [f"Text {number} {'x' * (number * 7 % 60)}." for number in range(80)]
+from tests.support import loader_for
 
 
 class CaptionsAndText(PackedCaptions):
@@ -35,15 +33,6 @@ class CaptionsAndText(PackedCaptions):
 
     def encode_batch(self, batch):
         return [(self.source_keys, each.samples) for each in batch]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_images(folder / "photos", 50)
-    write_images(folder / "charts", 30, shard_size=7)
-    write_texts(folder / "text", TEXTS)
-    return folder
 
 
 def mix(folder, **fields):

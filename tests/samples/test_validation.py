@@ -11,10 +11,10 @@ from energon_ext import ExactDataLoader, get_train_dataset, get_val_datasets
 from energon_ext.errors import ConfigError
 from tests.cli.command import energon_ext
 from tests.samples.test_planned_samples import dataset_of, write
-from tests.samples.test_tokens_beside_samples import TEXTS, CaptionsAndText, mix
-from tests.samples.vision import PackedCaptions, PlannedCaptions, write_images
+from tests.samples.test_tokens_beside_samples import CaptionsAndText, mix
+from tests.samples.vision import PackedCaptions, PlannedCaptions
 from tests.saves import save_cursor
-from tests.support import config, loader_for, stock_loader_for, take, write_texts
+from tests.support import config, loader_for, stock_loader_for, take
 
 PADDING = "padding"
 
@@ -33,15 +33,6 @@ class CompleteOneByOne(PlannedCaptions):
     def make_padding(self, row):
         row.number = PADDING
         return row
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_images(folder / "photos", 50)
-    write_images(folder / "charts", 30, shard_size=7)
-    write_texts(folder / "text", TEXTS)
-    return folder
 
 
 def validation(path, ranks, rank, encoder, workers=0, batch_size=2, **options):

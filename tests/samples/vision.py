@@ -19,11 +19,10 @@ from megatron.energon import (
     stateless,
 )
 from megatron.energon.edataclass import edataclass
-from megatron.energon.epathlib import EPath
-from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 from PIL import Image
 
 from energon_ext import DynamicBlendMixin
+from tests.support import add_sample, prepare_shards
 
 CRUDE = {
     "__module__": "megatron.energon",
@@ -55,28 +54,18 @@ def write_images(folder, count, *, images=lambda number: number % 3, shard_size=
     for begin in range(0, count, shard_size):
         with tarfile.open(folder / f"shard_{begin // shard_size:03d}.tar", "w") as tar:
             for number in range(begin, min(begin + shard_size, count)):
-                for name, content in parts_of(number, images(number)).items():
-                    if number in damaged and name != "json":
-                        content = content[: len(content) // 2]
-                    info = tarfile.TarInfo(f"{number:06d}.{name}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-    prepare(folder, CRUDE)
+                files = parts_of(number, images(number))
+                if number in damaged:
+                    files = {n: c if n == "json" else c[: len(c) // 2] for n, c in files.items()}
+                add_sample(tar, f"{number:06d}", files)
+    return prepare_shards(folder, CRUDE)
+
+
+def write_photos_and_charts(folder):
+    """Write two sources of images, with different numbers and sizes of shards."""
+    write_images(folder / "photos", 50)
+    write_images(folder / "charts", 30, shard_size=7)
     return folder
-
-
-def prepare(folder, dataset_config, media=None):
-    """Write what ``energon prepare`` writes."""
-    BaseWebdatasetFactory.prepare_dataset(
-        EPath(folder),
-        sorted(file.name for file in folder.glob("*.tar")),
-        split_parts_patterns=[("train", ".*")],
-        progress_fn=lambda items, total: items,
-        tar_index_only=False,
-        workers=1,
-        media_filter=media,
-    )
-    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(dataset_config))
 
 
 @edataclass

@@ -26,7 +26,7 @@ from energon_ext.state.checkpoint_folder import (
     read_state,
     write_state,
 )
-from energon_ext.state.schema import sealed
+from energon_ext.state.schema import seal
 from tests.saves import save_cursor, save_states
 
 STATE = {"key": ["web", 3], "credits": -0.1, "none": None}
@@ -46,7 +46,7 @@ def save_as_megatron_lm(folder, iteration, ranks=2, state=STATE, part="mp_rank_0
 
 @pytest.mark.parametrize("place", [".", "checkpoints"])
 def test_the_tracker_names_the_newest_save(place, tmp_path):
-    folders = [save_cursor(tmp_path / place, step, sealed({"row": step})) for step in (2, 9, 10)]
+    folders = [save_cursor(tmp_path / place, step, seal({"row": step})) for step in (2, 9, 10)]
     (tmp_path / place / TRACKER).write_text("9\n")  # as if edited by hand to go back
     assert checkpoints_in(tmp_path) == folders[:2]
     assert newest_checkpoint(tmp_path) == newest_checkpoint(folders[1]) == folders[1]
@@ -78,7 +78,7 @@ def test_a_folder_without_saves_has_none(tmp_path):
 
 @pytest.mark.parametrize("tracker", ["", "release", "-3", "7.5", "٣", "1" * 30, "3"])
 def test_a_tracker_without_its_save_is_refused(tracker, tmp_path):
-    save_cursor(tmp_path, 2, sealed({"row": 2}))
+    save_cursor(tmp_path, 2, seal({"row": 2}))
     (tmp_path / TRACKER).write_text(tracker)
     with pytest.raises(StateFormatError, match="not the number of a save|no data state") as caught:
         newest_checkpoint(tmp_path)
@@ -89,7 +89,7 @@ def test_a_tracker_without_its_save_is_refused(tracker, tmp_path):
 
 
 def test_a_planned_cursor_round_trips(tmp_path):
-    cursor = sealed({"row": 2**60, "credits": {"web": -0.1}, "carried": [[3, 4], []], "none": None})
+    cursor = seal({"row": 2**60, "credits": {"web": -0.1}, "carried": [[3, 4], []], "none": None})
     assert dict(cursors_in(save_cursor(tmp_path, 3, cursor))) == {None: cursor}
 
 
@@ -135,7 +135,7 @@ def test_a_file_truncated_anywhere_or_with_any_bit_flipped_is_named(state, tmp_p
 
 
 def test_a_damaged_cursor_file_is_named(tmp_path):
-    folder = save_cursor(tmp_path, 1, sealed({"row": 5}))
+    folder = save_cursor(tmp_path, 1, seal({"row": 5}))
     for _ in damage(folder / "data.json"):
         with pytest.raises(StateFormatError) as caught:
             dict(cursors_in(folder))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from energon_ext.errors import StateFormatError
-from energon_ext.state.files import first_line, read_json, read_small_file, write_file
+from energon_ext.state.files import first_line, read_small_file, read_small_json, write_file
 
 
 def test_content_is_flushed_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ def test_a_file_of_exactly_the_limit_is_read(tmp_path):
 def test_invalid_json_is_refused_in_one_line(content, tmp_path):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(StateFormatError, match=f"^{tmp_path}/a: is damaged") as caught:
-        read_json(tmp_path / "a", max_bytes=1 << 20)
+        read_small_json(tmp_path / "a", max_bytes=1 << 20)
     assert "\n" not in str(caught.value)
 
 

@@ -11,7 +11,7 @@ from megatron.energon.state import FlexState
 
 from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
 from energon_ext.errors import StateFormatError
-from energon_ext.state.schema import SEAL, sealed
+from energon_ext.state.schema import SEAL, seal
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.state.mutations import mutations
 from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
@@ -90,7 +90,7 @@ def test_a_changed_and_resealed_cursor_is_valid_or_refused(data, cursors):
         if SEAL in mutated:
             continue
         try:
-            loader.load_state_dict(sealed(mutated))
+            loader.load_state_dict(seal(mutated))
         except (StateFormatError, StateMismatchError):
             refused += 1
             assert loader.state_dict() == at_start

@@ -16,7 +16,7 @@ from energon_ext.state.schema import (
     digest_of,
     is_count,
     read_format,
-    sealed,
+    seal,
 )
 
 #: One value of every kind, and the limits of what an array can contain.
@@ -242,8 +242,8 @@ def test_a_digest_distinguishes_what_json_distinguishes():
 
 def test_a_sealed_state_is_returned_only_if_unchanged():
     state = {"a": [1, "b"]}
-    assert check_seal(sealed(state)) == state
-    for changed in (state, {**sealed(state), "a": [1, "c"]}, {**sealed(state), SEAL: None}):
+    assert check_seal(seal(state)) == state
+    for changed in (state, {**seal(state), "a": [1, "c"]}, {**seal(state), SEAL: None}):
         with pytest.raises(StateFormatError, match="its digest does not match"):
             check_seal(changed)
     for other in (None, 3, "x", [], ()):

@@ -21,7 +21,7 @@ from energon_ext.mixture.tree import blend_of
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.run import Run
 from energon_ext.plan.topology import Topology
-from energon_ext.state.schema import sealed
+from energon_ext.state.schema import seal
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 from tests.plan.memory_documents import planned_source
 from tests.state.mutations import mutations
@@ -120,7 +120,7 @@ def test_a_state_with_anything_changed_is_refused():
 )
 def test_an_invalid_state_is_refused(change, kind, message):
     content = {key: value for key, value in state_of().items() if key != "energon_ext_digest"}
-    error = refused(sealed({**content, **change}))
+    error = refused(seal({**content, **change}))
     assert isinstance(error, kind)
     assert message in str(error)
     assert isinstance(refused(None), StateFormatError)

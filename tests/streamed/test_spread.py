@@ -11,7 +11,7 @@ from megatron.energon import DefaultTaskEncoder, TextSample, stateless
 from energon_ext import DynamicBlendMixin, get_train_dataset
 from energon_ext.encoders import sources
 from energon_ext.plan.lookup import find_blend
-from energon_ext.state.schema import check_seal, sealed
+from energon_ext.state.schema import check_seal, seal
 from energon_ext.streamed.blend import STATE_CLASS
 from energon_ext.streamed.spread import line_up
 from tests.support import config, loader_for, write_dataset, write_mix
@@ -110,7 +110,7 @@ def test_a_run_whose_sources_began_at_workers_by_name_continues_there(data, monk
         patch.setattr(sources, "line_up", lambda sources: None)
         read, states = read_on(data / "two.yaml", 3, most=1)
         expected, _ = read_on(data / "two.yaml", 3)
-    states = [sealed(as_version_3(check_seal(state))) for state in states]
+    states = [seal(as_version_3(check_seal(state))) for state in states]
     assert "spread" not in json.dumps(states)
     then, _ = read_on(data / "three.yaml", 3, states)
     assert read + then == once("a", "b", "c") and expected == once("b", "c")

@@ -23,7 +23,7 @@ UNSUPPORTED = {
     ),
     "perform_rl_step": "it replaces the data with its own rollouts; use energon_ext.rl",
     "eod_mask_loss": "use --energon-mask-boundary-loss",
-    "full_validation": "the number of packed batches is not known in advance; use --eval-iters",
+    "full_validation": "it needs a validation loader that ends; use --eval-iters",
     **dict.fromkeys(
         ("multiple_validation_sets", "validation_set_names"),
         "the loss of each source is reported anyway",

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lock files that let one process at a time write a folder, even on a network file system."""
+"""Lock files that let one process at a time write something, even on a network file system."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ _MAX_BYTES = 4096
 
 
 class ClaimedError(ConfigError):
-    """Another process is writing the folder."""
+    """Another process is writing the file or folder."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,21 @@ class Part:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
-    """Hold the claim of a folder, a file next to it; yield a function that keeps it alive.
+def claim(output: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
+    """Hold the claim of a file or folder, a file next to it; yield a function that keeps it alive.
 
     Call the function often; it is cheap. Two processes may find the same claim stale and both take
     it over. They then write the same files under temporary names and rename them, so nothing is
     damaged. ClaimedError if a living process still holds the claim after ``wait_seconds``.
     """
-    path, deadline = _claim_of(folder), time.monotonic() + wait_seconds
+    path, deadline = claim_of(output), time.monotonic() + wait_seconds
     while not _try_create(path):
         if _is_stale(path):
             path.unlink(missing_ok=True)
         elif time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         else:
-            raise ClaimedError(f"{folder}: is being prepared by {_owner_of(path)}.")
+            raise ClaimedError(f"{output}: is being prepared by {_owner_of(path)}.")
     next_beat = 0.0
 
     def beat() -> None:
@@ -77,7 +77,7 @@ def check_unclaimed(output: Path, part: Part | None) -> None:
     """Raise ClaimedError if another process prepares the whole output or divides it differently."""
     living = living_parts(output)
     others = [path for other, path in living if not part or other.count != part.count]
-    if part and (whole := _claim_of(output)).exists() and not _is_stale(whole):
+    if part and (whole := claim_of(output)).exists() and not _is_stale(whole):
         others.append(whole)
     if others:
         raise ClaimedError(f"{output}: is being prepared by {_owner_of(others[0])}.")
@@ -97,8 +97,9 @@ def living_parts(output: Path) -> list[tuple[Part, Path]]:
     return parts
 
 
-def _claim_of(folder: Path) -> Path:
-    return folder.parent / f".{folder.name}.claim"
+def claim_of(output: Path) -> Path:
+    """Return the path of the claim of a file or folder."""
+    return output.parent / f".{output.name}.claim"
 
 
 def _try_create(path: Path) -> bool:

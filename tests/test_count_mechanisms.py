@@ -1,0 +1,70 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The script that counts mechanisms finds each of them in a small package."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "count_mechanisms.py"
+
+MODULES = {
+    "plan/dataset.py": "from energon_ext.plan.state import save\n",
+    "plan/state.py": """
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from energon_ext.encoders.mixin import Mixin
+    from energon_ext.plan.dataset import Dataset
+
+
+def save(dataset: "Dataset", encoder: Any, found: Any) -> None:
+    if hasattr(encoder, "cost") and not hasattr(found, "cost"):
+        print(isinstance(found, TokenFileFactory), isinstance(found, list))
+""",
+    "encoders/mixin.py": """
+class Mixin:
+    task_encoder: Any = None
+
+    def read(self, encoder: "Mixin") -> int:  # type: ignore[override]
+        return getattr(self, "size", 0) + getattr(self.task_encoder, "size", 0)
+""",
+}
+GLOSSARY = """
+| word | meaning |
+| --- | --- |
+| row | one of a batch |
+| kept, moved | two of them |
+"""
+
+
+def test_each_mechanism_is_counted_with_its_places(tmp_path):
+    for path in (".ci", "docs/reference", "energon_ext/plan", "energon_ext/encoders"):
+        (tmp_path / path).mkdir(parents=True)
+    shutil.copy(SCRIPT, tmp_path / ".ci")
+    (tmp_path / "docs/reference/glossary.md").write_text(GLOSSARY)
+    for name, text in MODULES.items():
+        (tmp_path / "energon_ext" / name).write_text(text)
+    command = [sys.executable, tmp_path / ".ci" / SCRIPT.name, "--list"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert [line.strip() for line in printed.splitlines()] == [
+        "18 lines in 3 modules",
+        "2 arguments and fields `encoder: Any`",
+        "energon_ext/encoders/mixin.py:3",
+        "energon_ext/plan/state.py:9",
+        "3 probes of encoders by hasattr or getattr",
+        "energon_ext/encoders/mixin.py:6",
+        "energon_ext/encoders/mixin.py:6",
+        "energon_ext/plan/state.py:10",
+        "1 isinstance(..., TokenFileFactory)",
+        "energon_ext/plan/state.py:11",
+        "1 type: ignore[override]",
+        "energon_ext/encoders/mixin.py:5",
+        "1 circles of imports that TYPE_CHECKING hides in plan/",
+        "energon_ext.plan.state -> energon_ext.plan.dataset -> energon_ext.plan.state",
+        "3 nouns in the glossary",
+        "row",
+        "kept",
+        "moved",
+    ]
