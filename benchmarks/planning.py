@@ -16,7 +16,7 @@ import numpy as np
 from megatron.core.datasets import helpers_cpp
 from timing import markdown, microseconds
 
-from energon_ext.encoders.sources import planned_buffer_docs
+from energon_ext.encoders.planning import count_buffer_docs
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
 from energon_ext.packing import BestFitPacker
@@ -90,7 +90,7 @@ def measure(pool, rule, sources, ranks):
 
 def plan_of(pool, rule, sources):
     keys = [f"source {number:04d}" for number in range(sources)]
-    buffer_docs = planned_buffer_docs(sources)
+    buffer_docs = count_buffer_docs(sources)
     found = [
         PackedRows(
             pool[number % len(pool)],

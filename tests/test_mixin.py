@@ -214,8 +214,8 @@ class SubclassedBlend(DynamicBlendDataset):
 
 
 class SubclassingEncoder(UpperCase):
-    def build_blend(self, *arguments, **options):
-        dataset = super().build_blend(*arguments, **options)
+    def build_streamed_blend(self, *arguments, **options):
+        dataset = super().build_streamed_blend(*arguments, **options)
         find_blend(dataset).__class__ = SubclassedBlend
         return dataset
 

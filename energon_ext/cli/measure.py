@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext measure``: measure the lengths of samples before a run."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.lengths import LengthTable
+from energon_ext.samples.methods import SampleMethods, can_pack
 from energon_ext.storage.claim import Part
 
 
@@ -59,12 +62,15 @@ def measure(
     Example: energon-ext measure mix.yaml --encoder my_vlm:encoder --jobs 16
     """
     task_encoder = named_encoder(encoder, DynamicBlendMixin)
-    if not hasattr(task_encoder, "length_of"):
+    if not can_pack(task_encoder):
         raise ConfigError(f"--encoder {encoder}: has no length_of, so it packs no samples.")
+    methods = SampleMethods.of(task_encoder)
     sources: dict[Path, tuple[Entry, Cached]] = {}
     for name in split or splits_of(metadataset):
-        for entry in sample_entries(load_split(metadataset, name, task_encoder, trusted_modules)):
-            cached = cached_lengths(task_encoder, entry)
+        for entry in sample_entries(
+            load_split(metadataset, name, task_encoder.decoder, trusted_modules)
+        ):
+            cached = cached_lengths(task_encoder, methods, entry)
             sources[cached.folder] = entry, cached
     for entry, cached in sources.values():
         if not prepare_now(cached, jobs, part):
@@ -72,7 +78,7 @@ def measure(
         table = cached.open()
         echo(f"{cached.name}: {_summary(table)} in {cached.folder}")
         if check is not None:
-            _check(task_encoder, entry, table, check)
+            _check(functools.partial(measure_again, task_encoder, methods), entry, table, check)
 
 
 def _summary(table: LengthTable) -> str:
@@ -84,11 +90,11 @@ def _summary(table: LengthTable) -> str:
     return f"{len(table):,} samples, {numbers}, {lengths.max():,} at most{too_long}"
 
 
-def _check(encoder: Any, entry: Entry, table: LengthTable, count: int) -> None:
+def _check(measure: Callable[..., Any], entry: Entry, table: LengthTable, count: int) -> None:
     """Measure some samples again, and see how random their lengths are."""
     numbers = KeyedPermutation(len(table), "check")(np.arange(min(count, len(table))))
     measured = table.measured[numbers].astype(np.int64)
-    again, in_a_run = measure_again(encoder, entry, numbers.tolist())
+    again, in_a_run = measure(entry, numbers.tolist())
     different = np.flatnonzero(again != measured)
     if len(different):
         first = different[0]

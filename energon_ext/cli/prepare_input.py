@@ -158,7 +158,7 @@ def _energon_units(
             raise ConfigError(f"{path}: no split {split!r}; it has {has}")
     units: list[Unit] = []
     for split in splits:
-        for entry in load_split(path, split, encoder, options["trusted_modules"]):
+        for entry in load_split(path, split, encoder.decoder, options["trusted_modules"]):
             name = str(entry.dataset.paths[0])
             if is_token_file(name):
                 raise ConfigError(f"{name}: is already tokenized; remove it from {path}.")

@@ -62,7 +62,7 @@ def tokenize(
         raise ConfigError("Give the --tokenizer or the --encoder of the run.")
     texts: dict[Path, Cached] = {}
     for name in split or splits_of(metadataset):
-        for entry in load_split(metadataset, name, task_encoder, trusted_modules):
+        for entry in load_split(metadataset, name, task_encoder.decoder, trusted_modules):
             if entry.documents is None:
                 text = cached_text(task_encoder, entry)
                 texts[text.folder] = text

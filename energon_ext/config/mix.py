@@ -38,6 +38,11 @@ class Entry(Leaf):
     excluded: np.ndarray | None = None
 
     @property
+    def naming(self) -> dict[str, Any]:
+        """The fields of :class:`~energon_ext.plan.source.Source` that an entry gives."""
+        return {"max_epochs": self.max_epochs, "names": self.names, "shown_as": self.name}
+
+    @property
     def documents(self) -> Any:
         """Its tokenized documents; None if it has samples."""
         return self.dataset.documents if isinstance(self.dataset, DocumentFactory) else None

@@ -105,7 +105,7 @@ def get_val_datasets(
     with _checked(get_val_datasets, checker, path, split_part, worker_config, options) as root:
         # Energon builds each source separately, which would hide a name that no source has.
         files = {name: options[name] for name in _FOLDER_FILES if name in options}
-        check_names(load_checked(root, split_part, task_encoder, **files))
+        check_names(load_checked(root, split_part, task_encoder.decoder, **files))
         return megatron.energon.get_val_datasets(
             root,
             worker_config=worker_config,

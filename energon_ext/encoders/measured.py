@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from megatron.energon import SkipSample
+from megatron.energon import SkipSample, TaskEncoder
 
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.planned_samples import identity_of_lengths
 from energon_ext.encoders.text_sources import (
     cached_samples,
     cached_source,
@@ -28,8 +27,9 @@ from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
+from energon_ext.samples.methods import SampleMethods
 from energon_ext.samples.numbered import as_worker
-from energon_ext.samples.reader import describe_decoder, encoded, keyed_random
+from energon_ext.samples.reader import keyed_random
 from energon_ext.storage.object_store import file_name
 from energon_ext.tokens.index import PREPARED
 
@@ -39,10 +39,13 @@ logger = log_of(__name__)
 SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
 
 
-def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthTable]:
-    """Return the lengths of all sources of samples, by source key."""
-    cached = {entry.key: cached_lengths(encoder, entry) for entry in sample_entries(entries)}
-    ensure_encoded(encoder, list(cached.values()))
+def ensure_measured(
+    encoder: TaskEncoder, methods: SampleMethods, entries: Sequence[Entry], is_rebuilt: bool
+) -> dict[str, LengthTable]:
+    """Return the lengths of all sources of samples, by source key; none if they are not packed."""
+    wanted = sample_entries(entries) if methods.are_packed else []
+    cached = {entry.key: cached_lengths(encoder, methods, entry) for entry in wanted}
+    ensure_encoded(list(cached.values()), is_rebuilt)
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
     for key, table in tables.items():
         if len(table) and not table.measured.any():
@@ -68,37 +71,39 @@ def _refuse_unmeasured(cached: Cached, count: int) -> NoReturn:
     )
 
 
-def cached_lengths(encoder: Any, entry: Entry) -> Cached:
+def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -> Cached:
     """Return the cache entry for the lengths of a source, which may not exist yet."""
     source = cached_source(encoder, entry)
     units = _units(entry, source)
-    seconds = SECONDS_BY_SIZE if hasattr(encoder, "sample_length") else SECONDS_BY_ENCODING
+    seconds = SECONDS_BY_SIZE if methods.sample_length else SECONDS_BY_ENCODING
     path = entry.metadataset or entry.dataset.paths[0]
     return cached_samples(
         entry,
         source,
         {"path": source.path, "first": units[0].description["path"]},  # differs by split
-        encoding=identity_of_lengths(encoder),
-        encode=functools.partial(measure_all, encoder),
+        encoding=methods.identity,
+        encode=functools.partial(measure_all, methods),
         writer=LengthWriter,
         meta={},
         units=units,
         seconds=source.count * seconds,
-        open_folder=functools.partial(LengthTable.open, longest=encoder.seq_len),
+        open_folder=functools.partial(LengthTable.open, longest=methods.packer.seq_len),
         verb="measured",
         command=lambda: f"energon-ext measure {path} --encoder MODULE:FUNCTION",
         grows=True,
     )
 
 
-def measure_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded | SampleError]:
+def measure_all(
+    methods: SampleMethods, documents: Sequence[InputDocument]
+) -> list[Encoded | SampleError]:
     """Return the length and cost of each sample, or the error that it raised."""
     with as_worker():
-        return [_measure(encoder, document, length_and_cost) for document in documents]
+        return [_measure(methods, document, length_and_cost) for document in documents]
 
 
 def measure_again(
-    encoder: Any, entry: Entry, numbers: Sequence[int]
+    encoder: TaskEncoder, methods: SampleMethods, entry: Entry, numbers: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Measure some samples twice: as before, and encoded with other random numbers, as in a run.
 
@@ -106,9 +111,9 @@ def measure_again(
         Their lengths, each int64 [n]; 0 for a sample that cannot be measured.
     """
     source = cached_source(encoder, entry)
-    as_before = functools.partial(_measure, encoder, measure=length_and_cost)
+    as_before = functools.partial(_measure, methods, measure=length_and_cost)
     as_in_a_run = functools.partial(
-        _measure, encoder, measure=_encoded_length_and_cost, purpose="checked"
+        _measure, methods, measure=_encoded_length_and_cost, purpose="checked"
     )
     lengths = np.zeros((2, len(numbers)), np.int64)
     for column, number in enumerate(numbers):
@@ -124,9 +129,9 @@ def measure_again(
 
 
 def _measure(
-    encoder: Any,
+    methods: SampleMethods,
     document: InputDocument,
-    measure: Callable[[Any, Any], tuple[np.ndarray, np.ndarray]],
+    measure: Callable[[SampleMethods, Any], tuple[np.ndarray, np.ndarray]],
     purpose: str = "measured",  # with another one, random numbers are others
 ) -> Encoded | SampleError:
     sample = document.sample
@@ -135,8 +140,8 @@ def _measure(
     if isinstance(sample, SampleError):
         return sample
     try:
-        with keyed_random(encoder, f"{purpose}/{document.origin}"):
-            return Encoded([measure(encoder, sample)])
+        with keyed_random(f"{purpose}/{document.origin}"):
+            return Encoded([measure(methods, sample)])
     except SampleError as error:
         return error
     except EnergonExtError:
@@ -144,27 +149,27 @@ def _measure(
     except Exception as error:  # an encoder may raise anything, SkipSample included
         reason = f"Sample {document.origin}: {type(error).__name__} ({error})"
         is_asked_for = isinstance(error, SkipSample)
-        return SampleError(reason + ("." if is_asked_for else f"; {describe_decoder(encoder)}."))
+        return SampleError(reason + ("." if is_asked_for else f"; {methods.describe_decoder()}."))
 
 
-def length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
+def length_and_cost(methods: SampleMethods, sample: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens and cost of a cooked sample, each as an array of length 1."""
-    if not hasattr(encoder, "sample_length"):
-        return _encoded_length_and_cost(encoder, sample)
-    return _to_arrays(encoder, "sample_length", encoder.sample_length(sample))
+    if methods.sample_length is None:
+        return _encoded_length_and_cost(methods, sample)
+    return _to_arrays(f"{methods.name}.sample_length", methods.sample_length(sample))
 
 
-def _encoded_length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
-    return _to_arrays(encoder, "length_of", encoder.length_of(encoded(encoder, sample)))
+def _encoded_length_and_cost(methods: SampleMethods, sample: Any) -> tuple[np.ndarray, np.ndarray]:
+    assert methods.length_of is not None, "samples are packed"
+    return _to_arrays(f"{methods.name}.length_of", methods.length_of(methods.encode(sample)))
 
 
-def _to_arrays(encoder: Any, method: str, result: Any) -> tuple[np.ndarray, np.ndarray]:
+def _to_arrays(method: str, result: Any) -> tuple[np.ndarray, np.ndarray]:
     tokens, cost = result if isinstance(result, tuple) else (result, 0.0)
     is_integer = isinstance(tokens, (int, np.integer)) and not isinstance(tokens, bool)
     if not is_integer or not 1 <= tokens < 2**31:
         raise ConfigError(
-            f"{type(encoder).__qualname__}.{method}: {result!r} found, a number of tokens >= 1 is "
-            f"needed, alone or with a cost."
+            f"{method}: {result!r} found, a number of tokens >= 1 is needed, alone or with a cost."
         )
     return np.array([tokens]), np.array([cost], np.float32)
 

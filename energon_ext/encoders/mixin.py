@@ -7,10 +7,7 @@ of these stages. For streamed sources the override passes a single pseudo-datase
 method, whose factory returns our blend of the real sources, so that Energon has nothing to blend.
 """
 
-import copy
-from collections.abc import Callable
-from types import MappingProxyType
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence, cast
 
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
@@ -18,46 +15,36 @@ from megatron.energon.metadataset.loader_interface import DatasetBlendMode, Load
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry, mix_of
-from energon_ext.encoders.measured import ensure_measured
+from energon_ext.encoders.planned_mixin import PlannedMixin
 from energon_ext.encoders.planned_samples import (
-    packer_of,
-    packs_samples,
-    plan_sample_source,
-    plan_token_source,
     reason_to_stream,
-    saved_samples,
 )
+from energon_ext.encoders.planning import Planning
 from energon_ext.encoders.sources import (
     absent_sources,
-    build_sources,
     check_fields,
     check_omissions,
     check_unlimited,
     even_virtual_epoch,
-    load_source,
     open_live_weights,
+    stream_source,
 )
+from energon_ext.encoders.streamed_mixin import StreamedMixin
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.loader.planned_dataset import PlannedDataset
-from energon_ext.loader.reader import BatchReader
 from energon_ext.mixture.checks import check_mixture
-from energon_ext.mixture.tree import IN_ORDER, INTERLEAVE, Tree, blend_of
+from energon_ext.mixture.tree import IN_ORDER, blend_of
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.cost import Cost
 from energon_ext.plan.length import check_all_rows_are_read
-from energon_ext.plan.run import Run, RunOptions
 from energon_ext.plan.topology import Topology
-from energon_ext.prepare.lengths import LengthTable
+from energon_ext.samples.methods import can_pack
 from energon_ext.splice.frames import Frames
-from energon_ext.state.match import ENCODER
-from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
-from energon_ext.streamed.factory import BlendFactory
+from energon_ext.streamed.spread import line_up
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 
 logger = log_of(__name__)
 
 
-class DynamicBlendMixin:
+class DynamicBlendMixin(PlannedMixin, StreamedMixin):
     """Adds scheduled weights and per-source state to any TaskEncoder.
 
     Put it first among the base classes. If ``encode_sample`` is stateless, samples are planned by
@@ -84,38 +71,8 @@ class DynamicBlendMixin:
 
     schedule_axis: ScheduleAxis | None = None
 
-    #: Positions per row of the blend if all rows have the same number; else 0.
-    tokens_per_sample: int = 0
-
     #: Whether to plan samples by number if the encoder allows it.
     plan_samples: bool = True
-
-    #: Number of adjacent stored samples that a plan keeps close together; blocks of about 2 MB make
-    #: reads larger if one node reads all samples.
-    sample_block: int = 1
-
-    #: Attribute from which ``select_samples_to_pack`` reads the length of a sample, if that is not
-    #: ``num_tokens``, ``total_len`` or ``length``.
-    length_attribute: str = "length"
-
-    #: Cost of the lengths in a row, if samples are packed by length; the rows of a step are then
-    #: balanced, so that ranks finish together. A cost that ``length_of`` returns is added.
-    cost: Cost | None = None
-
-    #: Number of the planned sample that is being encoded, the key of its source, and all keys.
-    sample_number: int | None = None
-    source_key: str = ""
-    source_keys: tuple[str, ...] = ()
-
-    #: Whether the encoder was rebuilt from a state, without the code that encodes a sample.
-    is_rebuilt: bool = False
-
-    _is_planned: bool = False
-    _validating: bool = False
-    #: Makes padding of a row that was read, to complete the last step: an encoded sample, or the
-    #: result of ``pack_selected_samples``, in which nothing counts any more.
-    make_padding: Callable[[Any], Any] | None = None
-    _tables: Mapping[str, LengthTable] = MappingProxyType({})
 
     #: Rows of a global batch; None for one batch per rank.
     rows_per_step: int | None = None
@@ -137,16 +94,17 @@ class DynamicBlendMixin:
         mix = mix_of(datasets)
         if not repeat:
             check_unlimited(mix.entries)
-        bound = self._bound_to(mix.entries, stages, repeat=repeat)
         # Sources of a plain blend repeat separately; an epochized blend repeats as a whole.
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        sources = build_sources(bound, mix, worker_config, repeat=repeat and not epochized)
+        sources, planning = self._build_sources(
+            mix.entries, stages, worker_config, repeat=repeat, repeats=repeat and not epochized
+        )
         check_omissions(mix, sources)
         open_live_weights(mix, sources)
         clock = Clock(
             mix.axis_with(self.schedule_axis),
             Topology.of(worker_config, stages.get("batch_size"), self.rows_per_step),
-            bound.tokens_per_sample,
+            self.tokens_per_sample if planning is None else planning.row_tokens,
             mix.run.skip.ranges,
         )
         check_mixture(
@@ -162,9 +120,56 @@ class DynamicBlendMixin:
             "repeats": repeat and epochized,
             "restarts": not repeat,
         }
-        return bound.build_blend(
-            sources, passes, stages, tree=mix.tree, clock=clock, worker_config=worker_config
-        )
+        blend: dict[str, Any] = {"tree": mix.tree, "clock": clock, "worker_config": worker_config}
+        if planning is None:
+            blend["fingerprint"] = self.state_fingerprint()
+            return self.build_streamed_blend(sources, passes, stages, **blend)
+        return self._plan_run(sources, passes, planning, **blend)
+
+    def _build_sources(
+        self,
+        entries: Sequence[Entry],
+        stages: Mapping[str, Any],
+        worker_config: WorkerConfig,
+        *,
+        repeat: bool,
+        repeats: bool,
+        validating: bool = False,
+    ) -> tuple[list[Any], Planning | None]:
+        """Build all sources, and what planned ones were built with; None if they are streamed.
+
+        Args:
+            repeat: whether the dataset is read again and again.
+            repeats: whether each source is.
+        """
+        self._check_entries(entries)
+        is_complete = repeat or self.make_padding is not None
+        encoder = cast(TaskEncoder, self)
+        is_complete |= validating and can_pack(encoder)  # or the dataset is refused
+        reason = self._reason_to_stream(entries, stages, is_complete)
+        if reason is not None:
+            logger.info("Samples are streamed, which fixes the ranks x workers: %s.", reason)
+            self._check_cost(0, reason)
+            if validating:  # by Energon's own method
+                return [], None
+            datasets = [
+                self.build_streamed_source(entry, worker_config=worker_config, repeat=repeats)
+                for entry in entries
+            ]
+            sources = [stream_source(*each) for each in zip(entries, datasets)]
+            line_up(sources)
+            return sources, None
+        seed = worker_config.seed_offset
+        planning = self.make_planning(entries, seed, repeat=repeats, validating=validating)
+        self._check_cost(planning.row_tokens, "the encoder has no length_of")
+        return [self.build_source(entry, planning) for entry in entries], planning
+
+    def _check_cost(self, row_tokens: int, reason: str) -> None:
+        if self.cost is not None and not row_tokens:
+            raise ConfigError(
+                f"{type(self).__qualname__}.cost: needs planned rows of samples with lengths; "
+                f"{reason}."
+            )
 
     def build_val_datasets(
         self,
@@ -181,153 +186,26 @@ class DynamicBlendMixin:
             ConfigError: some rows do not fill a batch on every rank, and nothing completes it.
         """
         mix, options = mix_of(datasets), {**stages, "batch_size": batch_size}
-        bound = self._bound_to(mix.entries, options, repeat=False, validating=True)
-        if not bound._is_planned:
+        sources, planning = self._build_sources(
+            mix.entries, options, worker_config, repeat=False, repeats=False, validating=True
+        )
+        if planning is None:
             return super().build_val_datasets(  # type: ignore[misc]  # of the next base class
                 datasets=datasets, worker_config=worker_config, limit=limit, **options
             )
-        sources = build_sources(bound, mix, worker_config, repeat=False)
         tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
         topology = Topology.of(worker_config, batch_size, None)
-        clock = Clock(mix.axis, topology, bound.tokens_per_sample)
+        clock = Clock(mix.axis, topology, planning.row_tokens)
         passes = {"pass_batches": limit or 0, "restarts": True}
-        dataset = bound.build_blend(
-            sources, passes, {}, tree=tree, clock=clock, worker_config=worker_config
+        dataset = self._plan_run(
+            sources, passes, planning, tree=tree, clock=clock, worker_config=worker_config
         )
         check_all_rows_are_read(dataset.run, type(self).__qualname__)
         return dataset
 
-    @property
-    def current_sample_index(self) -> int:
-        """Energon's index for random choices; for a planned sample, the sample's own number."""
-        if self.sample_number is not None:
-            return self.sample_number
-        return super().current_sample_index  # type: ignore[misc]  # of the next base class
-
-    def _sizes_samples(self) -> bool:
-        """Return True if this encoder overrides the size of 1 that future TaskEncoders return."""
-        size, default = (getattr(c, "blend_sample_size", None) for c in (self, TaskEncoder))
-        return getattr(size, "__func__", size) is not default
-
-    def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
-        """Build the rows of one source, or, if streamed, its samples before the draw.
-
-        Override it to add your own stages to each source; samples are then streamed.
-        """
-        if self._is_planned:
-            is_tokenized = entry.documents is not None
-            build = plan_token_source if is_tokenized else plan_sample_source
-            return build(self, entry, seed=worker_config.seed_offset, repeat=repeat)
-        return load_source(self, entry, worker_config, repeat=repeat)
-
-    def build_blend(
-        self,
-        sources: Sequence[Any],
-        passes: Mapping[str, Any],
-        stages: Mapping[str, Any],
-        *,
-        tree: Tree,
-        clock: Clock,
-        worker_config: WorkerConfig,
-    ) -> Any:
-        """Build a plan, or the draw among streamed sources followed by Energon's stages."""
-        if self._is_planned:
-            padding = self._padding()
-            options = RunOptions(
-                seed=worker_config.seed_offset,
-                fills_last_step=padding is not None,
-                fingerprint=self.state_fingerprint(),
-                encoder=self._saved(),
-                cost=self.cost,
-                **passes,
-            )
-            run = Run(sources, tree=tree, clock=clock, options=options)
-            readers = [source.reader for source in run.sources.values()]
-            batches = BatchReader(readers, self._batch_of, padding)
-            return PlannedDataset(run, batches, worker_config=worker_config)
-        sizes: dict[str, Any] = {}
-        if self._sizes_samples():
-            sizes["size_of"] = self.blend_sample_size  # type: ignore[attr-defined]
-        is_interleave = tree.node.rule == INTERLEAVE
-        blend_class = LeastConsumedDataset if is_interleave else DynamicBlendDataset
-        blend = blend_class(
-            sources,
-            tree=tree,
-            clock=clock,
-            worker_config=worker_config,
-            fingerprint=self.state_fingerprint(),
-            repeats=passes["repeats"],
-            restarts=passes["restarts"],
-            **sizes,
-        )
-        return super().build_train_datasets(  # type: ignore[misc]  # of the next base class
-            datasets=[LoadedDataset(dataset=BlendFactory(blend))],
-            worker_config=blend.worker_config,
-            blend_mode=DatasetBlendMode.NONE,
-            repeat=False,
-            virtual_epoch_length=passes["pass_batches"],
-            **stages,
-        )
-
-    def _batch_of(self, rows: list[Any]) -> Any:
-        """Build a batch of planned rows or samples with the encoder's own methods."""
-        batch = self.encode_batch(self.batch(rows))  # type: ignore[attr-defined]
-        if batch is None:  # would look like the end of the data
-            raise ConfigError(
-                f"{type(self).__qualname__}.encode_batch: returned None; return every batch, since "
-                f"all ranks read equally many."
-            )
-        return batch
-
-    def _padding(self) -> Callable[[Callable[[], Any]], Any] | None:
-        """Return what builds padding, given a function that reads a row; None if nothing does."""
-        make = self.make_padding
-        return None if make is None else lambda read: make(read())
-
-    def _saved(self) -> dict[str, Any]:
-        """Return the encoder's description for a state."""
-        return saved_samples(self)
-
-    def state_fingerprint(self) -> dict[str, Any]:
-        """Return JSON values that a state depends on; add whatever changes your samples."""
-        fingerprint: dict[str, Any] = {ENCODER: type(self).__qualname__}
-        if self.sample_block != 1:
-            fingerprint["sample_block"] = self.sample_block
-        if packs_samples(self):
-            packer = packer_of(self)
-            fingerprint |= {"seq_len": packer.seq_len, "packing": packer.to_json()}
-        return fingerprint
-
-    def _bound_to(
-        self,
-        entries: Sequence[Entry],
-        stages: dict[str, Any],
-        *,
-        repeat: bool,
-        validating: bool = False,
-    ) -> Any:
-        """Return a copy for one dataset, since several datasets may share this encoder.
-
-        Subclasses remove options that they handle themselves from Energon's ``stages``.
-        """
-        check_fields(self, entries)
-        bound = copy.copy(self)
-        bound._validating = validating
-        is_complete = repeat or self.make_padding is not None
-        is_complete |= validating and packs_samples(self)  # or the dataset is refused
-        reason = self._reason_to_stream(entries, stages, is_complete)
-        bound._is_planned = reason is None
-        if reason is not None:
-            logger.info("Samples are streamed, which fixes the ranks x workers: %s.", reason)
-        elif packs_samples(self):
-            bound.tokens_per_sample = packer_of(bound).seq_len
-            bound._tables = ensure_measured(bound, entries)
-        if self.cost is not None and not bound.tokens_per_sample:
-            raise ConfigError(
-                f"{type(self).__qualname__}.cost: needs planned rows of samples with lengths; "
-                f"{reason or 'the encoder has no length_of'}."
-            )
-        return bound
+    def _check_entries(self, entries: Sequence[Entry]) -> None:
+        encoder = cast(TaskEncoder, self)
+        check_fields(encoder, entries)
 
     def _reason_to_stream(
         self, entries: Sequence[Entry], stages: Mapping[str, Any], is_complete: bool
@@ -335,12 +213,13 @@ class DynamicBlendMixin:
         """Return why samples must be streamed; None if they are planned."""
         if not self.plan_samples:
             return "plan_samples is False"
-        for name in ("build_source", "build_blend"):
+        for name in ("build_streamed_source", "build_streamed_blend"):
             if getattr(type(self), name) is not getattr(DynamicBlendMixin, name):
                 return f"the encoder overrides {name}"
         if self._sizes_samples():
             return "blend_sample_size needs samples that have been read"
-        return reason_to_stream(self, entries, stages, is_complete)
+        encoder = cast(TaskEncoder, self)
+        return reason_to_stream(encoder, entries, stages, is_complete)
 
 
 def _splices_of(sources: Sequence[Any]) -> dict[str, Any]:

@@ -6,27 +6,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron.energon import DefaultTaskEncoder, TaskEncoder
+from megatron.energon import TaskEncoder
 from megatron.energon.task_encoder.base import get_stateless
 
-from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.sources import (
-    MAX_PLANNED_BUFFER_DOCS,
-    document_range,
-    names_of_source,
-    open_alone,
-    planned_options,
-    shuffles_over_epochs,
-)
-from energon_ext.errors import ConfigError
+from energon_ext.encoders.planning import Planning, document_range, shuffles_over_epochs
+from energon_ext.encoders.sources import open_alone
 from energon_ext.packing import BestFitPacker, Packer
-from energon_ext.plan.cost import AttentionCost
-from energon_ext.plan.packed_rows import PackedRows
+from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.source import PlannedSource
+from energon_ext.samples.methods import SampleMethods, can_pack, find, overrides
 from energon_ext.samples.numbered import NumberedSamples
 from energon_ext.samples.one_each import OneEach
-from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker, rebuild_packer
+from energon_ext.samples.packers import rebuild_packer
 from energon_ext.samples.reader import SampleReader
 from energon_ext.samples.stored_files import can_be_read_by_number, fingerprint_files, num_samples
 from energon_ext.tokenizers.protocol import check_tokenizer, check_written, saved_tokenizer
@@ -38,7 +30,7 @@ _STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_lo
 
 
 def reason_to_stream(
-    encoder: Any, entries: Sequence[Entry], stages: Mapping[str, Any], is_complete: bool
+    encoder: TaskEncoder, entries: Sequence[Entry], stages: Mapping[str, Any], is_complete: bool
 ) -> str | None:
     """Return why samples must be streamed; None if they can be planned.
 
@@ -49,19 +41,19 @@ def reason_to_stream(
         return "every sample is read once, and without make_padding the last batch may be short"
     if stages.get("batch_size") is None:
         return "without a batch_size there are no batches"
-    if stages.get("packing_buffer_size") is not None and not packs_samples(encoder):
+    if stages.get("packing_buffer_size") is not None and not can_pack(encoder):
         return "packing_buffer_size packs samples whose lengths are known only after reading them"
     for name in _STAGES:
-        if getattr(type(encoder), name) is not getattr(TaskEncoder, name):
+        if overrides(encoder, name):
             return f"{name} builds its own stages"
-    if _overrides(encoder, "batch_group_criterion"):
+    if overrides(encoder, "batch_group_criterion"):
         return "batch_group_criterion groups samples only after they are read"
-    for name in ("encode_sample", "preencode_sample", "postencode_sample"):
-        if not get_stateless(getattr(encoder, name)):
-            return f"{name} is not marked @stateless"
+    for method in (encoder.encode_sample, encoder.preencode_sample, encoder.postencode_sample):
+        if not get_stateless(method):
+            return f"{method.__name__} is not marked @stateless"
     for entry in entries:
         if entry.documents is not None:
-            if not packs_samples(encoder) or not hasattr(encoder, "pack_tokens"):
+            if not can_pack(encoder) or find(encoder, "pack_tokens") is None:
                 return f"{entry.key} has token files; the encoder lacks length_of or pack_tokens"
             continue
         if not can_be_read_by_number(entry.dataset):
@@ -73,103 +65,61 @@ def reason_to_stream(
     return None
 
 
-def _overrides(encoder: Any, name: str) -> bool:
-    """Return True if an encoder overrides a method of Energon's own encoders."""
-    originals = [getattr(c, name, None) for c in (TaskEncoder, DefaultTaskEncoder)]
-    return getattr(type(encoder), name) not in originals
-
-
-def plan_sample_source(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> PlannedSource:
+def plan_samples_of(encoder: TaskEncoder, entry: Entry, planning: Planning) -> PlannedSource:
     """Plan the rows of one source: one sample each, or samples packed by their lengths."""
-    factory, table = entry.dataset, encoder._tables.get(entry.key)
-    count, packer = num_samples(factory), packer_of(encoder)
+    methods, table = planning.methods, planning.lengths.get(entry.key)
+    assert methods is not None, "the planning of samples has the encoder's methods"
+    factory, packer = entry.dataset, methods.packer
+    count = num_samples(factory)
     numbers = range(*document_range(entry, count))
     excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
-    samples = NumberedSamples(open_alone(encoder, entry), str(factory.paths[0]))
     lengths: Lengths = OneEach(count, fingerprint_files(factory)) if table is None else table
 
     def rebuild(packing: Mapping[str, Any]) -> Packer:
         read = [number for number in numbers if number not in excluded]
         return rebuild_packer(packing, current=packer, lengths=lengths, numbers=read, key=entry.key)
 
-    rows = PackedRows(
+    samples = NumberedSamples(open_alone(encoder, entry), str(factory.paths[0]))
+    reader = SampleReader(methods, entry.key, planning.seed, numbers, excluded, samples, table)
+    return planning.pack(
+        entry,
         lengths,
-        packer=packer,
-        buffer_docs=MAX_PLANNED_BUFFER_DOCS,
+        reader,
+        packer,
+        block=planning.block,
         kind="samples",
         former_packer=None if table is None else rebuild,
-        **planned_options(encoder, entry, count, repeat, seed=seed, block=encoder.sample_block),
     )
-    reader = SampleReader(encoder, entry.key, seed, numbers, excluded, samples, table)
-    return PlannedSource(entry.key, rows, reader, **names_of_source(entry, len(numbers)))
 
 
-def plan_token_source(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> PlannedSource:
+def plan_tokens_of(entry: Entry, planning: Planning) -> PlannedSource:
     """Plan the rows of token files, which the encoder's ``pack_tokens`` builds."""
-    files, packer = entry.documents, BestFitPacker(encoder.seq_len)
-    check_tokenizer(getattr(encoder, "tokenizer", None))
-    check_written(files, encoder.tokenizer)
-    rows = PackedRows(
-        files,
-        packer=packer,
-        buffer_docs=MAX_PLANNED_BUFFER_DOCS,
+    methods, documents = planning.methods, entry.documents
+    assert methods is not None, "the planning of samples has the encoder's methods"
+    check_tokenizer(methods.tokenizer)
+    check_written(documents, methods.tokenizer)
+    packer = BestFitPacker(methods.packer.seq_len)
+    return planning.pack(
+        entry,
+        documents,
+        DocumentReader(documents, entry.key, packer.seq_len, methods.pack_tokens),
+        packer,
         former_packer=lambda packing: dataclasses.replace(packer, seq_len=packing["seq_len"]),
-        **planned_options(encoder, entry, len(files), repeat, seed=seed),
     )
-    reader = DocumentReader(files, entry.key, encoder.seq_len, encoder.pack_tokens)
-    documents = len(range(*document_range(entry, len(files))))
-    return PlannedSource(entry.key, rows, reader, **names_of_source(entry, documents))
 
 
-def packs_samples(encoder: Any) -> bool:
-    """Return True if an encoder has sample lengths, so that several samples can share a row."""
-    return hasattr(encoder, "length_of")
-
-
-def packer_of(encoder: Any) -> Packer:
-    """Return the packer of an encoder's samples: its own method, or best fit."""
-    if getattr(encoder, "saved_packer", None) is not None:
-        return encoder.saved_packer
-    if not packs_samples(encoder):
-        return OnePerRow()
-    for name in ("seq_len", "pack_selected_samples"):
-        if not hasattr(encoder, name) or (name != "seq_len" and not _overrides(encoder, name)):
-            raise ConfigError(
-                f"{type(encoder).__qualname__}: has length_of but no {name}; samples are packed "
-                f"into rows of `seq_len` positions, which `pack_selected_samples` builds."
-            )
-    check_integer(f"{type(encoder).__qualname__}.seq_len", encoder.seq_len, 2)
-    if _overrides(encoder, "select_samples_to_pack"):
-        return OwnPacker(encoder.seq_len, encoder=encoder)
-    return WholePacker(encoder.seq_len)
-
-
-def saved_samples(encoder: Any) -> dict[str, Any]:
+def describe_samples(
+    methods: SampleMethods, fingerprint: Mapping[str, Any], cost: Cost | None, has_padding: bool
+) -> dict[str, Any]:
     """Return JSON values from which the same rows can be planned without the user's code."""
-    is_packing = packs_samples(encoder)
-    cost = encoder.cost if isinstance(encoder.cost, AttentionCost) else None
-    packer = {**packer_of(encoder).to_json(), "seq_len": encoder.seq_len} if is_packing else None
-    has_tokens = hasattr(encoder, "pack_tokens")
+    packer = {**methods.packer.to_json(), "seq_len": methods.packer.seq_len}
+    has_tokens = methods.pack_tokens is not None
     return {
         "class": "samples",
-        "cost": None if cost is None else vars(cost),
-        "fingerprint": encoder.state_fingerprint(),
-        "has_padding": encoder.make_padding is not None,
-        "lengths": identity_of_lengths(encoder) if is_packing else None,
-        "packer": packer,
-        "tokenizer": saved_tokenizer(encoder.tokenizer) if has_tokens else None,
+        "cost": vars(cost) if isinstance(cost, AttentionCost) else None,
+        "fingerprint": fingerprint,
+        "has_padding": has_padding,
+        "lengths": methods.identity,
+        "packer": packer if methods.are_packed else None,
+        "tokenizer": saved_tokenizer(methods.tokenizer) if has_tokens else None,
     }
-
-
-def identity_of_lengths(encoder: Any) -> dict[str, Any]:
-    """Return JSON values that identify the cached lengths of an encoder."""
-    if getattr(encoder, "saved_lengths", None) is not None:
-        return encoder.saved_lengths
-    name, fingerprint = type(encoder).__qualname__, getattr(encoder, "encoding_fingerprint", None)
-    if fingerprint is None:
-        raise ConfigError(
-            f"{name}: has length_of but no encoding_fingerprint; set it to JSON values such as "
-            f"{{'version': 1}} and change it whenever the length of a sample changes, because it "
-            f"identifies cached lengths."
-        )
-    return {"class": name, "own": fingerprint}

@@ -7,13 +7,11 @@ changes at step 1500 therefore takes effect at step 1500, a weight is a share of
 row has one source.
 """
 
-import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from megatron.energon import Cooker, TaskEncoder, TextSample, WorkerConfig, stateless
+from megatron.energon import Cooker, TextSample, stateless
 
 from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
@@ -21,22 +19,16 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.sources import (
-    document_range,
-    epochs_of,
-    names_of_source,
-    planned_buffer_docs,
-    planned_options,
-)
-from energon_ext.encoders.splicing import check_names, check_splices, names_of, spliced_rows
-from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
+from energon_ext.encoders.planning import Planning, count_buffer_docs
+from energon_ext.encoders.splicing import check_names, check_splices, names_of, plan_splice
+from energon_ext.encoders.text import Document, TextDecoder, TextEncoder, cook_text, is_text
 from energon_ext.encoders.text_key import check_text_keys
-from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
+from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized, has_same_tokens
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.packing import Packer, make_packer, saved_packer
 from energon_ext.plan.cost import AttentionCost, Cost
-from energon_ext.plan.packed_rows import PackedRows
 from energon_ext.plan.source import PlannedSource
+from energon_ext.samples.context import current_context
 from energon_ext.splice.config import SpliceFields
 from energon_ext.tokenizers.protocol import (
     Tokenizer,
@@ -44,6 +36,7 @@ from energon_ext.tokenizers.protocol import (
     check_written,
     saved_tokenizer,
 )
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.documents import Lengths
 from energon_ext.tokens.file_set import TokenFiles
 from energon_ext.tokens.reader import DocumentReader
@@ -51,7 +44,7 @@ from energon_ext.tokens.reader import DocumentReader
 logger = log_of(__name__)
 
 
-class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
+class PackedTaskEncoder(DynamicBlendMixin, TextEncoder):
     """Pretraining on text; yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
 
     Args:
@@ -96,13 +89,9 @@ have no transition to train.
 
     cookers = [Cooker(cook_text)]
     decoder = TextDecoder()
-    encoding_fingerprint: Any = None
-    saved_encoding: dict[str, Any] | None = None
     named_documents: bool | None = None
     validation_starts: int = 4
     validation_offsets: int = 8
-    _is_planned = True
-    _tokenized: Mapping[str, TokenFiles] = MappingProxyType({})
 
     def __init__(
         self,
@@ -162,6 +151,15 @@ have no transition to train.
             )
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
 
+    def command_options(self) -> list[str] | None:
+        name = self.tokenizer.name
+        if name is None or not has_same_tokens(self, lambda: self._rebuilt_by_command(name)):
+            return None
+        return ["--tokenizer", name]
+
+    def _rebuilt_by_command(self, tokenizer: str) -> TextEncoder:
+        return PackedTaskEncoder(load_tokenizer(tokenizer), self.seq_len)
+
     def lengths_of(self, files: TokenFiles, key: str) -> Lengths:
         """Return the lengths of the documents of token files as they are packed."""
         return files
@@ -207,69 +205,72 @@ have no transition to train.
 
     # The planned dataset --------------------------------------------------------------------
 
-    def build_source(
-        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
-    ) -> PlannedSource:
+    def build_source(self, entry: Entry, planning: Planning) -> PlannedSource:
         """Plan the rows of one source, which are frames if it is spliced."""
-        seed, splice = worker_config.seed_offset, self.splice_of(entry)
+        splice, files = self.splice_of(entry), self.token_files(entry, planning)
         if splice is not None:
-            return spliced_rows(self, splice, entry, seed, epochs_of(entry, repeat))
-        files = self.token_files(entry)
+            return plan_splice(self, splice, files, entry, planning)
         lengths = self.lengths_of(files, entry.key)
-        rows = PackedRows(
+        return planning.pack(
+            entry,
             lengths,
-            packer=self._packer,
-            buffer_docs=self._buffer_docs,
+            DocumentReader(files, entry.key, self.seq_len),
+            self._packer,
             former_packer=saved_packer if lengths is files else None,
-            **planned_options(self, entry, len(files), repeat, seed=seed),
         )
-        reader = DocumentReader(files, entry.key, self.seq_len)
-        documents = len(range(*document_range(entry, len(files))))
-        return PlannedSource(entry.key, rows, reader, **names_of_source(entry, documents))
 
-    def token_files(self, entry: Entry) -> TokenFiles:
+    def token_files(self, entry: Entry, planning: Planning) -> TokenFiles:
         """Return the token files of a source: its own, or those tokenized from its text."""
-        if entry.documents is None:
-            return self._tokenized[entry.key]
         files = entry.documents
+        if files is None:
+            return planning.token_files[entry.key]
         check_written(files, self.tokenizer)
         return files
 
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
         """Assemble a batch from rows."""
-        return self._assembler(rows, self.source_keys)
+        pad_id = current_context().pad_id
+        assembler = self._assembler
+        if pad_id is not None and pad_id != assembler.pad_id:
+            assembler = dataclasses.replace(assembler, pad_id=pad_id)
+        return assembler(rows, self.source_keys)
 
     def _padding(self) -> Callable[[Callable[[], Any]], Any]:
         return lambda read: Row([], slice_sources=[])
 
-    def _saved(self) -> dict[str, Any]:
+    def describe(self, planning: Planning) -> dict[str, Any]:
         """Return the tokenizer, the options and the nearest class of this package, as JSON."""
         classes = (c for c in type(self).__mro__ if c.__module__.startswith("energon_ext."))
         return {
             "class": next(classes).__name__,
             "tokenizer": saved_tokenizer(self.tokenizer),
             "options": self.saved_options(),
-            "encoding": encoding_of(self) if self._tokenized else None,
+            "encoding": encoding_of(self) if planning.token_files else None,
         }
 
-    def _bound_to(
-        self, entries: Sequence[Entry], stages: Mapping[str, Any], **how: bool
-    ) -> "PackedTaskEncoder":
-        """Return a copy for one dataset, and tokenize the dataset's text if necessary."""
-        for name in ("shuffle_buffer_size", "packing_buffer_size"):
-            if stages.get(name):
-                logger.info("%s: no effect, since rows are planned from whole epochs.", name)
-        bound = copy.copy(self)
-        bound._validating = how.get("validating", False)
-        if not bound._validating:  # validation builds one dataset per source
+    def _reason_to_stream(self, *arguments: Any) -> None:
+        """Return None: text is always planned."""
+
+    def make_planning(
+        self, entries: Sequence[Entry], seed: int, *, repeat: bool, validating: bool = False
+    ) -> Planning:
+        """Check the entries, and tokenize the text among them if necessary."""
+        if not validating:  # validation builds one dataset per source
             self._check_chosen(entries)
-        bound._buffer_docs = max(self.packing_buffer_docs, planned_buffer_docs(len(entries)))
-        pad_id = check_splices(self, entries)
         check_text_keys(self, entries)
-        bound._assembler = dataclasses.replace(self._assembler, pad_id=pad_id)
-        bound._tokenized = ensure_tokenized(self, entries)
-        return bound
+        return Planning(
+            seed=seed,
+            repeat=repeat,
+            validating=validating,
+            row_tokens=self.seq_len,
+            buffer_docs=max(self.packing_buffer_docs, count_buffer_docs(len(entries))),
+            pad_id=check_splices(self, entries),
+            token_files=ensure_tokenized(self, entries),
+        )
+
+    def _check_entries(self, entries: Sequence[Entry]) -> None:
+        """Accept splices, which :meth:`make_planning` checks."""
 
     def _check_chosen(self, entries: Sequence[Entry]) -> None:
         """Raise ConfigError for a splice whose ``dataset_name`` is not a source of the run."""

@@ -23,7 +23,8 @@ from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncode
 from energon_ext.encoders.text_sources import encoding_of
 from energon_ext.errors import ConfigError, EncoderNeededError, EnergonExtError, StateFormatError
 from energon_ext.plan.cost import AttentionCost
-from energon_ext.samples.packers import WholePacker
+from energon_ext.samples.methods import SampleMethods
+from energon_ext.samples.packers import OnePerRow, WholePacker
 from energon_ext.splice.config import splice_from_config
 from energon_ext.tokenizers.protocol import Tokenizer
 
@@ -74,23 +75,15 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
     def __init__(self, saved: Mapping[str, Any], seq_len: int | None = None):
         self._fingerprint = dict(saved["fingerprint"])
         self.sample_block = self._fingerprint.get("sample_block", 1)
-        self.saved_lengths, packer = saved["lengths"], saved["packer"]
+        self._methods = _saved_methods(saved, seq_len)
+        if self._methods.are_packed:
+            self._fingerprint["seq_len"] = self._methods.packer.seq_len
+            self.cost = None if saved["cost"] is None else AttentionCost(**saved["cost"])
         if saved.get("has_padding"):  # absent from older states
             self.make_padding = _unchanged
-        if packer is None:
-            return
-        options = dict(packer)
-        if options.pop("name") != WholePacker.name:
-            raise EncoderNeededError(
-                f"The rows of this run were packed by its encoder's own {packer['name']}, which "
-                f"a state does not contain; give --encoder."
-            )
-        self.seq_len = self._fingerprint["seq_len"] = seq_len or options.pop("seq_len")
-        self.saved_packer = WholePacker(**{**options, "seq_len": self.seq_len})
-        self.length_of = None
-        if saved["tokenizer"] is not None:
-            self.tokenizer, self.pack_tokens = SavedTokenizer(saved["tokenizer"]), None
-        self.cost = None if saved["cost"] is None else AttentionCost(**saved["cost"])
+
+    def find_methods(self) -> SampleMethods:
+        return self._methods
 
     def state_fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
@@ -102,8 +95,29 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
         return dataset.dataset.build(offset)  # without cooking
 
 
+def _saved_methods(saved: Mapping[str, Any], seq_len: int | None) -> SampleMethods:
+    """Return the methods of a saved encoder: how its samples are packed, but no code."""
+    packer = saved["packer"]
+    if packer is None:
+        return SampleMethods(name="SavedSamples", packer=OnePerRow())
+    options = dict(packer)
+    if options.pop("name") != WholePacker.name:
+        raise EncoderNeededError(
+            f"The rows of this run were packed by its encoder's own {packer['name']}, which a "
+            f"state does not contain; give --encoder."
+        )
+    tokenizer = None if saved["tokenizer"] is None else SavedTokenizer(saved["tokenizer"])
+    return SampleMethods(
+        name="SavedSamples",
+        packer=WholePacker(**{**options, "seq_len": seq_len or options["seq_len"]}),
+        identity=saved["lengths"],
+        pack_tokens=None if tokenizer is None else _unchanged,
+        tokenizer=tokenizer,
+    )
+
+
 def _unchanged(row: Any) -> Any:
-    """Replace ``make_padding`` of an encoder that is not here; its rows are never read."""
+    """Replace a method of an encoder that is not here; its rows are never read."""
     return row
 
 

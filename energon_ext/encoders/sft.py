@@ -13,14 +13,16 @@ from megatron.energon.task_encoder.cooking import basic_sample_keys
 from energon_ext.arguments import check_choice
 from energon_ext.chats.encoding import ConversationEncoder, EncodedConversation
 from energon_ext.chats.records import Conversation, pair, read_conversation
-from energon_ext.chats.template_names import default_template
+from energon_ext.chats.template_names import default_template, named_template
 from energon_ext.chats.templates import ChatTemplate
 from energon_ext.config.mix import Entry
+from energon_ext.encoders.planning import Planning
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sources import reject_splices
-from energon_ext.encoders.text import Document
+from energon_ext.encoders.text import Document, TextEncoder
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.cut import OVER_LONG, CutLengths
 from energon_ext.tokens.documents import Lengths
 from energon_ext.tokens.file_set import TokenFiles
@@ -157,9 +159,9 @@ class SFTTaskEncoder(PackedTaskEncoder):
             for sample, each in zip(samples, encoded)
         ]
 
-    def token_files(self, entry: Entry) -> TokenFiles:
+    def token_files(self, entry: Entry, planning: Planning) -> TokenFiles:
         """Return the token files of a source, which must have label weights for the answers."""
-        files = super().token_files(entry)
+        files = super().token_files(entry, planning)
         if entry.documents is not None:
             written = self.saved_encoding or self.token_file_meta()
             name = self.chat_template.name or "this encoder's own"
@@ -195,6 +197,17 @@ class SFTTaskEncoder(PackedTaskEncoder):
     def splice_of(self, entry: Entry) -> None:
         """Return None, and reject a splice: frames have no label weights."""
         reject_splices(self, [entry])
+
+    def command_options(self) -> list[str] | None:
+        options = super().command_options()
+        template = self.chat_template.name
+        named = ["--chat-template", template] if template else []
+        return None if options is None else [*options, "--task", "chat", *named]
+
+    def _rebuilt_by_command(self, tokenizer: str) -> TextEncoder:
+        loaded, name = load_tokenizer(tokenizer), self.chat_template.name
+        template = None if name is None else named_template(name, loaded)
+        return SFTTaskEncoder(loaded, self.seq_len, chat_template=template)
 
     def token_file_meta(self) -> dict[str, Any]:
         return {**super().token_file_meta(), **self._conversations.options()}

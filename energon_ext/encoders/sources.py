@@ -6,7 +6,7 @@ import copy
 import functools
 from typing import Any, Sequence
 
-from megatron.energon import WorkerConfig
+from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
@@ -16,74 +16,19 @@ from energon_ext.encoders.quiet import quiet_energon, quiet_errors
 from energon_ext.encoders.text_key import check_text_keys, with_text_key
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.keyed import stable_hash
-from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.source import PlannedSource, Source
 from energon_ext.samples.numbered import ALONE, guard_readers
 from energon_ext.samples.stored_files import fingerprint_files, num_samples
 from energon_ext.streamed.samples import RepeatUpTo
 from energon_ext.streamed.source import StreamedSource
-from energon_ext.streamed.spread import Slices, Spread, line_up, loader_in
+from energon_ext.streamed.spread import Slices, Spread, loader_in
 from energon_ext.weights.axis import STEPS
 
 logger = log_of(__name__)
 
-#: Documents of planned sources that are packed together, unless ``packing_buffer_docs`` is more:
-#: in total, and the minimum and maximum per source.
-PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MAX_PLANNED_BUFFER_DOCS = 2**20, 1024, 4096
-
-
-def planned_buffer_docs(sources: int) -> int:
-    """Return how many documents each source packs together; a plan reads only their lengths."""
-    shared = PLANNED_BUFFERS_DOCS // max(1, sources)
-    return min(MAX_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
-
-
-def document_range(entry: Entry, total: int) -> tuple[int, int]:
-    """Return the range of a source's documents among the ``total`` documents in its files."""
-    if shuffles_over_epochs(entry):
-        raise ConfigError(
-            f"{entry.dataset.paths[0]}: shuffle_over_epochs_multiplier is only for streamed "
-            f"samples; planned sources shuffle each epoch separately."
-        )
-    subset = getattr(entry.dataset, "subset", None)
-    return (0, total) if subset is None else subset.compute_subset(total)
-
-
-def shuffles_over_epochs(entry: Entry) -> bool:
-    """Return True if a source asks for a shuffle over several epochs at once."""
-    return getattr(entry.dataset, "shuffle_over_epochs", 1) not in (1, None, -1)
-
-
-def epochs_of(entry: Entry, repeat: bool) -> float | None:
-    """Return how many times a source is read; None for no limit."""
-    return entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
-
-
-def planned_options(
-    task_encoder: Any, entry: Entry, total: int, repeat: bool, *, seed: int, block: int = 1
-) -> dict[str, Any]:
-    """Return what a source reads and in which order, as arguments of ``PackedRows``.
-
-    Args:
-        total: documents or samples in the files of the source.
-    """
-    first, stop = document_range(entry, total)
-    validating, epochs = task_encoder._validating, epochs_of(entry, repeat)
-    if epochs is not None and epochs != int(epochs):
-        raise ConfigError(f"{entry.key}: {epochs} repetitions; sources are read in whole epochs.")
-    order = EpochOrder(
-        stop - first,
-        f"{seed}/{entry.names.shuffle_key}",
-        epochs=None if epochs is None else int(epochs),
-        shuffled=not validating,
-        block=block,
-    )
-    excluded = None if validating else entry.excluded
-    return {"source": entry.key, "order": order, "first": first, "excluded": excluded}
-
 
 def load_source(
-    task_encoder: Any, entry: Entry, worker_config: WorkerConfig, *, repeat: bool
+    task_encoder: TaskEncoder, entry: Entry, worker_config: WorkerConfig, *, repeat: bool
 ) -> SavableDataset:
     """Load the raw or cooked samples of one source, in an order set by its name and the seed."""
     name_hash = stable_hash(entry.names.shuffle_key)
@@ -130,7 +75,7 @@ def _worker_by_name(entry: Entry, config: WorkerConfig) -> int:
     return stable_hash(entry.names.shuffle_key) % workers
 
 
-def open_alone(task_encoder: Any, entry: Entry) -> SavableDataset:
+def open_alone(task_encoder: TaskEncoder, entry: Entry) -> SavableDataset:
     """Open the samples of one source in stored order, as on one rank without workers."""
     task_encoder = with_text_key(task_encoder, entry)
     loaded = copy.copy(entry.loaded)
@@ -140,35 +85,16 @@ def open_alone(task_encoder: Any, entry: Entry) -> SavableDataset:
         return task_encoder._load_dataset(loaded, 0, worker_config=ALONE)
 
 
-def build_sources(
-    task_encoder: Any, mix: Mix, worker_config: WorkerConfig, *, repeat: bool
-) -> list[Source]:
-    """Build the sources of a mix, endless if ``repeat``, and set the encoder's ``source_keys``."""
-    sources: list[Any] = []
-    for entry in mix.entries:
-        built = task_encoder.build_source(entry, worker_config=worker_config, repeat=repeat)
-        if not isinstance(built, Source):
-            built = StreamedSource(
-                entry.key,
-                built,
-                **names_of_source(entry, num_samples(entry.dataset)),
-                fingerprint=fingerprint_files(entry.dataset),
-                spread=spread_of(entry, built),
-            )
-        sources.append(built)
-    line_up([source for source in sources if isinstance(source, StreamedSource)])
-    task_encoder.source_keys = tuple(sorted({key for s in sources for key in s.parts}))
-    return sources
-
-
-def names_of_source(entry: Entry, documents: int) -> dict[str, Any]:
-    """Return what names a source of a blend, and how often it is read."""
-    return {
-        "documents": documents,
-        "max_epochs": entry.max_epochs,
-        "names": entry.names,
-        "shown_as": entry.name,
-    }
+def stream_source(entry: Entry, dataset: SavableDataset) -> StreamedSource:
+    """Return the samples of an entry as a source."""
+    return StreamedSource(
+        entry.key,
+        dataset,
+        documents=num_samples(entry.dataset),
+        **entry.naming,
+        fingerprint=fingerprint_files(entry.dataset),
+        spread=spread_of(entry, dataset),
+    )
 
 
 def open_live_weights(mix: Mix, sources: Sequence[Source]) -> None:
@@ -242,13 +168,13 @@ def even_virtual_epoch(length: int, worker_config: WorkerConfig) -> int:
     return even
 
 
-def check_fields(encoder: Any, entries: Sequence[Entry]) -> None:
+def check_fields(encoder: TaskEncoder, entries: Sequence[Entry]) -> None:
     """Raise ConfigError for fields of entries that need an encoder of text."""
     reject_splices(encoder, entries)
     check_text_keys(encoder, entries)
 
 
-def reject_splices(encoder: Any, entries: Sequence[Entry]) -> None:
+def reject_splices(encoder: TaskEncoder, entries: Sequence[Entry]) -> None:
     """Raise ConfigError for a ``splice:`` on an entry of the YAML."""
     for entry in entries:
         if entry.splice is not None:

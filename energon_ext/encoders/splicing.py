@@ -16,7 +16,7 @@ import numpy as np
 
 from energon_ext.arguments import choices
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.sources import document_range, names_of_source
+from energon_ext.encoders.planning import Planning, document_range, name_source
 from energon_ext.errors import ConfigError
 from energon_ext.plan.source import PlannedSource
 from energon_ext.splice import SpliceIndex, select_documents
@@ -99,12 +99,15 @@ def names_of(key: str) -> set[str]:
     return {key, path, path.rsplit("/", 1)[-1]}
 
 
-def spliced_rows(
-    encoder: PackedTaskEncoder, splice: SpliceFields, entry: Entry, seed: int, epochs: float | None
+def plan_splice(
+    encoder: PackedTaskEncoder,
+    splice: SpliceFields,
+    files: TokenFiles,
+    entry: Entry,
+    planning: Planning,
 ) -> PlannedSource:
     """Plan the frames of one source, which form a grid in validation."""
     key, shuffle_key = entry.key, entry.names.shuffle_key
-    files = encoder.token_files(entry)
     first, stop = document_range(entry, len(files))
     lengths = files.lengths(np.arange(first, stop))
     keys = None if entry.documents is not None else _keys(files)[first:stop]
@@ -117,11 +120,13 @@ def spliced_rows(
         has_names = len(numbers) <= NAMED_DOCUMENTS
     examples: SpliceIndex | GridIndex
     try:
-        if encoder._validating:
+        if planning.validating:
             grid = {"starts": encoder.validation_starts, "offsets": encoder.validation_offsets}
             examples = GridIndex(lengths, encoder.seq_len, splice, **grid)
         else:
-            examples = SpliceIndex(lengths, encoder.seq_len, splice, key=f"{shuffle_key}/{seed}")
+            examples = SpliceIndex(
+                lengths, encoder.seq_len, splice, key=f"{shuffle_key}/{planning.seed}"
+            )
             log_plan(examples, numbers, key)
     except ConfigError as error:
         raise ConfigError(f"Source {key}: {error}") from error
@@ -135,16 +140,16 @@ def spliced_rows(
         key=key,
         config=splice,
         seq_len=encoder.seq_len,
-        epochs=epochs,
+        epochs=planning.epochs_of(entry),
         fingerprint={**splice.to_json(), "documents": digest.hexdigest(), "order": ORDER},
         metadata=[
             {"document": number, "tokens": length} | ({} if keys is None else {"key": keys[number]})
             for number, length in zip(numbers.tolist(), lengths.tolist())
         ],
     )
-    fill_id = encoder._assembler.pad_id
+    fill_id = encoder.tokenizer.pad_id if planning.pad_id is None else planning.pad_id
     reader = FrameReader(files, first, numbers.tolist(), names, splice, fill_id)
-    return PlannedSource(key, frames, reader, **names_of_source(entry, stop - first))
+    return name_source(entry, frames, reader, stop - first)
 
 
 def _keys(files: TokenFiles) -> list[str]:

@@ -3,15 +3,16 @@
 """Text as stored, as a sample and as an encoded document."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from megatron.energon import Sample, SampleDecoder, TextSample, stateless
+from megatron.energon import Sample, SampleDecoder, TaskEncoder, TextSample, stateless
 from megatron.energon.edataclass import edataclass
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext.errors import SampleError
+from energon_ext.tokenizers.protocol import Tokenizer
 
 
 @edataclass
@@ -25,6 +26,38 @@ class Document(Sample):
 
     tokens: np.ndarray
     label_weights: np.ndarray | None = None
+
+
+class TextEncoder(TaskEncoder):
+    """Base class of encoders whose samples become token files.
+
+    Attributes:
+        encoding_fingerprint: JSON values that change whenever the tokens of any sample change.
+        saved_encoding: encoding of the run whose encoder was rebuilt from a state, or None.
+        is_rebuilt: whether it was rebuilt so, without the code that encodes a sample.
+    """
+
+    tokenizer: Tokenizer
+    seq_len: int
+    encoding_fingerprint: Any = None
+    saved_encoding: dict[str, Any] | None = None
+    is_rebuilt: bool = False
+
+    def encode_document(self, sample: Any) -> Document:
+        """Encode a sample as a document."""
+        raise NotImplementedError
+
+    def encode_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """Encode samples together; return the error of each that is refused."""
+        raise NotImplementedError
+
+    def token_file_meta(self) -> dict[str, Any]:
+        """Return the content of the ``.meta.json`` next to token files of this encoder."""
+        raise NotImplementedError
+
+    def command_options(self) -> list[str] | None:
+        """Return the options by which commands build an encoder with the same tokens, or None."""
+        return None
 
 
 @stateless

@@ -4,16 +4,15 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
-from megatron.energon import Cooker, CrudeSample
+from megatron.energon import Cooker, CrudeSample, TaskEncoder
 
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.text import cook_text, cook_text_under
 from energon_ext.errors import ConfigError
 
 
-def with_text_key(encoder: Any, entry: Entry) -> Any:
+def with_text_key(encoder: TaskEncoder, entry: Entry) -> TaskEncoder:
     """Return the encoder as it reads the text of a source, from the field that the entry names.
 
     ConfigError if the source has no such field, or the encoder does not read text by our cooker.
@@ -27,13 +26,13 @@ def with_text_key(encoder: Any, entry: Entry) -> Any:
     return bound
 
 
-def check_text_keys(encoder: Any, entries: Sequence[Entry]) -> None:
+def check_text_keys(encoder: TaskEncoder, entries: Sequence[Entry]) -> None:
     """Raise ConfigError for a ``key`` that has no effect on a source."""
     for entry in entries:
         with_text_key(encoder, entry)
 
 
-def _why_unused(encoder: Any, entry: Entry) -> str | None:
+def _why_unused(encoder: TaskEncoder, entry: Entry) -> str | None:
     factory, path = entry.dataset, entry.dataset.paths[0]
     if entry.documents is not None:
         return f"{path} are token files, which have no fields; remove it"
@@ -42,7 +41,6 @@ def _why_unused(encoder: Any, entry: Entry) -> str | None:
     if factory.__sample_type__ is not CrudeSample:
         kind = getattr(factory.__sample_type__, "__name__", "samples")
         return f"the dataset.yaml of {path} says where the fields of a {kind} are; remove it"
-    cooks = [cooker.cook for cooker in getattr(encoder, "cookers", ())]
-    if cooks != [cook_text] or not hasattr(encoder, "encode_document"):
+    if [cooker.cook for cooker in encoder.cookers] != [cook_text]:
         return f"{type(encoder).__name__} reads samples in its own way; remove it"
     return None

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from megatron.energon import SkipSample
+from megatron.energon import SampleDecoder, SkipSample, TaskEncoder
 from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader import load_dataset
 
-from energon_ext.chats.template_names import named_template
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import open_alone
-from energon_ext.encoders.text import is_text
+from energon_ext.encoders.text import TextEncoder, is_text
 from energon_ext.errors import SKIPPABLE_ERRORS, ConfigError, EncoderNeededError, SampleError
 from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, cache_folder, ensure_prepared
 from energon_ext.prepare.documents import InputDocument
@@ -36,11 +35,7 @@ from energon_ext.samples.stored_files import (
     times_of_files,
 )
 from energon_ext.storage.object_store import file_name
-from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.file_set import TokenFiles, open_token_files
-
-#: Encoders that ``energon-ext tokenize`` can build.
-_COMMAND_ENCODERS = ("PackedTaskEncoder", "SFTTaskEncoder")
 
 #: The ``encode_document`` that only tokenizes text, so that samples can be tokenized in batches.
 _ENCODES_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
@@ -50,14 +45,19 @@ _ENCODES_CONVERSATIONS = "energon_ext.encoders.sft.SFTTaskEncoder.encode_documen
 
 
 def load_split(
-    path: str | Path | EPath, split: str, encoder: Any, trusted_modules: Iterable[str] = ()
+    path: str | Path | EPath,
+    split: str,
+    decoder: SampleDecoder | None = None,
+    trusted_modules: Iterable[str] = (),
 ) -> tuple[Entry, ...]:
     """Check and load the sources of one split of a metadataset or prepared folder."""
     root = YamlChecker(frozenset(trusted_modules)).check(path, split)
-    return load_checked(root, split, encoder)
+    return load_checked(root, split, decoder)
 
 
-def load_checked(path: EPath, split: str, encoder: Any, **files: str) -> tuple[Entry, ...]:
+def load_checked(
+    path: EPath, split: str, decoder: SampleDecoder | None, **files: str
+) -> tuple[Entry, ...]:
     """Load the sources of one split of a checked metadataset or prepared folder.
 
     Args:
@@ -65,7 +65,7 @@ def load_checked(path: EPath, split: str, encoder: Any, **files: str) -> tuple[E
     """
     with quiet_energon():
         loaded = load_dataset(path, **files).get_datasets(
-            training=False, split_part=split, worker_config=ALONE, decoder=encoder.decoder
+            training=False, split_part=split, worker_config=ALONE, decoder=decoder
         )
     return mix_of(loaded.datasets).entries
 
@@ -76,7 +76,10 @@ def sample_entries(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def sample_source(
-    encoder: Any, entry: Entry, document: Callable[[Any, str], InputDocument], **options: Any
+    encoder: TaskEncoder,
+    entry: Entry,
+    document: Callable[[Any, str], InputDocument],
+    **options: Any,
 ) -> SampleSource:
     """Return the samples of a source, cooked by the encoder's cookers but not yet encoded."""
     factory = entry.dataset
@@ -92,9 +95,13 @@ def sample_source(
     )
 
 
-def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded | SampleError]:
+def encode_all(
+    encoder: TextEncoder, documents: Sequence[InputDocument]
+) -> list[Encoded | SampleError]:
     """Encode each document as tokens and weights, or return the error that rejects it."""
-    texts = [document.text or getattr(document.sample, "text", None) for document in documents]
+    texts: list[Any] = [
+        document.text or getattr(document.sample, "text", None) for document in documents
+    ]
     if _code_of(encoder)[0] == _ENCODES_TEXT and all(map(is_text, texts)):
         return [Encoded([(tokens, None)]) for tokens in encoder.tokenizer.encode_batch(texts)]
     if _code_of(encoder)[0] == _ENCODES_CONVERSATIONS:
@@ -103,7 +110,9 @@ def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded
         return [_encode(encoder, document.sample) for document in documents]
 
 
-def _encode_conversations(encoder: Any, samples: Sequence[Any]) -> list[Encoded | SampleError]:
+def _encode_conversations(
+    encoder: TextEncoder, samples: Sequence[Any]
+) -> list[Encoded | SampleError]:
     """Encode conversations together; each may become several samples."""
     results: list[Any] = [_unused(sample) for sample in samples]
     used = [number for number, result in enumerate(results) if result is None]
@@ -120,7 +129,7 @@ def _unused(sample: Any) -> Encoded | SampleError | None:
     return sample if isinstance(sample, SampleError) else None
 
 
-def _encode(encoder: Any, sample: Any) -> Encoded | SampleError:
+def _encode(encoder: TextEncoder, sample: Any) -> Encoded | SampleError:
     if (result := _unused(sample)) is not None:
         return result
     try:
@@ -133,10 +142,10 @@ def _encode(encoder: Any, sample: Any) -> Encoded | SampleError:
 # The cache of text ------------------------------------------------------------------------------
 
 
-def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenFiles]:
+def ensure_tokenized(encoder: TextEncoder, entries: Sequence[Entry]) -> dict[str, TokenFiles]:
     """Return the token files of all text sources, by source key."""
     cached = {entry.key: cached_text(encoder, entry) for entry in sample_entries(entries)}
-    ensure_encoded(encoder, list(cached.values()))
+    ensure_encoded(list(cached.values()), encoder.is_rebuilt)
     files = {key: item.open() for key, item in cached.items()}
     for key, tokens in files.items():
         if len(tokens) and not tokens.num_tokens:
@@ -148,9 +157,9 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
     return files
 
 
-def ensure_encoded(encoder: Any, wanted: Sequence[Cached]) -> None:
+def ensure_encoded(wanted: Sequence[Cached], is_rebuilt: bool) -> None:
     """Prepare missing entries, unless the encoder cannot, since it was rebuilt from a state."""
-    for item in wanted if encoder.is_rebuilt else ():
+    for item in wanted if is_rebuilt else ():
         if not item.is_complete:
             raise EncoderNeededError(
                 f"{item.name}: not {item.verb}, and a state does not contain the encoder; run "
@@ -159,7 +168,7 @@ def ensure_encoded(encoder: Any, wanted: Sequence[Cached]) -> None:
     ensure_prepared(wanted)
 
 
-def cached_text(encoder: Any, entry: Entry) -> Cached:
+def cached_text(encoder: TextEncoder, entry: Entry) -> Cached:
     """Return the cache entry for the token files of a text source, which may not exist yet."""
     source = cached_source(encoder, entry)
     split = [getattr(part, "split_part_files", None) for part in parts_of(entry.dataset)]
@@ -180,7 +189,7 @@ def cached_text(encoder: Any, entry: Entry) -> Cached:
     )
 
 
-def cached_source(encoder: Any, entry: Entry) -> SampleSource:
+def cached_source(encoder: TaskEncoder, entry: Entry) -> SampleSource:
     """Return the samples of a source, including unusable ones, so that each keeps its number."""
 
     def document(sample: Any, key: str) -> InputDocument:
@@ -221,7 +230,7 @@ def cached_samples(
     return Cached(name=source.path, folder=folder, job=job, count=source.count, **options)
 
 
-def encoding_of(encoder: Any) -> dict[str, Any]:
+def encoding_of(encoder: TextEncoder) -> dict[str, Any]:
     """Return JSON values that change whenever the tokens of any sample change."""
     fingerprint, custom = encoder.encoding_fingerprint, _custom_code(encoder)
     if custom and fingerprint is None:
@@ -239,42 +248,30 @@ def encoding_of(encoder: Any) -> dict[str, Any]:
     }
 
 
-def _code_of(encoder: Any) -> list[str]:
+def _code_of(encoder: TextEncoder) -> list[str]:
     """Return the full names of ``encode_document`` and the cookers."""
     functions = [type(encoder).encode_document, *(cooker.cook for cooker in encoder.cookers)]
     functions = [getattr(function, "func", function) for function in functions]
     return [f"{f.__module__}.{getattr(f, '__qualname__', type(f).__name__)}" for f in functions]
 
 
-def _custom_code(encoder: Any) -> list[str]:
+def _custom_code(encoder: TextEncoder) -> list[str]:
     """Return those functions of :func:`_code_of` that are not from this package."""
     return [name for name in _code_of(encoder) if not name.startswith("energon_ext.")]
 
 
-def _command(encoder: Any, entry: Entry) -> str:
+def _command(encoder: TextEncoder, entry: Entry) -> str:
     """Return the command that tokenizes the text of a source before a run."""
-    words = ["energon-ext", "tokenize", str(entry.metadataset or entry.dataset.paths[0])]
-    name = getattr(encoder.tokenizer, "name", None)
-    template = encoder.chat_template.name if hasattr(encoder, "chat_template") else None
-    if name is None or not _can_rebuild(encoder, name, template):
-        return " ".join([*words, "--encoder", "MODULE:FUNCTION"])
-    words += ["--tokenizer", name]
-    if hasattr(encoder, "chat_template"):
-        words += ["--task", "chat"]
-        words += ["--chat-template", template] if template else []
-    return " ".join(words)
+    path = str(entry.metadataset or entry.dataset.paths[0])
+    options = encoder.command_options() or ["--encoder", "MODULE:FUNCTION"]
+    return " ".join(["energon-ext", "tokenize", path, *options])
 
 
-def _can_rebuild(encoder: Any, tokenizer: str, template: str | None) -> bool:
-    """Return True if the command's options alone build an encoder with the same tokens."""
+def has_same_tokens(encoder: TextEncoder, make: Callable[[], TextEncoder]) -> bool:
+    """Return True if an encoder that a command makes gives the same tokens as another one."""
     if _custom_code(encoder):
         return False
     try:
-        loaded = load_tokenizer(tokenizer)
-        options = {}
-        if template is not None:
-            options = {"chat_template": named_template(template, loaded)}
-        base = next(c for c in type(encoder).__mro__ if c.__name__ in _COMMAND_ENCODERS)
-        return encoding_of(base(loaded, encoder.seq_len, **options)) == encoding_of(encoder)
-    except ConfigError:  # the name cannot be loaded from this folder
+        return encoding_of(make()) == encoding_of(encoder)
+    except ConfigError:  # a name cannot be loaded from this folder
         return False

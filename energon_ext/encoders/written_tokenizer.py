@@ -4,7 +4,6 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from energon_ext.encoders.text_sources import load_split
@@ -42,8 +41,7 @@ def written_tokenizer(
     Raises:
         ConfigError: the metadataset is invalid, or its tokenizer cannot be loaded.
     """
-    encoder = SimpleNamespace(decoder=None)
-    for entry in load_split(metadataset, split_part, encoder, trusted_modules):
+    for entry in load_split(metadataset, split_part, None, trusted_modules):
         if entry.documents is None:
             continue
         prefix, arguments = entry.documents.written_with(FIELD)

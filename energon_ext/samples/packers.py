@@ -5,7 +5,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -57,6 +57,16 @@ class Stub:
         return int(vars(self)[name])
 
 
+class SelectsSamples(Protocol):
+    """An encoder that packs samples in its own way."""
+
+    seq_len: int
+    length_attribute: str
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        """Divide samples into rows."""
+
+
 @dataclass(frozen=True)
 class OwnPacker(Packer):
     """Packs with a user's ``select_samples_to_pack``, which receives :class:`Stub` objects.
@@ -70,7 +80,7 @@ class OwnPacker(Packer):
     name = "select_samples_to_pack"
     cuts_documents = False
 
-    encoder: Any = field(kw_only=True)
+    encoder: SelectsSamples = field(kw_only=True)
 
     def with_seq_len(self, seq_len: int) -> "OwnPacker":
         """Return this packer for rows of another length."""

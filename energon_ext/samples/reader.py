@@ -7,8 +7,6 @@ that still fits, in the order of the plan, so that it is the same on every rank 
 """
 
 import contextlib
-import inspect
-import itertools
 import math
 import random
 from collections import Counter
@@ -18,19 +16,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from megatron.energon import SampleDecoder, SkipSample
+from megatron.energon import SkipSample
 from megatron.energon.rng import SystemRng
-from megatron.energon.task_encoder.base import get_failure_tolerance
 
-from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
+from energon_ext.errors import EnergonExtError, SampleError, log_of
 from energon_ext.keyed import stable_hash
+from energon_ext.samples.context import encoder_context
+from energon_ext.samples.methods import SampleMethods
 from energon_ext.samples.numbered import NumberedSamples, key_of
 from energon_ext.tokens.documents import Origin
 
 logger = log_of(__name__)
-
-#: Unusable samples in a row that end a run, unless the encoder sets another limit.
-_TOLERANCE = 100
 
 #: Errors that wrong code raises for every sample, and data only for some. They end the run if each
 #: of this many first samples raises one; a smaller number would let bad samples end a run.
@@ -46,7 +42,7 @@ class SampleReader:
     unusable sample: its error is raised.
     """
 
-    encoder: Any
+    methods: SampleMethods
     key: str  # key of the source
     seed: int
     numbers: range
@@ -89,22 +85,25 @@ class SampleReader:
 
     def _read_row(self, numbers: Sequence[int], epoch: int) -> Any:
         """Return the encoded sample of a row, or its samples packed together."""
-        self.encoder.source_key = self.key
+        with encoder_context(source_key=self.key):
+            samples = self._read_samples(numbers, epoch)
+            return samples[0] if self.methods.pack is None else self.methods.pack(samples)
+
+    def _read_samples(self, numbers: Sequence[int], epoch: int) -> list[Any]:
         samples, free = [], self._row_tokens
         for number in numbers:
             if (found := self._encoded(number, epoch, free)) is not None:
                 sample, tokens = found
                 samples.append(sample)
                 free -= tokens
-        samples = samples or [self._replacement(numbers[0], epoch)]
-        return samples[0] if self.table is None else self.encoder.pack_selected_samples(samples)
+        return samples or [self._replacement(numbers[0], epoch)]
 
     @property
     def _row_tokens(self) -> int:
-        return 0 if self.table is None else int(self.encoder.seq_len)
+        return 0 if self.table is None else self.methods.packer.seq_len
 
     def _replacement(self, number: int, epoch: int) -> Any:
-        for attempt in range(self._tolerance):
+        for attempt in range(self.methods.tolerance):
             draw = stable_hash(f"{self.seed}/{self.key}/{number}/{epoch}/{attempt}")
             chosen = self.numbers[draw % len(self.numbers)]
             if chosen in self.excluded:
@@ -122,14 +121,9 @@ class SampleReader:
         if others or error in ("", SkipSample.__name__):
             return ""
         return (
-            f" All failed with {error}: {describe_decoder(self.encoder)}; set `decoder` in the "
+            f" All failed with {error}: {self.methods.describe_decoder()}; set `decoder` in the "
             f"encoder if its methods expect something else."
         )
-
-    @property
-    def _tolerance(self) -> int:
-        default = getattr(self.encoder, "__default_failure_tolerance__", _TOLERANCE)
-        return get_failure_tolerance(self.encoder.encode_sample, default) or _TOLERANCE
 
     def _encoded(self, number: int, epoch: int, free: int) -> tuple[Any, int] | None:
         """Read and encode a sample; None if it cannot be used or has more than ``free`` tokens."""
@@ -138,8 +132,8 @@ class SampleReader:
             self._failures.append(("", "The split excludes it."))
             return None
         try:
-            with keyed_random(self.encoder, f"{self.seed}/{self.key}/{number}/{epoch}"):
-                sample = encoded(self.encoder, self.samples.cooked(stored))
+            with keyed_random(f"{self.seed}/{self.key}/{number}/{epoch}"):
+                sample = self.methods.encode(self.samples.cooked(stored))
                 tokens = self._tokens_of(sample)
             self._has_worked = True
         except SampleError as error:
@@ -150,8 +144,8 @@ class SampleReader:
         except Exception as error:  # from a decoder, a cooker or an encoder, including SkipSample
             self._has_worked |= not isinstance(error, _CODE_ERRORS)
             failed = self._counts["skipped"] + 1
-            if not self._has_worked and failed >= min(_FIRST_SAMPLES, self._tolerance):
-                decoder = describe_decoder(self.encoder)
+            if not self._has_worked and failed >= min(_FIRST_SAMPLES, self.methods.tolerance):
+                decoder = self.methods.describe_decoder()
                 logger.error("%s: the first %d samples all fail: %s.", self.key, failed, decoder)
                 raise
             # Some of Energon's errors have a cause but no text.
@@ -167,9 +161,9 @@ class SampleReader:
 
     def _tokens_of(self, sample: Any) -> int:
         """Return the tokens of an encoded sample; 0 if rows are samples."""
-        if self.table is None:
+        if self.methods.length_of is None:
             return 0
-        length = self.encoder.length_of(sample)
+        length = self.methods.length_of(sample)
         return int(length[0] if isinstance(length, tuple) else length)
 
     def _overflow(self, stored: Any, number: int, tokens: int, free: int) -> str:
@@ -189,56 +183,22 @@ class SampleReader:
             logger.warning("%s: sample %s (%d so far): %s", name, outcome, count, reason)
 
 
-def encoded(encoder: Any, sample: Any) -> Any:
-    """Encode a cooked sample with all of an encoder's methods for a single sample."""
-    for name in ("preencode_sample", "encode_sample", "postencode_sample"):
-        result = getattr(encoder, name)(sample)
-        sample = _only(encoder, name, sample, result) if inspect.isgenerator(result) else result
-    return sample
-
-
-def describe_decoder(encoder: Any) -> str:
-    """Say what an encoder's methods get of the files of a sample, to explain their errors."""
-    decoder = getattr(encoder, "decoder", None)
-    if decoder is None:
-        return "the files of a sample are not decoded, as the encoder's `decoder` is None"
-    name = type(decoder).__name__
-    if isinstance(decoder, SampleDecoder):
-        name += f"(image_decode={decoder.config()['image_decode']!r})"
-    return f"the files of a sample are decoded by {name}"
-
-
-def _only(encoder: Any, name: str, sample: Any, results: Iterator[Any]) -> Any:
-    """Return the only sample that a generator yields."""
-    samples = list(itertools.islice(results, 2))
-    if not samples:
-        raise SampleError(f"{name} yields no sample.")
-    if len(samples) > 1:
-        raise ConfigError(
-            f"{type(encoder).__qualname__}.{name} yields several samples for "
-            f"{getattr(sample, '__key__', 'one')}, but a plan needs exactly one; set "
-            f"plan_samples = False to stream them."
-        )
-    return samples[0]
-
-
 @contextlib.contextmanager
-def keyed_random(encoder: Any, key: str) -> Iterator[None]:
+def keyed_random(key: str) -> Iterator[None]:
     """Seed torch, NumPy and ``random`` from a key, and restore their states afterwards.
 
     ``@stateless(restore_seeds=True)`` would seed them by the number of the worker; in this context
     it has no effect. ``current_sample_index`` is derived from the key. Contexts may be nested.
     """
-    number, outer_number = stable_hash(key), encoder.sample_number
+    number = stable_hash(key)
     before, own_seed = SystemRng.save_state(), SystemRng.seed_args
     torch.default_generator.manual_seed(number)  # torch.manual_seed would also seed the GPUs
     np.random.seed(number % 2**32)
     random.seed(number)
     SystemRng.seed_args = staticmethod(lambda *_: None)  # disables @stateless in this context
-    encoder.sample_number = number
     try:
-        yield
+        with encoder_context(sample_number=number):
+            yield
     finally:
-        encoder.sample_number = outer_number
         SystemRng.seed_args = staticmethod(own_seed)
         SystemRng.restore_state(before)

@@ -24,6 +24,7 @@ class Tokenizer(ABC):
         bos_id, eos_id: None if the tokenizer has none.
         pad_id: fills unused positions; never trained on, so it may be any id.
         add_bos, add_eos: whether :meth:`encode` adds them to the text.
+        name: argument of :func:`energon_ext.load_tokenizer` that loads it, or None.
     """
 
     vocab_size: int
@@ -32,6 +33,7 @@ class Tokenizer(ABC):
     pad_id: int
     add_bos: bool
     add_eos: bool
+    name: str | None = None
 
     @abstractmethod
     def encode_array(self, text: str) -> np.ndarray:
@@ -92,7 +94,7 @@ class Tokenizer(ABC):
 
 
 #: Attributes that describe a tokenizer in a state.
-TOKENIZER_ATTRIBUTES = tuple(Tokenizer.__annotations__)
+TOKENIZER_ATTRIBUTES = tuple(name for name in Tokenizer.__annotations__ if name != "name")
 
 
 def saved_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -117,5 +119,5 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 def check_written(files: TokenFiles, tokenizer: Tokenizer) -> None:
     """Raise ConfigError if token files were not written with a tokenizer."""
-    name = getattr(tokenizer, "name", type(tokenizer).__name__)
+    name = tokenizer.name or type(tokenizer).__name__
     files.check_tokenizer(name, tokenizer.fingerprint(), tokenizer.vocab_size)

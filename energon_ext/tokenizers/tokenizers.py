@@ -79,6 +79,7 @@ class ByteTokenizer(Tokenizer):
 class _LibraryTokenizer(Tokenizer):
     """Base of tokenizers of other libraries: options, special tokens and fingerprint."""
 
+    name: str
     _kind: str
     _sha256: str
     #: Names of the special tokens, as given by the tokenizer's files.

@@ -266,7 +266,7 @@ def test_readers_of_one_node_copy_an_object_once(copied, pairs, store):
     assert list(copy.parent.iterdir()) == [copy]
 
 
-@pytest.mark.parametrize("process", ["4194305", str(os.getpid())])
+@pytest.mark.parametrize("process", ["4194305", str(os.getpid())], ids=["killed", "slow"])
 def test_an_object_is_copied_though_another_reader_was_killed_or_is_slow(
     process, copied, monkeypatch
 ):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from energon_ext import PackedTaskEncoder
-from energon_ext.encoders import sources
+from energon_ext.encoders import planning
 from energon_ext.keyed import KeyedPermutation
 from tests.mixture.slow import places_of_equals, uniform
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, write_split
@@ -361,7 +361,7 @@ def check_totals(chain, trained, ever_excluded, skipped):
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch):
-    monkeypatch.setattr(sources, "MAX_PLANNED_BUFFER_DOCS", 1)
+    monkeypatch.setattr(planning, "MAX_BUFFER_DOCS", 1)
 
 
 @pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")

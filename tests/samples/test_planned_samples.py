@@ -16,7 +16,7 @@ from megatron.energon import DefaultTaskEncoder, SampleDecoder, SkipSample, Task
 from megatron.energon.rng import SystemRng
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
-from energon_ext.encoders import sources
+from energon_ext.encoders import planning
 from energon_ext.errors import ConfigError, SampleError, StateMismatchError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.order import EpochOrder
@@ -142,7 +142,7 @@ def blocks_of(size):
 
 
 def test_samples_of_a_block_are_read_together_on_any_topology(data, monkeypatch):
-    monkeypatch.setattr(sources, "EpochOrder", partial(EpochOrder, mixed=1))
+    monkeypatch.setattr(planning, "EpochOrder", partial(EpochOrder, mixed=1))
     path = write(data / "blocks.yaml", {"blend": [{"path": "photos", "max_epochs": 1}]})
     expected, state = run(path, 6, encoder=blocks_of(10))
     numbers = [number for step in expected for _, number, *_ in step]
@@ -487,10 +487,10 @@ def test_keyed_random_numbers_may_be_nested():
     encoder = PlannedCaptions()
 
     def drawn(nested):
-        with keyed_random(encoder, "outer"):
+        with keyed_random("outer"):
             first = random.random(), encoder.current_sample_index
             if nested:
-                with keyed_random(encoder, "inner"):
+                with keyed_random("inner"):
                     SystemRng.seed_args(3)
                     random.random(), np.random.rand(), torch.rand(())
             SystemRng.seed_args(3)  # no effect inside the context

@@ -6,9 +6,11 @@ import argparse
 from typing import Any, Iterator
 
 from megatron.core import parallel_state
+from megatron.energon import TaskEncoder
 
 from energon_ext.errors import ConfigError
 from energon_ext.packing import PACKERS
+from energon_ext.samples.methods import find
 from energon_ext.weights.axis import UNITS
 
 #: Options of Megatron-LM that would fail later or be silently ignored, with the reason.
@@ -101,9 +103,9 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise ConfigError(f"{flag} must be {allowed} with energon_ext, got {found!r}.")
 
 
-def check_vocabulary(args: argparse.Namespace, task_encoder: Any) -> None:
+def check_vocabulary(args: argparse.Namespace, task_encoder: TaskEncoder) -> None:
     """Raise ConfigError if the tokenizer has ids without an embedding in the model."""
-    needed = getattr(getattr(task_encoder, "tokenizer", None), "vocab_size", None)
+    needed = getattr(find(task_encoder, "tokenizer"), "vocab_size", None)
     embeddings = getattr(args, "padded_vocab_size", None)
     if isinstance(needed, int) and embeddings is not None and needed > embeddings:
         raise ConfigError(

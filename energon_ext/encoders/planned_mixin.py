@@ -1,0 +1,166 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The part of :class:`~energon_ext.DynamicBlendMixin` that plans samples by number."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from megatron.energon import TaskEncoder, WorkerConfig
+
+from energon_ext.config.mix import Entry
+from energon_ext.encoders.measured import ensure_measured
+from energon_ext.encoders.planned_samples import describe_samples, plan_samples_of, plan_tokens_of
+from energon_ext.encoders.planning import Planning
+from energon_ext.errors import ConfigError
+from energon_ext.loader.planned_dataset import PlannedDataset
+from energon_ext.loader.reader import BatchReader
+from energon_ext.mixture.tree import Tree
+from energon_ext.plan.clock import Clock
+from energon_ext.plan.cost import Cost
+from energon_ext.plan.run import Run, RunOptions
+from energon_ext.plan.source import PlannedSource
+from energon_ext.samples.context import current_context, encoder_context
+from energon_ext.samples.methods import SampleMethods, can_pack, packer_of
+from energon_ext.state.match import ENCODER
+
+
+class PlannedMixin:
+    """Plans samples by number; see :class:`~energon_ext.DynamicBlendMixin`."""
+
+    #: Positions per row of the blend if all rows have the same number; else 0.
+    tokens_per_sample: int = 0
+
+    #: Number of adjacent stored samples that a plan keeps close together; blocks of about 2 MB make
+    #: reads larger if one node reads all samples.
+    sample_block: int = 1
+
+    #: Attribute from which ``select_samples_to_pack`` reads the length of a sample, if that is not
+    #: ``num_tokens``, ``total_len`` or ``length``.
+    length_attribute: str = "length"
+
+    #: Cost of the lengths in a row, if samples are packed by length; the rows of a step are then
+    #: balanced, so that ranks finish together. A cost that ``length_of`` returns is added.
+    cost: Cost | None = None
+
+    #: Whether the encoder was rebuilt from a state, without the code that encodes a sample.
+    is_rebuilt: bool = False
+
+    #: Makes padding of a row that was read, to complete the last step: an encoded sample, or the
+    #: result of ``pack_selected_samples``, in which nothing counts any more.
+    make_padding: Callable[[Any], Any] | None = None
+
+    # Methods that ask where they are called ------------------------------------------------------
+
+    @property
+    def source_key(self) -> str:
+        """Key of the source whose samples are encoded or packed."""
+        return current_context().source_key
+
+    @property
+    def source_keys(self) -> tuple[str, ...]:
+        """All keys that the rows of a batch may have, while a planned batch is made."""
+        return current_context().source_keys
+
+    @property
+    def sample_number(self) -> int | None:
+        """Number of the random choices of the planned sample that is encoded; None outside one."""
+        return current_context().sample_number
+
+    @property
+    def current_sample_index(self) -> int:
+        """Energon's index for random choices; for a planned sample, the sample's own number."""
+        if self.sample_number is not None:
+            return self.sample_number
+        return super().current_sample_index  # type: ignore[misc]  # of the next base class
+
+    # Planned sources -----------------------------------------------------------------------------
+
+    def make_planning(
+        self, entries: Sequence[Entry], seed: int, *, repeat: bool, validating: bool = False
+    ) -> Planning:
+        """Return what building the planned sources needs; measures samples if necessary."""
+        encoder = cast(TaskEncoder, self)
+        methods = self.find_methods()
+        return Planning(
+            seed=seed,
+            repeat=repeat,
+            validating=validating,
+            row_tokens=methods.packer.seq_len if methods.are_packed else self.tokens_per_sample,
+            block=self.sample_block,
+            methods=methods,
+            lengths=ensure_measured(encoder, methods, entries, self.is_rebuilt),
+        )
+
+    def find_methods(self) -> SampleMethods:
+        """Return the methods by which samples are planned and read."""
+        encoder = cast(TaskEncoder, self)
+        return SampleMethods.of(encoder)
+
+    def build_source(self, entry: Entry, planning: Planning) -> PlannedSource:
+        """Plan the rows of one source."""
+        if entry.documents is not None:
+            return plan_tokens_of(entry, planning)
+        encoder = cast(TaskEncoder, self)
+        return plan_samples_of(encoder, entry, planning)
+
+    def _plan_run(
+        self,
+        sources: Sequence[PlannedSource],
+        passes: Mapping[str, Any],
+        planning: Planning,
+        *,
+        tree: Tree,
+        clock: Clock,
+        worker_config: WorkerConfig,
+    ) -> PlannedDataset:
+        padding = self._padding()
+        options = RunOptions(
+            seed=worker_config.seed_offset,
+            fills_last_step=padding is not None,
+            fingerprint=self.state_fingerprint(),
+            encoder=self.describe(planning),
+            cost=self.cost,
+            **passes,
+        )
+        run = Run(sources, tree=tree, clock=clock, options=options)
+        keys = tuple(sorted({key for source in sources for key in source.parts}))
+        context = {"source_keys": keys, "pad_id": planning.pad_id}
+        readers = [source.reader for source in run.sources.values()]
+        assemble = functools.partial(self._batch_of, context)
+        batches = BatchReader(readers, assemble, padding)
+        return PlannedDataset(run, batches, worker_config=worker_config)
+
+    def _batch_of(self, context: Mapping[str, Any], rows: list[Any]) -> Any:
+        """Build a batch of planned rows or samples with the encoder's own methods."""
+        with encoder_context(**context):
+            batch = self.encode_batch(self.batch(rows))  # type: ignore[attr-defined]
+        if batch is None:  # would look like the end of the data
+            raise ConfigError(
+                f"{type(self).__qualname__}.encode_batch: returned None; return every batch, since "
+                f"all ranks read equally many."
+            )
+        return batch
+
+    def _padding(self) -> Callable[[Callable[[], Any]], Any] | None:
+        """Return what builds padding, given a function that reads a row; None if nothing does."""
+        make = self.make_padding
+        return None if make is None else lambda read: make(read())
+
+    def describe(self, planning: Planning) -> dict[str, Any]:
+        """Return JSON values from which the encoder can be rebuilt, for a state."""
+        assert planning.methods is not None, "the planning of samples has the encoder's methods"
+        has_padding = self.make_padding is not None
+        fingerprint = self.state_fingerprint()
+        return describe_samples(planning.methods, fingerprint, self.cost, has_padding)
+
+    def state_fingerprint(self) -> dict[str, Any]:
+        """Return JSON values that a state depends on; add whatever changes your samples."""
+        fingerprint: dict[str, Any] = {ENCODER: type(self).__qualname__}
+        if self.sample_block != 1:
+            fingerprint["sample_block"] = self.sample_block
+        encoder = cast(TaskEncoder, self)
+        if can_pack(encoder):
+            packer = packer_of(encoder)
+            fingerprint |= {"seq_len": packer.seq_len, "packing": packer.to_json()}
+        return fingerprint
