@@ -136,7 +136,6 @@ def grpo(args, tokenizer, model, held_out):
         worker_config=data_parallel_worker_config(num_workers=0, seed=args.seed),
         batch_size=args.prompts_per_call,
         task_encoder=PromptTaskEncoder(tokenizer),
-        shuffle_buffer_size=1000,
     )
     reward = shuffled_reward if args.shuffle_rewards else exact_match
     sampler = MegatronSampler(model, reward, group_size=GROUP_SIZE, sampling=sampling)
@@ -183,7 +182,7 @@ def shuffled_reward(prompt, responses):
 def accuracy(model, tokenizer, held_out, sampling):
     """Return the share of prompts that are answered correctly."""
     prompts = [tokenizer.encode(prompt)[:-1] for prompt, _ in held_out]
-    responses, _ = generate(model, prompts, sampling, seed=999)
+    responses, _ = generate(model, prompts, sampling)
     answers = [tokenizer.encode(answer)[1:] for _, answer in held_out]
     return sum(map(operator.eq, responses, answers)) / len(answers)
 

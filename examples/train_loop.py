@@ -7,8 +7,9 @@ endless iterator over PackedBatch on tensor-parallel rank 0, and None on other r
 
 A checkpoint contains the model and the optimizer, as Megatron's distributed checkpoint, and the
 data state. A planned run saves one cursor, and can resume with other model parallelism, ranks,
-workers and micro-batches. A streamed run saves the state of every data-parallel rank, and must
-resume with the same total number of workers.
+workers and micro-batches. Reinforcement learning saves the state of every data-parallel rank, and
+any number of ranks can resume with all of them. A streamed run saves the state of every rank, too,
+and must resume with the same total number of workers.
 """
 
 import contextlib
@@ -335,6 +336,8 @@ class Run:
         ranks = parallel_state.get_data_parallel_world_size()
         if None in states:
             self.source.load_state_dict(states[None])
+        elif self.is_rl:
+            self.source.restore_state([*states.values()])
         elif sorted(states) == [*range(ranks)]:
             self.source.restore_state(states[parallel_state.get_data_parallel_rank()])
         else:

@@ -2,28 +2,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts for reinforcement learning, from the same YAML and schedules as text."""
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, stateless
+from megatron.energon import Cooker, Sample, TaskEncoder, stateless
 from megatron.energon.edataclass import edataclass
-from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.task_encoder.cooking import basic_sample_keys
-from megatron.energon.wrappers.map_dataset import MapDataset
-from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.chats.encoding import ConversationEncoder
 from energon_ext.chats.records import Conversation, read_prompt
 from energon_ext.chats.templates import ChatTemplate
-from energon_ext.config.mix import Entry
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
-from energon_ext.errors import SampleError
+from energon_ext.errors import ConfigError, SampleError
 from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
 
 
@@ -51,11 +45,6 @@ class Prompt(Sample):
     source: str
     metadata: dict[str, Any]
 
-    @property
-    def num_tokens(self) -> int:
-        """Size of the prompt as an interleave counts it."""
-        return len(self.tokens)
-
 
 @stateless
 def cook_prompt(sample: dict[str, Any]) -> PromptText:
@@ -63,7 +52,7 @@ def cook_prompt(sample: dict[str, Any]) -> PromptText:
     try:
         found, metadata = read_prompt(sample.get("json", sample))
     except SampleError as error:
-        raise SampleError(f"Sample {sample['__key__']}: {error}.") from None
+        raise SampleError(f"{error}.") from None
     return PromptText(
         **basic_sample_keys(sample),
         prompt=found.messages[0]["content"] if found.is_pair else found.messages,
@@ -78,14 +67,21 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
 
     A sample has a ``prompt`` as text, or messages that end with a question, in the formats of
     :class:`~energon_ext.SFTTaskEncoder` and with their ``tools`` and ``chat_template_kwargs``. Its
-    other fields go to the reward function. Sources are shuffled separately and the draw comes last,
-    so weights may be schedules, and an ``interleave`` counts the tokens of the prompts.
+    other fields go to the reward function.
+
+    Prompts are planned by number, each as a row of one sample: an ``interleave`` counts a prompt as
+    1, whatever its length. A prompt that is too long or cannot be read is counted in the log with
+    the reason, and another one of its source takes its place.
 
     Args:
         tokenizer: text to token ids; prepends its ``bos`` if it does so for text.
         chat_template, chat_template_kwargs: as for :class:`~energon_ext.SFTTaskEncoder`, whose
             samples begin with the same tokens.
-        max_prompt_tokens: longer prompts are skipped and counted in the log.
+        max_prompt_tokens: longer prompts are replaced and counted in the log.
+
+    Raises:
+        ConfigError: when the dataset is built: something that needs streaming, such as an own
+            ``build_source`` or files that are neither local nor tars in an object store.
     """
 
     cookers = [Cooker(cook_prompt)]
@@ -106,29 +102,26 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         self.chat_template = template_of(tokenizer, chat_template, chat_template_kwargs)
         self._conversations = ConversationEncoder(tokenizer, self.chat_template)
         self.max_prompt_tokens = max_prompt_tokens
-        self._shuffle_buffer_prompts = 0
 
     @stateless
-    def encode_prompt(self, sample: PromptText, source: str) -> Prompt:
+    def encode_sample(self, sample: PromptText) -> Prompt:
         """Encode a prompt as tokens; override for other samples or another layout."""
         tokens = self._encode(sample)
         limit = self.max_prompt_tokens or len(tokens)
         if not 1 <= len(tokens) <= limit:
-            raise SampleError(
-                f"Sample {sample.__key__}: prompt has {len(tokens)} tokens; 1 to {limit} allowed."
-            )
-        return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=sample.metadata)
+            raise SampleError(f"prompt has {len(tokens)} tokens; 1 to {limit} allowed.")
+        source, metadata = self.source_key, sample.metadata
+        return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=metadata)
 
     def _encode(self, sample: PromptText) -> np.ndarray:
         if isinstance(sample.prompt, str):
             return self._conversations.encode_text(sample.prompt)
         variables = sample.chat_template_kwargs or {}
+        conversation = Conversation(sample.prompt, sample.tools, variables)
         try:
-            return self._conversations.encode_prompt(
-                Conversation(sample.prompt, sample.tools, variables)
-            )
+            return self._conversations.encode_prompt(conversation)
         except SampleError as error:
-            raise SampleError(f"Sample {sample.__key__}: {error}.") from None
+            raise SampleError(f"{error}.") from None
 
     def state_fingerprint(self) -> dict[str, Any]:
         return {
@@ -137,33 +130,20 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
             "vocab_size": self.tokenizer.vocab_size,
             "chat_template": self.chat_template.fingerprint(),
             "max_prompt_tokens": self.max_prompt_tokens,
-            "shuffle_buffer_prompts": self._shuffle_buffer_prompts,
         }
 
-    def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
-        """Load, repeat, encode and shuffle one source."""
-        texts = super().build_source(entry, worker_config=worker_config, repeat=repeat)
-        worker_config, encode = texts.worker_config, self.encode_prompt
-        prompts = MapDataset(
-            texts,
-            functools.partial(encode, source=entry.key),
-            worker_config=worker_config,
-            stateless_map_fn=get_stateless(encode),
-            failure_tolerance=get_failure_tolerance(encode, self.__default_failure_tolerance__),
-        )
-        quiet_errors(prompts, entry.key)
-        size = self._shuffle_buffer_prompts
-        if size > 1:
-            return ShuffleBufferDataset(prompts, size, worker_config=worker_config)
-        return prompts
-
-    def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any], **how: bool) -> Any:
-        """Return a copy for one dataset, which shuffles each source before the draw."""
-        bound = super()._bound_to(entries, stages, **how)
-        bound._shuffle_buffer_prompts = stages.pop("shuffle_buffer_size", None) or 0
-        return bound
+    def make_padding(self, prompt: Prompt) -> None:
+        """Return None, which :meth:`batch` leaves out: the last batch may have fewer prompts."""
 
     @stateless
-    def batch(self, prompts: list[Prompt]) -> list[Prompt]:
+    def batch(self, prompts: list[Prompt | None]) -> list[Prompt]:
         """Return the prompts that are sampled together."""
-        return prompts
+        return [prompt for prompt in prompts if prompt is not None]
+
+    def _reason_to_stream(self, *arguments: Any) -> None:
+        reason = super()._reason_to_stream(*arguments)
+        if reason is not None:
+            raise ConfigError(
+                f"{type(self).__qualname__}: prompts are planned by number, but {reason}. Change "
+                f"that, or copy the prompts into local JSON Lines."
+            )

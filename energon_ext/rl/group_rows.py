@@ -20,9 +20,11 @@ class WaitingGroup:
     """A group to train on, with the key and the source of its prompt.
 
     Attributes:
+        number: number of its prompt, see :class:`~energon_ext.rl.prompt_plan.PlannedPrompt`.
         step: optimizer steps taken by the policy when it answered.
     """
 
+    number: int
     key: str
     source: str
     group: ScoredGroup

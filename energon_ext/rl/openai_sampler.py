@@ -123,14 +123,14 @@ class OpenAISampler:
             )
 
     def sample_and_score_batch(
-        self, prompts: Sequence[Prompt], seed: int
+        self, prompts: Sequence[Prompt], seeds: Sequence[int]
     ) -> list[ScoredGroup | Unanswered]:
         """Return a group for each prompt, in order, or Unanswered if the server rejected it."""
         limit = self.call_timeout_seconds
         stages = ["answer"] * len(prompts)  # what each prompt waits for
         try:
             groups = run_coroutine(
-                lambda: asyncio.wait_for(self._sample_all(prompts, seed, stages), limit)
+                lambda: asyncio.wait_for(self._sample_all(prompts, seeds, stages), limit)
             )
         except asyncio.TimeoutError as error:
             waiting = len(prompts) - stages.count("")
@@ -146,7 +146,7 @@ class OpenAISampler:
         return groups
 
     async def _sample_all(
-        self, prompts: Sequence[Prompt], seed: int, stages: list[str]
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], stages: list[str]
     ) -> list[ScoredGroup | Unanswered]:
         scoring = asyncio.Semaphore(self.max_concurrent)
 
@@ -157,7 +157,7 @@ class OpenAISampler:
                 prompt.tokens.tolist(),
                 self.group_size,
                 self.max_new_tokens,
-                (seed + number * 9973) % 2**31,
+                seeds[number] % 2**31,
                 self.model,
                 self.parameters,
             )

@@ -203,8 +203,8 @@ def describe_decoder(encoder: Any) -> str:
     if decoder is None:
         return "the files of a sample are not decoded, as the encoder's `decoder` is None"
     name = type(decoder).__name__
-    if isinstance(decoder, SampleDecoder):
-        name += f"(image_decode={decoder.config()['image_decode']!r})"
+    if isinstance(decoder, SampleDecoder) and "image_decode" in (options := decoder.config()):
+        name += f"(image_decode={options['image_decode']!r})"
     return f"the files of a sample are decoded by {name}"
 
 

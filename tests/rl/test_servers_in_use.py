@@ -15,10 +15,9 @@ import torch
 
 from energon_ext import ConfigError
 from energon_ext.errors import SamplerError
-from energon_ext.loader import processes
 from energon_ext.rl import OpenAISampler, RLDataset
 from tests.rl.inference_server import Server, vllm_answers
-from tests.rl.prompts import Dice, prompt_loader, write_sums
+from tests.rl.prompts import prompt_dataset, write_sums
 from tests.rl.test_openai_sampler import (
     count_tokens,
     prompts,
@@ -28,7 +27,7 @@ from tests.rl.test_openai_sampler import (
 
 
 def drawn_tokens(sampler, calls=4):
-    groups = [sampler.sample_and_score_batch(prompts(1), seed)[0] for seed in range(calls)]
+    groups = [sampler.sample_and_score_batch(prompts(1), [seed])[0] for seed in range(calls)]
     return torch.cat([group.tokens[:, 2] for group in groups]).tolist()
 
 
@@ -92,7 +91,7 @@ def test_parameters_that_the_sampler_sets_are_refused(api, sampling, message):
 def test_a_call_that_is_refused_as_a_whole_ends_with_the_servers_words(server, tmp_path, caplog):  # noqa: F811
     server.refuses = (400, {"error": "max_tokens is too large"})
     dataset = RLDataset(
-        prompt_loader(write_sums(tmp_path), prompts_per_call=8),
+        prompt_dataset(write_sums(tmp_path), prompts_per_call=8),
         sampler_for(server),
         seq_len=48,
         rows=2,
@@ -110,7 +109,7 @@ def test_a_call_that_is_refused_as_a_whole_ends_with_the_servers_words(server, t
 def test_an_error_after_max_attempts_has_the_last_reason(server, tmp_path):  # noqa: F811
     server.refuses = (400, {"error": "max_tokens is too large"})
     dataset = RLDataset(
-        prompt_loader(write_sums(tmp_path), prompts_per_call=1),
+        prompt_dataset(write_sums(tmp_path), prompts_per_call=1),
         sampler_for(server),
         seq_len=48,
         rows=2,
@@ -125,7 +124,7 @@ def test_weights_are_synchronized_again_after_a_failure(server, tmp_path):  # no
     """A server that was started again has its first weights."""
     synchronized = []
     dataset = RLDataset(
-        prompt_loader(write_sums(tmp_path)),
+        prompt_dataset(write_sums(tmp_path)),
         sampler_for(server),
         seq_len=48,
         rows=2,
@@ -163,7 +162,7 @@ def test_a_server_may_restart_during_a_call(tmp_path, caplog):
     )
     found = []
     asking = threading.Thread(
-        target=lambda: found.extend(sampler.sample_and_score_batch(prompts(10, 20), 0))
+        target=lambda: found.extend(sampler.sample_and_score_batch(prompts(10, 20), range(3)))
     )
     asking.start()
     assert is_waiting.wait(30)
@@ -209,7 +208,7 @@ def async_meeting(size):
 def test_rewards_are_computed_together(server, meet):  # noqa: F811
     sampler = sampler_for(server)
     sampler.reward = meet(3)
-    groups = sampler.sample_and_score_batch(prompts(10, 20, 30), 0)
+    groups = sampler.sample_and_score_batch(prompts(10, 20, 30), range(3))
     assert [group.rewards.tolist() for group in groups] == [[1, 2, 3]] * 3
 
 
@@ -220,7 +219,7 @@ def test_a_reward_may_be_an_object_with_an_async_call(server):  # noqa: F811
 
     sampler = sampler_for(server)
     sampler.reward = Judge()
-    (group,) = sampler.sample_and_score_batch(prompts(10), 0)
+    (group,) = sampler.sample_and_score_batch(prompts(10), range(3))
     assert group.rewards.tolist() == [1, 2, 3]
 
 
@@ -237,7 +236,7 @@ def test_a_reward_without_end_is_named(server, is_async):  # noqa: F811
         r"2 of 2 prompts of a call were not finished in 0.5 seconds .*; 2 wait for their reward"
     )
     with pytest.raises(SamplerError, match=message):
-        sampler.sample_and_score_batch(prompts(10, 20), 0)
+        sampler.sample_and_score_batch(prompts(10, 20), range(3))
     never.set()
 
 
@@ -245,7 +244,7 @@ def test_the_sampler_works_inside_a_running_event_loop(server):  # noqa: F811
     """As in a Jupyter notebook."""
 
     async def cell():
-        return sampler_for(server).sample_and_score_batch(prompts(10), 0)
+        return sampler_for(server).sample_and_score_batch(prompts(10), range(3))
 
     (group,) = asyncio.run(cell())
     assert group.rewards.tolist() == [1, 2, 3]
@@ -260,7 +259,7 @@ def test_a_reward_is_told_why_an_answer_ended(server):  # noqa: F811
 
     sampler = sampler_for(server)
     sampler.reward = reward
-    sampler.sample_and_score_batch(prompts(10), 0)
+    sampler.sample_and_score_batch(prompts(10), range(3))
     assert told == [(1, -0.5, "stop"), (2, -0.5, "stop"), (3, -0.5, "length")]
 
 
@@ -281,14 +280,14 @@ def test_a_wrong_api_is_named(server):  # noqa: F811
         sampler = sampler_for(server, api=api)
         message = f"404: .*Not Found.*api='{api}'.*api='{other}'"
         with pytest.raises(SamplerError, match=message):
-            sampler.sample_and_score_batch(prompts(10), 0)
+            sampler.sample_and_score_batch(prompts(10), range(3))
     # SGLang also has /v1/completions, but returns no token ids there.
     answer = vllm_answers({"prompt": [3], "n": 3})
     for choice in answer["choices"]:
         del choice["token_ids"]
     server.refuses = (200, answer)
     with pytest.raises(SamplerError, match="without token ids.*api='sglang'"):
-        sampler_for(server).sample_and_score_batch(prompts(10), 0)
+        sampler_for(server).sample_and_score_batch(prompts(10), range(3))
 
 
 LIVES_UNTIL_THE_END = """
@@ -308,13 +307,3 @@ def test_nothing_is_printed_at_exit_while_a_dataset_lives(tmp_path):
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0
     assert done.stderr.partition("done\n")[1:] == ("done\n", "")
-
-
-def test_a_dataset_can_be_closed_when_its_modules_are_gone(tmp_path, monkeypatch):
-    """At exit Python clears modules before it closes generators that still live."""
-    dataset = RLDataset(
-        prompt_loader(write_sums(tmp_path)), Dice(), seq_len=24, rows=2, groups_per_batch=3
-    )
-    next(dataset)
-    monkeypatch.setattr(processes, "WorkerError", None)
-    dataset._iterator.close()
