@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts, a sampler and rewards as a stream of packed batches."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Callable
@@ -12,16 +11,17 @@ import torch.distributed as dist
 from energon_ext.arguments import check_integers
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError, SamplerError, log_of
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.rl.advantages import AdvantageFunction
+from energon_ext.rl.answers import Answers
 from energon_ext.rl.group_queue import GroupQueue
-from energon_ext.rl.group_rows import build_row
-from energon_ext.rl.prompt_plan import PlannedPrompt, PromptPlan
+from energon_ext.rl.group_rows import WaitingGroup, build_row
+from energon_ext.rl.place import Place
+from energon_ext.rl.prompt_plan import PromptPlan
 from energon_ext.rl.rollout_metrics import RolloutMetrics
-from energon_ext.rl.rounds import Need, Rounds
-from energon_ext.rl.sampler import BatchSampler, Sampler, ask_together, run_together
+from energon_ext.rl.rounds import Rounds
+from energon_ext.rl.sampler import BatchSampler, Sampler
 from energon_ext.rl.scoring import Scoring
 from energon_ext.rl.state import RLState, restored
 from energon_ext.state.match import SourceChange
@@ -30,7 +30,13 @@ from energon_ext.state.together import end_together
 _logger = log_of(__name__)
 
 #: Arguments that are integers >= 1.
-_SIZES = ("seq_len", "rows", "groups_per_batch", "max_attempts", "batches_per_step", "alignment")
+_SIZES = (
+    *("seq_len", "rows", "alignment", "groups_per_batch", "batches_per_step"),
+    *("epochs_per_batch", "max_attempts"),
+)
+
+#: Arguments of :class:`~energon_ext.rl.answers.Answers`.
+_OF_ANSWERS = ("sampler", "replica_group", "sync_weights", "seed", "max_attempts")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -71,11 +77,15 @@ class RLDataset:
         min_reward_std: rewards vary if, clipped, they have a larger unbiased deviation.
         mask_truncated: do not train on truncated answers; they count in the mean of their group.
         max_attempts: raise an error after this many groups in a row that cannot be trained on.
-        max_staleness: optimizer steps that a group may wait before it is dropped and counted; 0
-            drops the groups that a step leaves over. None keeps all.
+        max_staleness: versions of the weights that a group may wait before it is dropped and
+            counted; 0 drops the groups that a version leaves over. None keeps all. Each step has a
+            new version, unless ``epochs_per_batch`` gives several steps the same answers.
         batches_per_step: batches per optimizer step, its micro-batches on this rank.
-        sync_weights: ``step -> None``, called on every rank with an RLDataset before the first
-            batch of each step, after a resume and after an error, to give a server the weights.
+        epochs_per_batch: passes over the answers of a step, each an optimizer step with the same
+            batches, as in PPO: for a loss with a ratio to the policy that answered, such as
+            :func:`energon_ext.losses.clipped_ratio_losses`.
+        sync_weights: ``step -> None``, to give a server the weights: called on every rank with an
+            RLDataset before the first answers of a step, after a resume and after an error.
         replica_group: the ranks of one model, which all have an RLDataset with the same arguments:
             the first asks the sampler and the others receive the answers, see
             :func:`energon_ext.megatron.create_replica_group`. None if every rank asks its own.
@@ -102,8 +112,9 @@ class RLDataset:
     State: the place in the prompts, which is the same on all ranks, and what only this rank has:
     prompts drawn but not yet sampled, waiting groups, and counters. It grows with the waiting
     groups: at most those of one call of the sampler. A resumed run may change the number of ranks,
-    ``groups_per_batch``, ``batches_per_step``, ``seq_len``, ``rows``, ``alignment``, ``pad_id``,
-    ``max_attempts`` and the prompts; the first three only between two steps.
+    ``groups_per_batch``, ``batches_per_step``, ``epochs_per_batch``, ``seq_len``, ``rows``,
+    ``alignment``, ``pad_id``, ``max_attempts`` and the prompts; the ranks, ``batches_per_step`` and
+    ``epochs_per_batch`` only between two steps, and after all passes over the same answers.
     """
 
     prompts: PlannedDataset = field(kw_only=False)
@@ -121,6 +132,7 @@ class RLDataset:
     max_attempts: int = 1000
     max_staleness: int | None = None
     batches_per_step: int = 1
+    epochs_per_batch: int = 1
     sync_weights: Callable[[int], Any] | None = None
     replica_group: dist.ProcessGroup | None = None
     pad_id: int = 0
@@ -143,18 +155,22 @@ class RLDataset:
             )
         names = [each.name for each in fields(Scoring)]
         self._scoring = Scoring(**{name: getattr(self, name) for name in names})
-        self._synchronized: int | None = None
         self._plan = PromptPlan(self.prompts)
         self._workers = self.prompts.worker_config
-        self._rounds = Rounds(self._workers, self.sampler, self.replica_group)
         self._assembler = BatchAssembler(self.seq_len, pad_id=self.pad_id, alignment=self.alignment)
-        self._rules = self._scoring.rules(self._plan.vocab_size)
         self._rollout = RolloutMetrics(self._plan.sources, tuple(self.reward_weights or ()))
         size = (self.rows, self.seq_len, self.alignment)
         self._queue = GroupQueue(self._scoring, self._rollout, size)
-        self._drawn: list[PlannedPrompt] = []  # and not answered yet
-        self._prompts: list[Prompt] = []  # those of them that a round asks about
-        self._step = self._batches = 0
+        self._answers = Answers(
+            plan=self._plan,
+            queue=self._queue,
+            rules=self._scoring.rules(self._plan.vocab_size),
+            rounds=Rounds(self._workers, self.sampler, self.replica_group),
+            rank=self._workers.rank,
+            **{name: getattr(self, name) for name in _OF_ANSWERS},
+        )
+        self._place = Place()
+        self._kept: list[list[WaitingGroup]] = []  # the batches of a pass that is to be repeated
         self._has_begun = False
 
     @property
@@ -174,7 +190,7 @@ class RLDataset:
     @property
     def step(self) -> int:
         """Number of optimizer steps whose batches have all been yielded."""
-        return self._step
+        return self._place.step
 
     @property
     def changes(self) -> list[SourceChange]:
@@ -190,20 +206,35 @@ class RLDataset:
         has a ``max_epochs``, the first rank without groups ends the run for all.
         """
         self._has_begun = True
-        self._sample()
+        place = self._place
+        if place.passes:
+            groups = self._kept[place.steps_of_pass * self.batches_per_step + place.batches]
+        else:
+            groups = self._next_groups()
+        weights = self._scoring.weigh([waiting.group for waiting in groups])
+        arrangement = self._queue.arrange(groups)
+        assert arrangement is not None, "the groups of a batch fit"
+        rows = [build_row(groups, weights, each) for each in arrangement]
+        batch = self._assembler(rows, self._plan.sources)
+        if not place.passes:
+            self._queue.remove(len(groups))
+            self._kept.append(groups)
+        self._rollout.end_batch([place.step - waiting.step for waiting in groups])
+        version = place.version
+        place.end_batch(self.batches_per_step, 1, self.epochs_per_batch)
+        if place.version > version:
+            self._kept = []
+        return batch
+
+    def _next_groups(self) -> list[WaitingGroup]:
+        """Sample the groups of the next batch, which remain in the queue."""
+        if self.max_staleness is not None:
+            self._queue.drop_before(self._place.version - self.max_staleness)
+        self._answers.fill(self.groups_per_batch, self._place)
         if limits := self._plan.epoch_limits:
             index = self._rollout.counts["batches"]
             end_together(bool(self._queue.groups), limits, index, self._workers, is_planned=False)
-        taken, arrangement = self._queue.first(self.groups_per_batch)
-        weights = self._scoring.weigh([waiting.group for waiting in taken])
-        rows = [build_row(taken, weights, members) for members in arrangement]
-        batch = self._assembler(rows, self._plan.sources)
-        self._queue.remove(len(taken))
-        self._rollout.end_batch([self._step - waiting.step for waiting in taken])
-        self._batches += 1
-        if self._batches == self.batches_per_step:
-            self._step, self._batches = self._step + 1, 0
-        return batch
+        return self._queue.first(self.groups_per_batch)
 
     # State --------------------------------------------------------------------------------------
 
@@ -219,9 +250,10 @@ class RLDataset:
             ranks=self._workers.world_size,
             rank=self._workers.rank,
             batches_per_step=self.batches_per_step,
-            step=self._step,
-            batches=self._batches,
-            drawn=self._drawn,
+            epochs_per_batch=self.epochs_per_batch,
+            place=Place(**vars(self._place)),
+            kept=self._kept if self.epochs_per_batch > 1 else (),
+            drawn=self._answers.drawn,
             groups=self._queue.groups,
             rollout=self._rollout.save_state(),
         )
@@ -239,84 +271,18 @@ class RLDataset:
             ConfigError: this dataset has already drawn prompts.
         """
         saved = restored(states, self._state())
+        if any(self._queue.arrange(groups) is None for groups in saved.kept):
+            raise ConfigError(
+                "seq_len, rows: the answers of a step that is to be repeated no longer fit; resume "
+                "with at least the saved values."
+            )
         if self._has_begun:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         self._plan.restore_state(saved.prompts)
-        self._step, self._batches = saved.step, saved.batches
+        self._place, self._kept = Place(**vars(saved.place)), [*map(list, saved.kept)]
         self._rollout.restore_state(saved.rollout)
         sources = [*(each.source for each in saved.drawn), *(each.source for each in saved.groups)]
         if removed := {*sources} - {*self._plan.sources}:
             _logger.warning("Dropped prompts and groups of removed sources: %s", sorted(removed))
-        self._drawn = [each for each in saved.drawn if each.source not in removed]
+        self._answers.drawn = [each for each in saved.drawn if each.source not in removed]
         self._queue.restore(each for each in saved.groups if each.source not in removed)
-
-    # Sampling -----------------------------------------------------------------------------------
-
-    def _sample(self) -> None:
-        """Sample until every rank has enough groups; if one of them fails, all raise."""
-        try:
-            error = self._attempt(self._begin_step)
-            while any(needs := self._rounds.agree(self._need(), error)):
-                error = self._attempt(functools.partial(self._read, needs))
-                self._rounds.agree(Need.NOTHING, error)
-                error = self._attempt(self._ask)
-        except BaseException:
-            self._synchronized = None  # a server that was started again has other weights
-            raise
-
-    @staticmethod
-    def _attempt(work: Callable[[], Any]) -> Exception | None:
-        """Return the error of some work, which is raised once the other ranks know of it."""
-        try:
-            work()
-        except Exception as error:  # a sampler, or what reads prompts, may raise anything
-            return error
-        return None
-
-    def _begin_step(self) -> None:
-        """Give the server the weights of this step, once per step, and drop stale groups."""
-        if self.sync_weights is not None and self._synchronized != self._step:
-            run_together(self.sync_weights, self._step, self.replica_group)
-            self._synchronized = self._step
-        if self.max_staleness is not None:
-            self._queue.drop_before(self._step - self.max_staleness)
-
-    def _need(self) -> Need:
-        if len(self._queue.groups) >= self.groups_per_batch:
-            return Need.NOTHING
-        if self._drawn:  # and not answered, as a call failed
-            return Need.ANSWERS
-        return Need.NOTHING if self._plan.ended else Need.PROMPTS
-
-    def _read(self, needs: Sequence[Need]) -> None:
-        """Draw prompts for the ranks that need some; read those that this rank asks about.
-
-        After a failed call only its prompts are asked about, as if it had not failed.
-        """
-        if Need.ANSWERS not in needs:
-            ranks = [rank for rank, need in enumerate(needs) if need == Need.PROMPTS]
-            self._drawn += self._plan.draw(ranks, self._workers.rank)
-        asks = self._drawn and needs[self._workers.rank] != Need.NOTHING
-        self._prompts = self._plan.read(self._drawn) if asks else []
-
-    def _ask(self) -> None:
-        """Sample answers; change nothing if that fails."""
-        prompts = self._prompts
-        if not prompts and not hasattr(self.sampler, "agree"):
-            return
-        seeds = [each.seed(self.seed) for each in self._drawn] if prompts else []
-        try:
-            arguments = (self.sampler, prompts, seeds, self._rules)
-            groups = ask_together(*arguments, self.replica_group)
-        except SamplerError as error:
-            raise SamplerError(error.reason, key=error.key, counts=self.counts) from error
-        if not prompts:  # this rank took part in the passes of others
-            return
-        drawn, self._drawn = self._drawn, []
-        for planned, prompt, group in zip(drawn, prompts, groups):
-            self._queue.add(planned.number, prompt, group, self._step)
-        if sum(self._rollout.failures_in_a_row.values()) >= self.max_attempts:
-            failures = self._rollout.failures(self._queue.last_refusal)
-            self._rollout.failures_in_a_row = {}
-            reason = f"no group could be trained on (max_attempts={self.max_attempts}): {failures}"
-            raise SamplerError(reason, key=prompts[-1].__key__, counts=self.counts)

@@ -22,6 +22,7 @@ class WaitingGroup:
     Attributes:
         number: number of its prompt, see :class:`~energon_ext.rl.prompt_plan.PlannedPrompt`.
         step: optimizer steps taken by the policy when it answered.
+        version: version of the weights that answered.
     """
 
     number: int
@@ -29,6 +30,7 @@ class WaitingGroup:
     source: str
     group: ScoredGroup
     step: int
+    version: int
 
 
 def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[list[int]] | None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from energon_ext.errors import StateFormatError, StateMismatchError
 from energon_ext.rl.group_rows import WaitingGroup
+from energon_ext.rl.place import Place
 from energon_ext.rl.prompt_plan import PlannedPrompt
 from energon_ext.rl.rollout_metrics import add_up
 from energon_ext.rl.scored_group import ScoredGroup
@@ -22,15 +23,20 @@ from energon_ext.state.schema import COUNT, check_class, check_seal, sealed
 
 _CLASS, _VERSION = "EnergonExtRL", 2
 #: Fields that :func:`to_plain` converts to JSON values.
-_FIELDS = {"drawn": [{str: object}], "groups": [{str: object}], "rollout": {str: object}}
+_FIELDS = {
+    "drawn": [{str: object}],
+    "groups": [{str: object}],
+    "kept": [[{str: object}]],
+    "rollout": {str: object},
+}
 #: Fields that are the same on all ranks.
 _COMMON = {
     "fingerprint": {str: object},
     "prompts": object,
     "ranks": COUNT,
     "batches_per_step": COUNT,
-    "step": COUNT,
-    "batches": COUNT,
+    "epochs_per_batch": COUNT,
+    "place": {each.name: COUNT for each in dataclasses.fields(Place)},
 }
 _SHAPE = {**_COMMON, "rank": COUNT, **_FIELDS}
 
@@ -46,10 +52,11 @@ class RLState:
         prompts: cursor of the prompts.
         ranks, rank: number of data-parallel ranks, and this one.
         batches_per_step: batches of an optimizer step on a rank.
-        step: optimizer steps whose batches have all been yielded.
-        batches: batches of the next step that have been yielded.
+        epochs_per_batch: passes over the same answers.
+        place: counts of steps and passes.
         drawn: prompts without answers yet.
         groups: groups that wait.
+        kept: the groups of each batch of a pass that is to be repeated.
         rollout: state of :class:`~energon_ext.rl.RolloutMetrics`.
     """
 
@@ -58,19 +65,22 @@ class RLState:
     ranks: int
     rank: int
     batches_per_step: int
-    step: int
-    batches: int
+    epochs_per_batch: int
+    place: Place
     drawn: Sequence[PlannedPrompt] = field(default=())
     groups: Sequence[WaitingGroup] = field(default=())
+    kept: Sequence[Sequence[WaitingGroup]] = field(default=())
     rollout: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         fields = {
             "drawn": [vars(prompt) for prompt in self.drawn],
-            "groups": [{**vars(each), "group": _save_group(each.group)} for each in self.groups],
+            "groups": [*map(_save_group, self.groups)],
+            "kept": [[*map(_save_group, groups)] for groups in self.kept],
             "rollout": self.rollout,
         }
         own = {name: getattr(self, name) for name in (*_COMMON, "rank")}
+        own["place"] = dict(vars(self.place))
         return sealed({"__class__": _CLASS, "version": _VERSION, **own, **to_plain(fields)})
 
     @classmethod
@@ -79,10 +89,12 @@ class RLState:
         content = check_seal(state)
         check_class(content, _CLASS, _VERSION, _SHAPE, "Restore a state that an RLDataset saved.")
         fields = from_plain({name: content[name] for name in _FIELDS})
+        own = {name: content[name] for name in (*_COMMON, "rank")}
         return cls(
-            **{name: content[name] for name in (*_COMMON, "rank")},
+            **{**own, "place": Place(**content["place"])},
             drawn=[PlannedPrompt(**each) for each in fields["drawn"]],
             groups=[_read_group(**each) for each in fields["groups"]],
+            kept=[[_read_group(**each) for each in groups] for groups in fields["kept"]],
             rollout=fields["rollout"],
         )
 
@@ -121,12 +133,17 @@ def restored(states: Any, now: RLState) -> RLState:
         )
     if not is_one:
         _check_together(found)
-    if first.batches and now.batches_per_step != first.batches_per_step:
-        _refuse_inside_a_step("batches_per_step", first.batches_per_step, now.batches_per_step)
+    if first.place.batches or first.kept:
+        names = ("ranks", "batches_per_step", "epochs_per_batch")
+        changed = {name: (getattr(first, name), getattr(now, name)) for name in names}
+        if changed := {name: values for name, values in changed.items() if len({*values}) > 1}:
+            raise StateMismatchError(
+                changed,
+                "The state was saved inside a step, or before the last pass over its answers; "
+                "continue with the saved values, or from a state that was saved between two steps.",
+            )
     if first.ranks == now.ranks:
         return first if is_one else found[now.rank]
-    if first.batches:
-        _refuse_inside_a_step("data-parallel ranks", first.ranks, now.ranks)
     return dataclasses.replace(
         first,
         ranks=now.ranks,
@@ -154,21 +171,14 @@ def _check_together(found: Sequence[RLState]) -> None:
                 )
 
 
-def _refuse_inside_a_step(name: str, saved: int, now: int) -> None:
-    raise StateMismatchError(
-        {name: (saved, now)},
-        "The state was saved inside a step; continue with the same value, or from a state that was "
-        "saved between two steps.",
-    )
-
-
 def _share(items: Iterable[T], now: RLState) -> list[T]:
     """Return this rank's share of what all ranks had."""
     return sorted(items, key=lambda each: each.number)[now.rank :: now.ranks]
 
 
-def _save_group(group: ScoredGroup) -> dict[str, Any]:
-    return {name: value for name, value in vars(group).items() if value is not None}
+def _save_group(waiting: WaitingGroup) -> dict[str, Any]:
+    group = {name: value for name, value in vars(waiting.group).items() if value is not None}
+    return {**vars(waiting), "group": group}
 
 
 def _read_group(group: dict[str, Any], **fields: Any) -> WaitingGroup:

@@ -183,7 +183,7 @@ def test_states_of_other_ranks_or_of_several_saves_are_refused(sums, tmp_path):
     ]:
         with pytest.raises(StateFormatError, match=message):
             fresh().restore_state(given)
-    with pytest.raises(StateMismatchError, match="ranks: saved 2, now 1.*saved inside a step"):
+    with pytest.raises(StateMismatchError, match="ranks: saved 2, now 1.*saved inside a st"):
         fresh().restore_state([as_rank(inside, rank, 2) for rank in range(2)])
     with pytest.raises(StateMismatchError, match="batches_per_step: saved 2, now 1"):
         fresh(batches_per_step=1).restore_state(inside.to_json())

@@ -535,7 +535,7 @@ def test_states_of_other_runs_are_refused(sums):
         build(sums, Dice()).restore_state(sealed({**content, "version": 9}))
     with pytest.raises(StateFormatError, match="A NoneType is not a data state"):
         build(sums, Dice()).restore_state(None)
-    for field in ("fingerprint", "drawn", "groups", "step", "rollout"):
+    for field in ("fingerprint", "drawn", "groups", "place", "rollout"):
         with pytest.raises(StateFormatError, match=f"state.{field}: None found"):
             build(sums, Dice(), seed=1).restore_state(sealed({**content, field: None}))
     with pytest.raises(ConfigError, match="before the first batch"):
