@@ -17,7 +17,7 @@ from energon_ext.arguments import check_integers, check_number
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SamplerError
 from energon_ext.rl import Response, ScoredGroup
-from energon_ext.rl.rewards import RewardFunction, Rewards, score_all, scored_group
+from energon_ext.rl.rewards import RewardFunction, Rewards, score_all
 from energon_ext.state.together import on_all_ranks
 
 
@@ -101,12 +101,7 @@ class MegatronSampler:
             )
         size = self.group_size
         repeated = [prompt.tokens.tolist() for prompt in prompts for _ in range(size)]
-        own_seeds = [seed + number for seed in seeds for number in range(size)]
-        responses, log_probs = generate(
-            self.model, repeated, self.sampling, seeds=own_seeds, rows_per_pass=self.rows_per_pass
-        )
-        reasons = [self.sampling.finish_reason(response) for response in responses]
-        answers = list(map(Response, responses, log_probs, reasons))
+        answers = self.answer(repeated, [seed + n for seed in seeds for n in range(size)])
         groups = [answers[start : start + size] for start in range(0, len(answers), size)]
 
         def scores() -> list[Rewards]:
@@ -116,7 +111,24 @@ class MegatronSampler:
 
         # Score on one rank of a replica, as a reward (such as a judge) may not be deterministic.
         first, *_ = on_all_ranks(scores, self._lockstep.replica)
-        return list(map(scored_group, prompts, groups, first))
+        tokens = [prompt.tokens for prompt in prompts]
+        return list(map(ScoredGroup.from_answers, tokens, groups, first))
+
+    def answer(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
+        """Return one answer to each prompt; override for answers of several turns.
+
+        The ranks that share the model call :func:`generate` equally often.
+        """
+        responses, log_probs = self.generate(prompts, seeds, self.sampling)
+        reasons = [self.sampling.finish_reason(response) for response in responses]
+        return list(map(Response, responses, log_probs, reasons))
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Continue prompts, see :func:`generate`."""
+        rows = self.rows_per_pass
+        return generate(self.model, prompts, sampling, seeds=seeds, rows_per_pass=rows)
 
     def agree(self, status: int) -> int:
         """Return the largest status of all ranks that must generate together."""

@@ -39,6 +39,7 @@ from energon_ext import (
     load_tokenizer,
     written_tokenizer,
 )
+from energon_ext.cli.shown_rows import describe_answers
 from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.megatron.validation import ValidationLoader
@@ -91,7 +92,7 @@ def build_source(args, task_encoder):
     return MegatronEnergonLoader(dataset)
 
 
-def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False):
+def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False, tokenizer=None):
     """Train to the last step or the end of the data; return True if SIGTERM stopped it earlier.
 
     Args:
@@ -100,6 +101,7 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         source: source of this rank.
         evaluate: step -> further values to log.
         may_begin: with --resume, start if there is no checkpoint yet.
+        tokenizer: decodes answers for the log, with every evaluation; None not to log any.
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(args, model, source)
@@ -123,7 +125,10 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
             log.write_step(step, fields)
             if log.enabled:
                 log.write_boards(step, run.counts())
-            log.write_evaluation(step, evaluate(step))
+            if found := evaluate(step):
+                log.write_evaluation(step, found)
+                if tokenizer is not None and log.enabled:
+                    log.write_answers(step, describe_answers(run.last_batches, tokenizer))
             if step % args.save_interval == 0:
                 saved_step = run.save(checkpoints, step, log)
             asked_to_stop = set().union(*on_all_ranks(lambda: [*signals]))
@@ -209,7 +214,7 @@ class Run:
     def train_step(self, step):
         """Train a step; return its fields for the log, or None if the data ended before it."""
         start = time.perf_counter()
-        batches = self.draw()
+        batches = self.last_batches = self.draw()
         if not batches:
             return None
         data_seconds = time.perf_counter() - start

@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
+from energon_ext.rl.group_faults import GroupRules
 from energon_ext.rl.group_queue import GroupQueue
 from energon_ext.rl.place import Place
 from energon_ext.rl.prompt_plan import PlannedPrompt, PromptPlan
 from energon_ext.rl.rounds import Need, Rounds
 from energon_ext.rl.sampler import BatchSampler, Sampler, ask_together, run_together
-from energon_ext.rl.scored_group import GroupRules
 
 
 @dataclass(kw_only=True, eq=False)

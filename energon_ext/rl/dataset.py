@@ -170,7 +170,7 @@ class RLDataset:
             **{name: getattr(self, name) for name in _OF_ANSWERS},
         )
         self._place = Place()
-        self._kept: list[list[WaitingGroup]] = []  # the batches of a pass that is to be repeated
+        self._kept: list[list[WaitingGroup]] = []  # the batches of a pass that will be repeated
         self._has_begun = False
 
     @property
@@ -273,7 +273,7 @@ class RLDataset:
         saved = restored(states, self._state())
         if any(self._queue.arrange(groups) is None for groups in saved.kept):
             raise ConfigError(
-                "seq_len, rows: the answers of a step that is to be repeated no longer fit; resume "
+                "seq_len, rows: the answers of a step that must be repeated no longer fit; resume "
                 "with at least the saved values."
             )
         if self._has_begun:

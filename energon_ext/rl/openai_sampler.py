@@ -13,7 +13,8 @@ from energon_ext.arguments import check_choice, check_integer, check_number, opt
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError, log_of
 from energon_ext.rl.event_loop import run_coroutine
-from energon_ext.rl.rewards import Response, RewardFunction, Rewards, score, scored_group
+from energon_ext.rl.response import Response
+from energon_ext.rl.rewards import RewardFunction, Rewards, score
 from energon_ext.rl.sampler import Unanswered
 from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.rl.server_apis import APIS, NEUTRAL, Question
@@ -199,6 +200,6 @@ class OpenAISampler:
 
 def _group(prompt: Prompt, answers: list[Response], rewards: Rewards) -> ScoredGroup:
     try:
-        return scored_group(prompt, answers, rewards)
+        return ScoredGroup.from_answers(prompt.tokens, answers, rewards)
     except SampleError as error:
         raise SamplerError(f"the server sent {error}", key=prompt.__key__) from error

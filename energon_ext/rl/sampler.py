@@ -11,7 +11,8 @@ import torch.distributed as dist
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
-from energon_ext.rl.scored_group import GroupRules, ScoredGroup, find_fault
+from energon_ext.rl.group_faults import GroupRules, find_fault
+from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.state.together import from_first_rank, on_all_ranks
 
 

@@ -56,7 +56,7 @@ class RLState:
         place: counts of steps and passes.
         drawn: prompts without answers yet.
         groups: groups that wait.
-        kept: the groups of each batch of a pass that is to be repeated.
+        kept: the groups of each batch of a pass that will be repeated.
         rollout: state of :class:`~energon_ext.rl.RolloutMetrics`.
     """
 

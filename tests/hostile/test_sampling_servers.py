@@ -6,8 +6,8 @@ import pytest
 
 from energon_ext.errors import SamplerError
 from energon_ext.rl import Unanswered
+from energon_ext.rl.group_faults import GroupRules
 from energon_ext.rl.sampler import ask_sampler
-from energon_ext.rl.scored_group import GroupRules
 from tests.rl.inference_server import Server, sglang_answers, vllm_answers
 from tests.rl.test_openai_sampler import (
     prompts,

@@ -16,8 +16,8 @@ from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
 from energon_ext.losses import unified_loss
 from energon_ext.rl import OpenAISampler, RLDataset, Unanswered
+from energon_ext.rl.group_faults import GroupRules
 from energon_ext.rl.sampler import ask_sampler
-from energon_ext.rl.scored_group import GroupRules
 from tests.rl.inference_server import Server, vllm_answers
 from tests.rl.prompts import prompt_dataset, write_sums
 

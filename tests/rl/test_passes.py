@@ -114,7 +114,7 @@ def test_rows_that_are_too_short_to_repeat_a_step_are_refused(sums):
     dataset = build(sums, epochs_per_batch=2)
     next(dataset)
     resumed = build(sums, epochs_per_batch=2, seq_len=9)
-    with pytest.raises(ConfigError, match="seq_len, rows: the answers of a step that is to be rep"):
+    with pytest.raises(ConfigError, match="seq_len, rows: the answers of a step that must be rep"):
         resumed.restore_state(dataset.save_state())
 
 
