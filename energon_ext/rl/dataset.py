@@ -12,7 +12,7 @@ from energon_ext.arguments import check_integers
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.plan.dataset import PlannedDataset
+from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.rl.advantages import AdvantageFunction
 from energon_ext.rl.answers import Answers
 from energon_ext.rl.group_queue import GroupQueue

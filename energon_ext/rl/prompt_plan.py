@@ -15,11 +15,12 @@ from typing import Any
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import stable_hash
+from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.resume_log import log_resume
-from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.plan.deal import Topology
+from energon_ext.plan.cursor import restore_cursor, save_cursor
 from energon_ext.plan.progress import Round
-from energon_ext.plan.state import cursor_of
+from energon_ext.plan.run import Run
+from energon_ext.plan.topology import Topology
 from energon_ext.samples.numbered import as_worker
 from energon_ext.state.match import SourceChange
 
@@ -64,21 +65,20 @@ class PromptPlan:
                 f"prompts: a {type(dataset).__name__} found; pass the dataset that "
                 f"energon_ext.get_train_dataset returns for a PromptTaskEncoder."
             )
-        if dataset.passes.restarts:
+        run = dataset.run
+        if run.options.restarts:
             raise ConfigError(
                 "prompts: a dataset with repeat=False found, which has no next epoch; leave it out "
                 "and set `max_epochs: 1` for every source."
             )
-        rows = dataset.topology.batch_rows
-        self._plan = PlannedDataset(
-            [dataclasses.replace(s, rows=s.rows.fork()) for s in dataset.sources.values()],
-            tree=dataset.tree,
-            clock=dataclasses.replace(dataset.clock, topology=Topology(rows, rows)),
-            worker_config=dataset.worker_config,
-            batches=dataset.batches,
-            passes=dataset.passes,
+        rows = run.topology.batch_rows
+        clock = dataclasses.replace(run.clock, topology=Topology(rows, rows))
+        sources = [*run.sources.values()]
+        self._run = Run(sources, tree=run.tree, clock=clock, options=run.options)
+        self._dataset = PlannedDataset(
+            self._run, dataset.batches, worker_config=dataset.worker_config
         )
-        self.sources = self._plan.keys
+        self.sources = self._run.keys
         self.ended = False
         self.changes: list[SourceChange] = []
         self._stream: Iterator[Round] | None = None
@@ -86,11 +86,11 @@ class PromptPlan:
     @property
     def epoch_limits(self) -> dict[str, int]:
         """``max_epochs`` by source if all have one; else empty."""
-        return self._plan.epoch_limits
+        return self._run.epoch_limits
 
     @property
     def vocab_size(self) -> int:
-        return int(self._plan.fingerprint.get("vocab_size", 2**31))
+        return int(self._run.fingerprint.get("vocab_size", 2**31))
 
     def draw(self, ranks: Sequence[int], own: int) -> list[PlannedPrompt]:
         """Take a batch for each of some ranks, in order; return that of rank ``own``.
@@ -99,7 +99,7 @@ class PromptPlan:
         """
         prompts: list[PlannedPrompt] = []
         for rank in ranks:
-            first = self._plan.progress.read
+            first = self._run.progress.read
             round_ = self._next_round()
             if round_ is None:
                 break
@@ -113,8 +113,8 @@ class PromptPlan:
 
     def _next_round(self) -> Round | None:
         if self._stream is None:
-            self._plan.begin()
-            self._stream = self._plan.rounds(self._plan.drawn_steps())
+            self._dataset.begin()
+            self._stream = self._run.rounds(self._run.draw_own_steps())
         try:
             round_ = next(self._stream, None)
         except BaseException:
@@ -123,21 +123,23 @@ class PromptPlan:
         if round_ is None:
             self.ended = True
         else:
-            self._plan.hand_out(round_)
+            self._dataset.hand_out(round_)
         return round_
 
     def read(self, prompts: Sequence[PlannedPrompt]) -> list[Prompt]:
         """Read and encode prompts; raises what reading samples of a plan may raise."""
         number = {key: number for number, key in enumerate(self.sources)}
         with as_worker():
-            return self._plan.read([(number[each.source], each.row, False) for each in prompts])
+            return self._dataset.batches.read(
+                [(number[each.source], each.row, False) for each in prompts]
+            )
 
     def save_state(self) -> dict[str, Any]:
         """Return the cursor after the last drawn batch, equal on all ranks."""
-        return dict(json.loads(json.dumps(cursor_of(self._plan, self._plan.progress))))
+        return dict(json.loads(json.dumps(save_cursor(self._run))))
 
     def restore_state(self, cursor: Mapping[str, Any]) -> None:
-        """Continue from a cursor; raises as :meth:`PlannedDataset.restore_state`."""
-        self.changes = self._plan.continue_from(cursor)
-        if self._plan.worker_config.rank == 0:
-            log_resume(self.changes, cursor, self._plan)
+        """Continue from a cursor; raises as :func:`~energon_ext.plan.cursor.restore_cursor`."""
+        self.changes = restore_cursor(self._run, cursor)
+        if self._dataset.worker_config.rank == 0:
+            log_resume(self.changes, cursor, self._run)
