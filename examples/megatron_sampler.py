@@ -17,7 +17,7 @@ from energon_ext.arguments import check_integers, check_number
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SamplerError
 from energon_ext.rl import Response, ScoredGroup
-from energon_ext.rl.rewards import RewardFunction, Rewards, score_all, scored_group
+from energon_ext.rl.rewards import RewardFunction, Rewards, score_all
 from energon_ext.state.together import on_all_ranks
 
 
@@ -86,8 +86,10 @@ class MegatronSampler:
         _check_rows("MegatronSampler", self.rows_per_pass)
         self._lockstep = Lockstep()
 
-    def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
-        """Return a group for each prompt, in order; the same for the same seed and weights.
+    def sample_and_score_batch(
+        self, prompts: Sequence[Prompt], seeds: Sequence[int]
+    ) -> list[ScoredGroup]:
+        """Return a group for each prompt, in order; the same for the same seeds and weights.
 
         Without prompts, this rank only takes part in the forward passes of the others.
         """
@@ -99,11 +101,7 @@ class MegatronSampler:
             )
         size = self.group_size
         repeated = [prompt.tokens.tolist() for prompt in prompts for _ in range(size)]
-        responses, log_probs = generate(
-            self.model, repeated, self.sampling, seed=seed, rows_per_pass=self.rows_per_pass
-        )
-        reasons = [self.sampling.finish_reason(response) for response in responses]
-        answers = list(map(Response, responses, log_probs, reasons))
+        answers = self.answer(repeated, [seed + n for seed in seeds for n in range(size)])
         groups = [answers[start : start + size] for start in range(0, len(answers), size)]
 
         def scores() -> list[Rewards]:
@@ -113,7 +111,24 @@ class MegatronSampler:
 
         # Score on one rank of a replica, as a reward (such as a judge) may not be deterministic.
         first, *_ = on_all_ranks(scores, self._lockstep.replica)
-        return list(map(scored_group, prompts, groups, first))
+        tokens = [prompt.tokens for prompt in prompts]
+        return list(map(ScoredGroup.from_answers, tokens, groups, first))
+
+    def answer(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
+        """Return one answer to each prompt; override for answers of several turns.
+
+        The ranks that share the model call :func:`generate` equally often.
+        """
+        responses, log_probs = self.generate(prompts, seeds, self.sampling)
+        reasons = [self.sampling.finish_reason(response) for response in responses]
+        return list(map(Response, responses, log_probs, reasons))
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Continue prompts, see :func:`generate`."""
+        rows = self.rows_per_pass
+        return generate(self.model, prompts, sampling, seeds=seeds, rows_per_pass=rows)
 
     def agree(self, status: int) -> int:
         """Return the largest status of all ranks that must generate together."""
@@ -125,7 +140,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     *,
-    seed: int = 0,
+    seeds: Sequence[int] | None = None,
     rows_per_pass: int | None = None,
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Continue prompts with a Megatron model.
@@ -135,7 +150,8 @@ def generate(
 
     Args:
         prompts: token ids, at least one each; lengths may differ.
-        seed: random seed.
+        seeds: random seed of each prompt, so that its response does not depend on the others; None
+            for 0, 1, 2 ...
         rows_per_pass: maximum prompts per forward pass; None for all.
 
     Returns:
@@ -151,17 +167,16 @@ def generate(
         raise ConfigError("generate: every prompt needs at least one token.")
     was_training = model.training
     model.eval()
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed % 2**63)
+    draws = _uniform_draws(range(len(prompts)) if seeds is None else seeds, sampling)
     step = rows_per_pass or max(1, len(prompts))
     responses: list[list[int]] = []
     log_probs: list[list[float]] = []
     try:
         (passes,) = lockstep.max(-(-len(prompts) // step))
         for start in range(0, passes * step, step):
-            rows = prompts[start : start + step]
+            rows = slice(start, start + step)
             new_responses, new_log_probs = _generate_rows(
-                model, lockstep, rows, sampling, generator
+                model, lockstep, prompts[rows], sampling, draws[rows]
             )
             responses += new_responses
             log_probs += new_log_probs
@@ -175,15 +190,24 @@ def _check_rows(owner: str, rows_per_pass: int | None) -> None:
         check_integers(owner, rows_per_pass=rows_per_pass)
 
 
+def _uniform_draws(seeds: Sequence[int], sampling: Sampling) -> torch.Tensor:
+    """Return the random numbers in [0, 1) of each response: float64 [n, max_new_tokens]."""
+    count = sampling.max_new_tokens
+    generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
+    drawn = [torch.rand(count, generator=each, dtype=torch.float64) for each in generators]
+    return torch.stack(drawn) if drawn else torch.zeros(0, count, dtype=torch.float64)
+
+
 @torch.no_grad()
 def _generate_rows(
     model: torch.nn.Module,
     lockstep: Lockstep,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
-    generator: torch.Generator,
+    draws: torch.Tensor,
 ) -> tuple[list[list[int]], list[list[float]]]:
-    device = generator.device
+    device = next(model.parameters()).device
+    draws = draws.to(device)
     starts = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=device)
     width = max(map(len, prompts), default=0) + sampling.max_new_tokens
     tokens = torch.zeros(len(prompts), width, dtype=torch.int64, device=device)
@@ -202,7 +226,7 @@ def _generate_rows(
         drawn = torch.zeros(2, len(active), dtype=torch.float64, device=device)
         if logits is not None and len(active):
             logits = logits[:, : sampling.vocab_size]
-            drawn[0] = draw(logits, sampling, generator)
+            drawn[0] = draw(logits, sampling, draws[active, (ends - starts)[active]])
             drawn[1] = torch.log_softmax(logits, dim=-1).gather(1, drawn[0].long()[:, None])[:, 0]
         drawn = lockstep.share(drawn)
         next_tokens = drawn[0].long()
@@ -220,16 +244,20 @@ def _generate_rows(
     )
 
 
-def draw(
-    logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None = None
-) -> torch.Tensor:
-    """Draw a token for each row of logits: float [rows, V] to int64 [rows]."""
+def draw(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> torch.Tensor:
+    """Draw a token for each row of logits: float [rows, V] to int64 [rows].
+
+    Args:
+        uniform: random numbers in [0, 1), float64 [rows], at which the distribution is inverted.
+    """
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    probs = torch.softmax(logits.float() / sampling.temperature, dim=-1)
+    probs = torch.softmax(logits.double() / sampling.temperature, dim=-1)
     if sampling.top_p < 1:
         ordered, order = probs.sort(dim=-1, descending=True)
         before = ordered.cumsum(-1) - ordered
         ordered = ordered.masked_fill(before >= sampling.top_p, 0.0)
         probs = torch.zeros_like(probs).scatter(-1, order, ordered)
-    return torch.multinomial(probs, 1, generator=generator)[:, 0]
+    sums = probs.cumsum(-1)
+    found = (sums <= uniform[:, None] * sums[:, -1:]).sum(-1)
+    return found.clamp(max=logits.shape[-1] - 1)

@@ -7,8 +7,9 @@ endless iterator over PackedBatch on tensor-parallel rank 0, and None on other r
 
 A checkpoint contains the model and the optimizer, as Megatron's distributed checkpoint, and the
 data state. A planned run saves one cursor, and can resume with other model parallelism, ranks,
-workers and micro-batches. A streamed run saves the state of every data-parallel rank, and must
-resume with the same total number of workers.
+workers and micro-batches. Reinforcement learning saves the state of every data-parallel rank, and
+any number of ranks can resume with all of them. A streamed run saves the state of every rank, too,
+and must resume with the same total number of workers.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from run_log import ProgressLog, summarize_step
 from tqdm import tqdm
 
 from energon_ext import ConfigError
+from energon_ext.cli.shown_rows import describe_answers
 from energon_ext.errors import DataExhaustedError
 from energon_ext.plan.cursor import digest_of_state
 from energon_ext.plan.lookup import find_blend
@@ -40,7 +42,7 @@ FREE_ARGUMENTS |= {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
 FREE_ARGUMENTS |= {"seq_length", "global_batch_rows"}
 
 
-def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False):
+def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False, tokenizer=None):
     """Train to the last step or the end of the data; return True if SIGTERM stopped it earlier.
 
     Args:
@@ -49,6 +51,7 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         source: source of this rank.
         evaluate: step -> further values to log.
         may_begin: with --resume, start if there is no checkpoint yet.
+        tokenizer: decodes answers for the log, with every evaluation; None not to log any.
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(args, model, source)
@@ -72,7 +75,10 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
             log.write_step(step, fields)
             if log.enabled:
                 log.write_boards(step, run.counts())
-            log.write_evaluation(step, evaluate(step))
+            if found := evaluate(step):
+                log.write_evaluation(step, found)
+                if tokenizer is not None and log.enabled:
+                    log.write_answers(step, describe_answers(run.last_batches, tokenizer))
             if step % args.save_interval == 0:
                 saved_step = run.save(checkpoints, step, log)
             asked_to_stop = set().union(*on_all_ranks(lambda: [*signals]))
@@ -125,7 +131,7 @@ class Run:
     def train_step(self, step):
         """Train a step; return its fields for the log, or None if the data ended before it."""
         start = time.perf_counter()
-        batches = self.draw()
+        batches = self.last_batches = self.draw()
         if not batches:
             return None
         data_seconds = time.perf_counter() - start
@@ -252,6 +258,8 @@ class Run:
         ranks = parallel_state.get_data_parallel_world_size()
         if None in states:
             self.source.load_state_dict(states[None])
+        elif self.is_rl:
+            self.source.restore_state([*states.values()])
         elif sorted(states) == [*range(ranks)]:
             self.source.restore_state(states[parallel_state.get_data_parallel_rank()])
         else:

@@ -18,6 +18,7 @@ from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.errors import ConfigError, printable
 from energon_ext.loader.reader import BatchReader
 from energon_ext.loader.streamed import open_loader
+from energon_ext.metrics import file as metrics
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
@@ -64,7 +65,13 @@ def peek(
     energon-ext peek mix.yaml --tokenizer my/tokenizer.json --source web --rows 2 --text
     energon-ext peek chats.yaml --task chat --chat-template NAME --tokenizer NAME
     energon-ext peek photos.yaml --encoder my_vlm:encoder --png photos.png
+
+    If METADATASET is the folder of a run with reinforcement learning, the last answers in its
+    metrics.jsonl are shown instead: energon-ext peek runs/grpo
     """
+    if (metadataset / metrics.FILE_NAME).is_file():
+        _show_answers(metrics.Run.load(metadataset), rows, source)
+        return
     dataset, tokenizer = open_mix(metadataset, **options)
     blend = find_blend(dataset)
     keys = blend.keys
@@ -98,6 +105,17 @@ def peek(
         echo(f"Found {shown} of {rows} rows.")
     if png is not None:
         sheet.save(png)
+
+
+def _show_answers(run: metrics.Run, count: int, source: str) -> None:
+    """Show the last answers that a run logged."""
+    found = [each for each in run.answers if source in each[1][0]]
+    for step, (key, reward, text) in found[-count:]:
+        echo(f"step {step}: reward {reward:g}")
+        echo(f"  {key}:")
+        click.echo(f"    {printable(text, sys.maxsize)}")
+    if len(found) < count:
+        echo(f"Found {len(found)} of {count} answers.")
 
 
 def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRow]:

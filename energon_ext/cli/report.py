@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from energon_ext.cli.figure_style import Picture
 
 DOTS_PER_INCH = 160
+MAX_ANSWERS = 16
 FOLDER = click.Path(path_type=Path, file_okay=False)
 PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
@@ -98,6 +99,7 @@ def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]
     tables = [
         ("Sources", HEAD, source_table(run)),
         ("Validation", *validation_table(run)),
+        ("Answers", ("step", "source", "reward", "answer («not trained on»)"), answer_table(run)),
         ("Loss spikes", ("spike", "what was read"), spike_table(spikes, run_dir or out)),
         ("Configuration of the run", ("setting", "value"), sorted(run.config.items())),
     ]
@@ -205,6 +207,12 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
             f"{run.epochs[index]:.2f}",
             f"{losses[-1]:.3f}" if len(losses) else "–",
         )
+
+
+def answer_table(run: Run) -> Iterable[tuple[object, ...]]:
+    """Yield step, source, reward and text of the last answers that the run logged."""
+    for step, (source, reward, text) in run.answers[-MAX_ANSWERS:]:
+        yield step, source, f"{reward:g}", text
 
 
 def validation_table(run: Run) -> tuple[Sequence[str], Iterable[Sequence[object]]]:

@@ -4,7 +4,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,29 @@ def describe_batch(batch: Any, tokenizer: Any, source: str = "") -> tuple[str, l
         for row, row_labels, mask in zip(ids, labels, masks)
     ]
     return f"{ids.size} positions", segments
+
+
+def describe_answers(
+    batches: Iterable[PackedBatch], tokenizer: Any, most: int = 8
+) -> list[dict[str, Any]]:
+    """Return the first answers in the batches of an RLDataset, with their prompts.
+
+    Text between « and » is not trained on: prompts, the output of tools, and answers of weight 0.
+
+    Args:
+        most: largest number of answers.
+
+    Returns:
+        ``source``, ``reward`` and ``text`` of each.
+    """
+    answers = []
+    for batch in batches:
+        assert batch.rewards is not None, "an RLDataset sets the rewards"
+        rewards = batch.rewards.tolist()
+        for (source, _, text), reward in zip(_segments(batch, tokenizer), rewards):
+            if source:
+                answers.append({"source": source, "reward": reward, "text": text})
+    return answers[:most]
 
 
 def describe_tensors(value: Any) -> str:

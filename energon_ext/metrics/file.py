@@ -3,9 +3,10 @@
 """The ``metrics.jsonl`` of a run: its schema, its writer and its reader.
 
 The file contains one JSON object per line, each with ``event`` and ``step``: ``start`` opens a
-process, ``step`` is one optimizer step, ``evaluation`` follows a step, ``consumption`` and ``save``
-belong to a checkpoint, and ``end`` is a mark. A process that resumes writes ``start`` with the step
-it resumed from. Steps after that one are done again, so the later line counts.
+process, ``step`` is one optimizer step, ``evaluation`` and ``answers`` follow a step,
+``consumption`` and ``save`` belong to a checkpoint, and ``end`` is a mark. A process that resumes
+writes ``start`` with the step it resumed from. Steps after that one are done again, so the later
+line counts.
 """
 
 import json
@@ -36,6 +37,9 @@ def _number(value: Any, where: str) -> None:
 
 Event = dict[str, Any]
 
+#: Source, reward and text of an answer; text between « and » is not trained on.
+Answer = tuple[str, float, str]
+
 #: Fields of an event that the report reads.
 FIELDS: dict[str, Event] = {
     "start": {
@@ -60,6 +64,7 @@ FIELDS: dict[str, Event] = {
         "batch_hash": str,
     },
     "evaluation": {"step": COUNT},
+    "answers": {"step": COUNT, "answers": [{"source": str, "reward": _number, "text": str}]},
 }
 
 #: Defaults of fields that older runs lack.
@@ -133,6 +138,7 @@ class Run:
     batch_hash: tuple[str, ...]  # one per step, over everything that the step consumed
     measured: dict[str, np.ndarray]  # float64 [S] each; reward and evaluations of a policy
     validation: dict[str, np.ndarray]  # float64 [2, evaluations]; steps, and loss or P(z)
+    answers: tuple[tuple[int, Answer], ...]  # logged answers of a policy with their steps
 
     @property
     def epochs(self) -> np.ndarray:
@@ -149,7 +155,7 @@ class Run:
     @classmethod
     def load(cls, run_dir: Path) -> "Run":
         """Read ``run_dir/metrics.jsonl``; errors name the damaged line."""
-        starts, steps, evaluated = _history(run_dir / FILE_NAME)
+        starts, steps, evaluated, answered = _history(run_dir / FILE_NAME)
         last = starts[-1]
         # Sources may change between processes: take all of them, in order of appearance.
         sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
@@ -191,14 +197,20 @@ class Run:
             batch_hash=tuple(step["batch_hash"] for step in steps),
             measured={name: column(name) for name in measured},
             validation=_validation(evaluated),
+            answers=tuple(
+                (step, (each["source"], float(each["reward"]), each["text"]))
+                for step, event in sorted(answered.items())
+                for each in event["answers"]
+            ),
         )
 
 
-def _history(path: Path) -> tuple[list[Event], list[Event], dict[int, Event]]:
-    """Return the starts of processes, the steps that count, and evaluations by step."""
+def _history(path: Path) -> tuple[list[Event], list[Event], dict[int, Event], dict[int, Event]]:
+    """Return the starts of processes, the steps that count, evaluations and answers by step."""
     starts: list[Event] = []
     steps: list[Event] = []
     evaluated: dict[int, Event] = {}
+    answered: dict[int, Event] = {}
     for where, event in _events(path):
         kind = event["event"]
         if kind == "evaluation":
@@ -210,15 +222,18 @@ def _history(path: Path) -> tuple[list[Event], list[Event], dict[int, Event]]:
             starts.append(event)
             del steps[event["step"] :]
             evaluated = {step: known for step, known in evaluated.items() if step <= len(steps)}
+            answered = {step: known for step, known in answered.items() if step <= len(steps)}
         expected = len(steps) + (kind == "step")
         if event["step"] != expected:
             found = f"{kind} of step {event['step']} found where step {expected} was expected"
             raise ConfigError(f"{where}: {found}; lines are missing or out of order.")
         if kind == "step":
             steps.append(event)
+        elif kind == "answers":
+            answered[event["step"]] = event
     if not starts or not steps:
         raise ConfigError(f"{path}: no training step yet; nothing to report.")
-    return starts, steps, evaluated
+    return starts, steps, evaluated, answered
 
 
 def _digests(starts: Sequence[Event], steps: int) -> tuple[str, ...]:

@@ -4,7 +4,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from energon_ext.metrics.boards import Board, TensorBoard, WeightsAndBiases, scalars_of
 from energon_ext.metrics.file import MetricsFile, describe_blend
@@ -74,6 +74,14 @@ class RunLog(contextlib.ExitStack):
                 board.write_digest(fields["data_digest"], step)
         if event != "consumption":  # the sums of a checkpoint, which may be on the boards already
             self.write_boards(step, fields)
+
+    def write_answers(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Append some answers of a step: ``source``, ``reward`` and ``text`` of each.
+
+        Args:
+            answers: see :func:`energon_ext.cli.shown_rows.describe_answers`.
+        """
+        self.write("answers", step, answers=[dict(answer) for answer in answers])
 
     def write_boards(self, step: int, fields: Mapping[str, Any]) -> None:
         """Write the scalars among some fields to the boards only."""

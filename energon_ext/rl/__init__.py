@@ -15,7 +15,7 @@
 
 from energon_ext.rl.dataset import RLDataset
 from energon_ext.rl.openai_sampler import OpenAISampler
-from energon_ext.rl.rewards import Response
+from energon_ext.rl.response import Response, Turn
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import BatchSampler, BatchSource, Sampler, Unanswered
 from energon_ext.rl.scored_group import ScoredGroup
@@ -29,5 +29,6 @@ __all__ = [
     "RolloutMetrics",
     "Sampler",
     "ScoredGroup",
+    "Turn",
     "Unanswered",
 ]

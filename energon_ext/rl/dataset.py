@@ -2,48 +2,49 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts, a sampler and rewards as a stream of packed batches."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable
 
 import torch.distributed as dist
-from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.arguments import check_integers
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError, SamplerError, log_of
-from energon_ext.keyed import stable_hash
-from energon_ext.loader.streamed import open_loader
-from energon_ext.plan.lookup import find_blend
+from energon_ext.errors import ConfigError, log_of
+from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.rl.advantages import AdvantageFunction
-from energon_ext.rl.group_rows import WaitingGroup, arrange, build_row
+from energon_ext.rl.answers import Answers
+from energon_ext.rl.group_queue import GroupQueue
+from energon_ext.rl.group_rows import WaitingGroup, build_row
+from energon_ext.rl.place import Place
+from energon_ext.rl.prompt_plan import PromptPlan
 from energon_ext.rl.rollout_metrics import RolloutMetrics
-from energon_ext.rl.sampler import (
-    BatchSampler,
-    Sampler,
-    Unanswered,
-    ask_together,
-    run_together,
-    sample_in_step,
-)
-from energon_ext.rl.scored_group import ScoredGroup
+from energon_ext.rl.rounds import Rounds
+from energon_ext.rl.sampler import BatchSampler, Sampler
 from energon_ext.rl.scoring import Scoring
-from energon_ext.rl.state import build_state, read_state
+from energon_ext.rl.state import RLState, restored
+from energon_ext.state.match import SourceChange
 from energon_ext.state.together import end_together
 
 _logger = log_of(__name__)
 
-#: Arguments that are integers >= 1, and those besides the seed that a state depends on.
-_SIZES = ("seq_len", "rows", "groups_per_batch", "max_attempts", "batches_per_step", "alignment")
-_SAVED_ARGUMENTS = ("groups_per_batch", "max_staleness", "batches_per_step", "alignment")
+#: Arguments that are integers >= 1.
+_SIZES = (
+    *("seq_len", "rows", "alignment", "groups_per_batch", "batches_per_step"),
+    *("epochs_per_batch", "max_attempts"),
+)
+
+#: Arguments of :class:`~energon_ext.rl.answers.Answers`.
+_OF_ANSWERS = ("sampler", "replica_group", "sync_weights", "seed", "max_attempts")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RLDataset:
     """Yields a :class:`~energon_ext.PackedBatch` of ``rows`` rows from sampled answers.
 
-    1. Draw one batch of the prompt loader and sample answers.
+    1. Take the next batch of prompts from the plan that all data-parallel ranks share, and sample
+       answers. Only ranks that need more groups take one.
     2. Add named rewards and clip the rewards. Drop groups whose rewards do not vary, as they teach
        nothing; drop and log groups that are unanswered or too long for a batch.
     3. Once there are ``groups_per_batch`` groups, pack their samples, the longest first, each into
@@ -56,8 +57,8 @@ class RLDataset:
     Nothing is sampled ahead, so only waiting groups are older than the current policy.
 
     Args:
-        prompts: a dataset of :class:`~energon_ext.PromptTaskEncoder`, or any loader over one with
-            ``state_dict`` and ``load_state_dict``.
+        prompts: a dataset of :class:`~energon_ext.PromptTaskEncoder`; its ``batch_size`` is the
+            number of prompts that a rank samples together.
         sampler: a :class:`~energon_ext.rl.BatchSampler`, or a :class:`~energon_ext.rl.Sampler`,
             which is called once per prompt.
         seq_len: T, positions per row.
@@ -76,34 +77,47 @@ class RLDataset:
         min_reward_std: rewards vary if, clipped, they have a larger unbiased deviation.
         mask_truncated: do not train on truncated answers; they count in the mean of their group.
         max_attempts: raise an error after this many groups in a row that cannot be trained on.
-        max_staleness: optimizer steps that a group may wait before it is dropped and counted; 0
-            drops the groups that a step leaves over. None keeps all.
+        max_staleness: versions of the weights that a group may wait before it is dropped and
+            counted; 0 drops the groups that a version leaves over. None keeps all. Each step has a
+            new version, unless ``epochs_per_batch`` gives several steps the same answers.
         batches_per_step: batches per optimizer step, its micro-batches on this rank.
-        sync_weights: ``step -> None``, called on every rank with an RLDataset before the first
-            batch of each step, after a resume and after an error, to give a server the weights.
+        epochs_per_batch: passes over the answers of a step, each an optimizer step with the same
+            batches, as in PPO: for a loss with a ratio to the policy that answered, such as
+            :func:`energon_ext.losses.clipped_ratio_losses`.
+        sync_weights: ``step -> None``, to give a server the weights: called on every rank with an
+            RLDataset before the first answers of a step, after a resume and after an error.
         replica_group: the ranks of one model, which all have an RLDataset with the same arguments:
             the first asks the sampler and the others receive the answers, see
             :func:`energon_ext.megatron.create_replica_group`. None if every rank asks its own.
         pad_id: token on positions without a sample.
         alignment: every sample begins at a multiple of this many positions, as for
             :class:`~energon_ext.BatchAssembler`.
-        seed: random seed for a BatchSampler.
+        seed: random seed for a BatchSampler: the seed of a prompt's answers depends on it and on
+            the number of the prompt in the run.
 
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError: an argument is out of range, or there are several data-parallel ranks without
+            torch.distributed.
         SamplerError: from ``next()``: the sampler raised, returned something that is not a group,
-            or ``max_attempts`` is reached. It names the prompt and the counts so far. The next
-            ``next()``, also in a run resumed from a state saved meanwhile, samples the same prompts
-            again, or the following ones after ``max_attempts``.
+            or ``max_attempts`` is reached. It names the prompt and the counts so far. If one rank
+            fails, ``next()`` raises on all data-parallel ranks. The next ``next()``, also in a run
+            resumed from a state saved meanwhile, samples the same prompts again, or the following
+            ones after ``max_attempts``.
         DataExhaustedError: from ``next()``: every source of prompts has reached its ``max_epochs``,
             here or on another rank; the last batch may have fewer groups.
 
-    State: the loader's state, prompts drawn but not yet sampled, waiting groups, and counters. It
-    grows with the waiting groups: at most those of one call of the sampler. A resumed run may
-    change ``seq_len``, ``rows``, ``pad_id``, ``max_attempts`` and the prompts.
+    Attributes:
+        changes: effect of a restore on each source of prompts.
+
+    State: the place in the prompts, which is the same on all ranks, and what only this rank has:
+    prompts drawn but not yet sampled, waiting groups, and counters. It grows with the waiting
+    groups: at most those of one call of the sampler. A resumed run may change the number of ranks,
+    ``groups_per_batch``, ``batches_per_step``, ``epochs_per_batch``, ``seq_len``, ``rows``,
+    ``alignment``, ``pad_id``, ``max_attempts`` and the prompts; the ranks, ``batches_per_step`` and
+    ``epochs_per_batch`` only between two steps, and after all passes over the same answers.
     """
 
-    prompts: Any = field(kw_only=False)
+    prompts: PlannedDataset = field(kw_only=False)
     sampler: BatchSampler | Sampler = field(kw_only=False)
     seq_len: int
     rows: int
@@ -118,6 +132,7 @@ class RLDataset:
     max_attempts: int = 1000
     max_staleness: int | None = None
     batches_per_step: int = 1
+    epochs_per_batch: int = 1
     sync_weights: Callable[[int], Any] | None = None
     replica_group: dist.ProcessGroup | None = None
     pad_id: int = 0
@@ -140,24 +155,23 @@ class RLDataset:
             )
         names = [each.name for each in fields(Scoring)]
         self._scoring = Scoring(**{name: getattr(self, name) for name in names})
-        if isinstance(self.prompts, SavableDataset):
-            self.prompts = open_loader(self.prompts)
-        self._synchronized: int | None = None
-        self._size = (self.rows, self.seq_len, self.alignment)
+        self._plan = PromptPlan(self.prompts)
+        self._workers = self.prompts.worker_config
         self._assembler = BatchAssembler(self.seq_len, pad_id=self.pad_id, alignment=self.alignment)
-        blend = find_blend(self.prompts)
-        self._sources = blend.keys
-        self._epoch_limits = blend.epoch_limits
-        self._rules = self._scoring.rules(blend.fingerprint.get("vocab_size", 2**31))
-        self._seed = f"{self.seed}/{self.prompts.worker_config.rank}"
-        own = {name: getattr(self, name) for name in _SAVED_ARGUMENTS}
-        self._fingerprint = {**own, **self._scoring.fingerprint(), "seed": self._seed}
-        self._iterator: Iterator[list[Prompt]] | None = None
-        self._drawn: list[Prompt] = []
-        self._groups: list[WaitingGroup] = []
-        self._calls = 0
-        self._rollout = RolloutMetrics(self._sources, tuple(self.reward_weights or ()))
-        self._last_refusal = ""
+        self._rollout = RolloutMetrics(self._plan.sources, tuple(self.reward_weights or ()))
+        size = (self.rows, self.seq_len, self.alignment)
+        self._queue = GroupQueue(self._scoring, self._rollout, size)
+        self._answers = Answers(
+            plan=self._plan,
+            queue=self._queue,
+            rules=self._scoring.rules(self._plan.vocab_size),
+            rounds=Rounds(self._workers, self.sampler, self.replica_group),
+            rank=self._workers.rank,
+            **{name: getattr(self, name) for name in _OF_ANSWERS},
+        )
+        self._place = Place()
+        self._kept: list[list[WaitingGroup]] = []  # the batches of a pass that will be repeated
+        self._has_begun = False
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -166,8 +180,7 @@ class RLDataset:
 
     def metrics_of_all_ranks(self) -> dict[str, float]:
         """Return :attr:`metrics` over the data-parallel ranks, which call this together."""
-        group = self.prompts.worker_config.data_parallel_group
-        return self._rollout.means(group, all_ranks=True)
+        return self._rollout.means(self._workers.data_parallel_group, all_ranks=True)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -177,7 +190,11 @@ class RLDataset:
     @property
     def step(self) -> int:
         """Number of optimizer steps whose batches have all been yielded."""
-        return self.counts["batches"] // self.batches_per_step
+        return self._place.step
+
+    @property
+    def changes(self) -> list[SourceChange]:
+        return self._plan.changes
 
     def __iter__(self) -> "RLDataset":
         return self
@@ -185,135 +202,87 @@ class RLDataset:
     def __next__(self) -> PackedBatch:
         """Sample until a batch is full, or the prompts have reached their ``max_epochs``.
 
-        If every source of prompts has a ``max_epochs``, the data-parallel ranks call this together:
-        the first rank without groups ends the run for all.
+        The data-parallel ranks call this together, since they share the prompts. If every source
+        has a ``max_epochs``, the first rank without groups ends the run for all.
         """
-        try:
-            self._synchronize()
-            self._drop_stale()
-            sample_in_step(self.sampler, self._wants, self._sample)
-        except BaseException:
-            self._synchronized = None  # a server that was started again has other weights
-            raise
-        if limits := self._epoch_limits:
-            index, workers = self.counts["batches"], self.prompts.worker_config
-            end_together(bool(self._groups), limits, index, workers, is_planned=False)
-        taken = self._groups[: self.groups_per_batch]
-        while (arrangement := arrange(taken, *self._size)) is None:
-            taken.pop()
-        weights = self._scoring.weigh([waiting.group for waiting in taken])
-        rows = [build_row(taken, weights, members) for members in arrangement]
-        batch = self._assembler(rows, self._sources)
-        del self._groups[: len(taken)]
-        self._rollout.end_batch([self.step - waiting.step for waiting in taken])
+        self._has_begun = True
+        place = self._place
+        if place.passes:
+            groups = self._kept[place.steps_of_pass * self.batches_per_step + place.batches]
+        else:
+            groups = self._next_groups()
+        weights = self._scoring.weigh([waiting.group for waiting in groups])
+        arrangement = self._queue.arrange(groups)
+        assert arrangement is not None, "the groups of a batch fit"
+        rows = [build_row(groups, weights, each) for each in arrangement]
+        batch = self._assembler(rows, self._plan.sources)
+        if not place.passes:
+            self._queue.remove(len(groups))
+            self._kept.append(groups)
+        self._rollout.end_batch([place.step - waiting.step for waiting in groups])
+        version = place.version
+        place.end_batch(self.batches_per_step, 1, self.epochs_per_batch)
+        if place.version > version:
+            self._kept = []
         return batch
+
+    def _next_groups(self) -> list[WaitingGroup]:
+        """Sample the groups of the next batch, which remain in the queue."""
+        if self.max_staleness is not None:
+            self._queue.drop_before(self._place.version - self.max_staleness)
+        self._answers.fill(self.groups_per_batch, self._place)
+        if limits := self._plan.epoch_limits:
+            index = self._rollout.counts["batches"]
+            end_together(bool(self._queue.groups), limits, index, self._workers, is_planned=False)
+        return self._queue.first(self.groups_per_batch)
+
+    # State --------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
         """Return the state of this rank after the last batch, as JSON values."""
-        return build_state(
-            self._fingerprint,
-            self.prompts.state_dict(),
-            self._drawn,
-            self._groups,
-            self._calls,
-            self._rollout.save_state(),
+        return self._state().to_json()
+
+    def _state(self) -> RLState:
+        common = {"max_staleness": self.max_staleness, "seed": self.seed}
+        return RLState(
+            fingerprint={**common, **self._scoring.fingerprint()},
+            prompts=self._plan.save_state(),
+            ranks=self._workers.world_size,
+            rank=self._workers.rank,
+            batches_per_step=self.batches_per_step,
+            epochs_per_batch=self.epochs_per_batch,
+            place=Place(**vars(self._place)),
+            kept=self._kept if self.epochs_per_batch > 1 else (),
+            drawn=self._answers.drawn,
+            groups=self._queue.groups,
+            rollout=self._rollout.save_state(),
         )
 
-    def restore_state(self, state: dict[str, Any]) -> None:
-        """Continue after the batch that ``state`` was saved after.
+    def restore_state(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Continue after the batch that a state was saved after.
+
+        Args:
+            states: the states of all data-parallel ranks, in any order, whose prompts and groups
+                the present ranks share; or only that of this rank, if their number is the same.
 
         Raises:
-            StateFormatError: the state is damaged, or has another version.
-            StateMismatchError: the state was saved with other arguments, or by another class.
+            StateFormatError: a state is damaged, has another version, or one is missing.
+            StateMismatchError: a state was saved with other arguments, or by another class.
             ConfigError: this dataset has already drawn prompts.
         """
-        saved = read_state(state, self._fingerprint)
-        if self._iterator is not None:
+        saved = restored(states, self._state())
+        if any(self._queue.arrange(groups) is None for groups in saved.kept):
+            raise ConfigError(
+                "seq_len, rows: the answers of a step that must be repeated no longer fit; resume "
+                "with at least the saved values."
+            )
+        if self._has_begun:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
-        self.prompts.load_state_dict(saved["prompts"])
-        self._calls = saved["calls"]
-        self._rollout.restore_state(saved["rollout"])
-        drawn, groups = saved["drawn"], saved["groups"]
-        if removed := {each.source for each in drawn + groups} - {*self._sources}:
+        self._plan.restore_state(saved.prompts)
+        self._place, self._kept = Place(**vars(saved.place)), [*map(list, saved.kept)]
+        self._rollout.restore_state(saved.rollout)
+        sources = [*(each.source for each in saved.drawn), *(each.source for each in saved.groups)]
+        if removed := {*sources} - {*self._plan.sources}:
             _logger.warning("Dropped prompts and groups of removed sources: %s", sorted(removed))
-        self._drawn = [each for each in drawn if each.source not in removed]
-        kept = [each for each in groups if each.source not in removed]
-        self._groups = [each for each in kept if self._fits(each)]
-        self._rollout.count("too_long_groups", len(kept) - len(self._groups))
-
-    def _wants(self) -> bool:
-        return len(self._groups) < self.groups_per_batch and self._draw()
-
-    def _synchronize(self) -> None:
-        """Give the server the weights of this step, once per step."""
-        if self.sync_weights is not None and self._synchronized != self.step:
-            run_together(self.sync_weights, self.step, self.replica_group)
-            self._synchronized = self.step
-
-    def _sample(self) -> None:
-        """Sample the drawn prompts; change nothing if that fails."""
-        seed = stable_hash(f"{self._seed}/{self._calls}")
-        try:
-            arguments = (self.sampler, self._drawn, seed, self._rules)
-            groups = ask_together(*arguments, self.replica_group)
-        except SamplerError as error:
-            raise SamplerError(error.reason, key=error.key, counts=self.counts) from error
-        prompts, self._drawn = self._drawn, []
-        self._calls += 1
-        for prompt, group in zip(prompts, groups):
-            self._add(prompt, group)
-        if sum(self._rollout.failures_in_a_row.values()) >= self.max_attempts:
-            failures = self._rollout.failures(self._last_refusal)
-            self._rollout.failures_in_a_row = {}
-            reason = f"no group could be trained on (max_attempts={self.max_attempts}): {failures}"
-            raise SamplerError(reason, key=prompts[-1].__key__, counts=self.counts)
-
-    def _add(self, prompt: Prompt, group: ScoredGroup | Unanswered) -> None:
-        """Add a group to those that wait, unless nothing can be learned from it."""
-        key, source = prompt.__key__, prompt.source
-        if isinstance(group, Unanswered):
-            _logger.warning("Prompt %s is dropped: %s", key, group.reason)
-            self._last_refusal = group.reason
-            self._rollout.add(source, None, "unanswered_groups")
-            return
-        group, parts = self._scoring.combine_rewards(group)
-        waiting = WaitingGroup(key, source, group, self.step)
-        dropped = None
-        if not self._scoring.teaches(group):
-            dropped = "zero_var_groups"
-        elif not self._fits(waiting):
-            dropped = "too_long_groups"
-        self._rollout.add(source, group, dropped, parts)
-        if dropped is None:
-            self._groups.append(waiting)
-
-    def _fits(self, waiting: WaitingGroup) -> bool:
-        """Return True if a batch has room for this group alone; otherwise log it."""
-        if arrange([waiting], *self._size) is not None:
-            return True
-        lengths = waiting.group.sample_lengths()
-        _logger.warning(
-            "The answers to prompt %s are dropped: with the prompt they have %s tokens, the "
-            "longest %s, and a batch has %s rows of %s.",
-            *(waiting.key, sum(lengths), max(lengths), self.rows, self.seq_len),
-        )
-        return False
-
-    def _drop_stale(self) -> None:
-        if self.max_staleness is None:
-            return
-        oldest = self.step - self.max_staleness
-        kept = [waiting for waiting in self._groups if waiting.step >= oldest]
-        self._rollout.count("stale_groups", len(self._groups) - len(kept))
-        self._groups = kept
-
-    def _draw(self) -> bool:
-        """Draw prompts, unless some are left from a failed call; return False if there are none."""
-        if not self._drawn and self._iterator is not None:
-            self._drawn = next(self._iterator, [])
-        if not self._drawn:  # the first epoch, or the end of one
-            self._iterator = iter(self.prompts)
-            self._drawn = next(self._iterator, [])
-        if not self._drawn and not self._epoch_limits:
-            raise ConfigError("The dataset has no prompts for this rank; use fewer ranks.")
-        return bool(self._drawn)
+        self._answers.drawn = [each for each in saved.drawn if each.source not in removed]
+        self._queue.restore(each for each in saved.groups if each.source not in removed)

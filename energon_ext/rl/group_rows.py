@@ -20,13 +20,17 @@ class WaitingGroup:
     """A group to train on, with the key and the source of its prompt.
 
     Attributes:
+        number: number of its prompt, see :class:`~energon_ext.rl.prompt_plan.PlannedPrompt`.
         step: optimizer steps taken by the policy when it answered.
+        version: version of the weights that answered.
     """
 
+    number: int
     key: str
     source: str
     group: ScoredGroup
     step: int
+    version: int
 
 
 def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[list[int]] | None:

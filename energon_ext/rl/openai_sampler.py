@@ -13,7 +13,8 @@ from energon_ext.arguments import check_choice, check_integer, check_number, opt
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError, log_of
 from energon_ext.rl.event_loop import run_coroutine
-from energon_ext.rl.rewards import Response, RewardFunction, Rewards, score, scored_group
+from energon_ext.rl.response import Response
+from energon_ext.rl.rewards import RewardFunction, Rewards, score
 from energon_ext.rl.sampler import Unanswered
 from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.rl.server_apis import APIS, NEUTRAL, Question
@@ -123,14 +124,14 @@ class OpenAISampler:
             )
 
     def sample_and_score_batch(
-        self, prompts: Sequence[Prompt], seed: int
+        self, prompts: Sequence[Prompt], seeds: Sequence[int]
     ) -> list[ScoredGroup | Unanswered]:
         """Return a group for each prompt, in order, or Unanswered if the server rejected it."""
         limit = self.call_timeout_seconds
         stages = ["answer"] * len(prompts)  # what each prompt waits for
         try:
             groups = run_coroutine(
-                lambda: asyncio.wait_for(self._sample_all(prompts, seed, stages), limit)
+                lambda: asyncio.wait_for(self._sample_all(prompts, seeds, stages), limit)
             )
         except asyncio.TimeoutError as error:
             waiting = len(prompts) - stages.count("")
@@ -146,7 +147,7 @@ class OpenAISampler:
         return groups
 
     async def _sample_all(
-        self, prompts: Sequence[Prompt], seed: int, stages: list[str]
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], stages: list[str]
     ) -> list[ScoredGroup | Unanswered]:
         scoring = asyncio.Semaphore(self.max_concurrent)
 
@@ -157,7 +158,7 @@ class OpenAISampler:
                 prompt.tokens.tolist(),
                 self.group_size,
                 self.max_new_tokens,
-                (seed + number * 9973) % 2**31,
+                seeds[number] % 2**31,
                 self.model,
                 self.parameters,
             )
@@ -199,6 +200,6 @@ class OpenAISampler:
 
 def _group(prompt: Prompt, answers: list[Response], rewards: Rewards) -> ScoredGroup:
     try:
-        return scored_group(prompt, answers, rewards)
+        return ScoredGroup.from_answers(prompt.tokens, answers, rewards)
     except SampleError as error:
         raise SamplerError(f"the server sent {error}", key=prompt.__key__) from error

@@ -6,30 +6,12 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from dataclasses import dataclass
 from typing import Any, Awaitable, Callable, Mapping, Sequence
 
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
 from energon_ext.rl.event_loop import run_coroutine
-from energon_ext.rl.scored_group import ScoredGroup
-
-
-@dataclass(frozen=True)
-class Response:
-    """An answer as a reward function sees it.
-
-    Attributes:
-        tokens: its token ids, including one that ends it.
-        log_probs: the sampler's log-probability of each token.
-        finish_reason: ``"stop"``, ``"length"`` if it reached the maximum length, or None if the
-            sampler does not say.
-    """
-
-    tokens: list[int]
-    log_probs: list[float]
-    finish_reason: str | None = None
-
+from energon_ext.rl.response import Response
 
 #: The rewards of the answers to a prompt: one number each, or by name.
 Rewards = Sequence[float] | Mapping[str, Sequence[float]]
@@ -100,18 +82,6 @@ def score_all(
         raise SamplerError(
             f"the rewards for {len(prompts)} prompts took more than {timeout_seconds:g} seconds"
         ) from error
-
-
-def scored_group(prompt: Prompt, responses: Sequence[Response], rewards: Rewards) -> ScoredGroup:
-    """Return the group of the answers to a prompt; raises as ``ScoredGroup.from_responses``."""
-    reasons = [response.finish_reason for response in responses]
-    return ScoredGroup.from_responses(
-        prompt.tokens,
-        [response.tokens for response in responses],
-        [response.log_probs for response in responses],
-        rewards,
-        None if None in reasons else [reason == "length" for reason in reasons],
-    )
 
 
 async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -28,6 +28,34 @@ _OF_BATCH = ("attempts_per_batch", *_DROPPED, "stale_groups")
 _SAVED = ("counts", "failures_in_a_row", "since_batch", "sampled")
 
 
+def add_up(states: Sequence[Mapping[str, Any]], *, is_first: bool) -> dict[str, Any]:
+    """Return a state with which a rank continues the counts of other ranks.
+
+    The first rank continues the sums of all, and the others begin at 0, so that the sums over all
+    ranks stay the same; only batches are counted on every rank.
+    """
+    counts = _sum([state["counts"] for state in states] if is_first else [])
+    counts["batches"] = states[0]["counts"]["batches"]
+    sampled: dict[str, list[float]] = {}
+    for state in states if is_first else ():
+        for name, (total, number) in state["sampled"].items():
+            before = sampled.get(name, [0.0, 0.0])
+            sampled[name] = [before[0] + total, before[1] + number]
+    return {
+        "counts": {**dict.fromkeys(_COUNTS, 0), **counts},
+        "failures_in_a_row": {},
+        "since_batch": {
+            **dict.fromkeys(_OF_BATCH, 0),
+            **_sum([state["since_batch"] for state in states] if is_first else []),
+        },
+        "sampled": sampled,
+    }
+
+
+def _sum(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {name: sum(each[name] for each in counts) for name in (counts[0] if counts else ())}
+
+
 class RolloutMetrics:
     """Counts of groups and means of answers, per batch and since the start.
 

@@ -11,11 +11,9 @@ import torch.distributed as dist
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
-from energon_ext.rl.scored_group import GroupRules, ScoredGroup, find_fault
+from energon_ext.rl.group_faults import GroupRules, find_fault
+from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.state.together import from_first_rank, on_all_ranks
-
-#: Status of a failed rank; 1 if it needs groups, 0 if it has enough.
-_FAILED = 2
 
 
 class BatchSource(Protocol):
@@ -35,7 +33,7 @@ class Sampler(Protocol):
     """A sampler of one prompt per call; keeps nothing between calls, and has its own time limit.
 
     A sampler with its own random generator cannot repeat its answers after a resume; a
-    :class:`BatchSampler` is given a seed, and can.
+    :class:`BatchSampler` is given seeds, and can.
     """
 
     def sample_and_score(self, prompt: torch.Tensor) -> ScoredGroup | Unanswered:
@@ -43,63 +41,37 @@ class Sampler(Protocol):
 
 
 class BatchSampler(Protocol):
-    """A sampler of many prompts per call, given the random seed and the prompts' metadata.
+    """A sampler of many prompts per call, given their random seeds and their metadata.
 
     A sampler whose ranks must all be called equally often also has a method ``agree(status) ->
     int``, which returns the largest status of these ranks; it may be called without prompts.
     """
 
     def sample_and_score_batch(
-        self, prompts: Sequence[Prompt], seed: int
+        self, prompts: Sequence[Prompt], seeds: Sequence[int]
     ) -> Sequence[ScoredGroup | Unanswered]:
-        """Return a group for each prompt, in order; the same for the same seed and policy."""
+        """Return a group for each prompt, in order.
 
-
-def sample_in_step(
-    sampler: BatchSampler | Sampler, wants: Callable[[], bool], sample: Callable[[], None]
-) -> None:
-    """Sample until this rank wants no more.
-
-    Ranks that must generate together (``sampler.agree``) continue while one of them wants more, and
-    all fail if one fails: if a rank stopped alone, the others would wait forever.
-    """
-    agree = getattr(sampler, "agree", int)
-    error: Exception | None = None
-    while True:
-        more = False
-        try:
-            more = error is None and wants()
-        except Exception as caught:  # reading prompts may raise anything
-            error = caught
-        status = agree(_FAILED if error else int(more))
-        if status == _FAILED:
-            raise error or SamplerError("another rank failed to sample; see its error")
-        if not status:
-            return
-        try:
-            if more:
-                sample()
-            elif hasattr(sampler, "sample_and_score_batch"):
-                sampler.sample_and_score_batch([], 0)  # takes part in the other ranks' passes
-        except Exception as caught:  # raised after the other ranks have learned of it
-            error = caught
+        A group should depend only on its prompt, its seed and the policy: then it is the same
+        whichever rank asks, and together with whichever prompts.
+        """
 
 
 def ask_together(
     sampler: BatchSampler | Sampler,
     prompts: Sequence[Prompt],
-    seed: int,
+    seeds: Sequence[int],
     rules: GroupRules,
     replica_group: dist.ProcessGroup | None,
 ) -> list[ScoredGroup | Unanswered]:
     """Return :func:`ask_sampler` of the first rank of a group; if it fails, all ranks raise."""
 
     def ask() -> list[ScoredGroup | Unanswered]:
-        return ask_sampler(sampler, prompts, seed, rules)
+        return ask_sampler(sampler, prompts, seeds, rules)
 
     if replica_group is None:
         return ask()
-    question = [[prompt.__key__ for prompt in prompts], seed]
+    question = [[prompt.__key__ for prompt in prompts], list(seeds)]
     if any(other != question for other in on_all_ranks(lambda: question, replica_group)):
         raise SamplerError(
             "the ranks of a replica_group ask for different prompts; give their RLDatasets the "
@@ -123,7 +95,10 @@ def run_together(
 
 
 def ask_sampler(
-    sampler: BatchSampler | Sampler, prompts: Sequence[Prompt], seed: int, rules: GroupRules
+    sampler: BatchSampler | Sampler,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    rules: GroupRules,
 ) -> list[ScoredGroup | Unanswered]:
     """Return a checked group, or Unanswered, for each prompt.
 
@@ -131,7 +106,7 @@ def ask_sampler(
         SamplerError: names the prompt, or the first prompt of a call that failed as a whole.
     """
     if hasattr(sampler, "sample_and_score_batch"):
-        groups = _call(prompts, sampler.sample_and_score_batch, prompts, seed)
+        groups = _call(prompts, sampler.sample_and_score_batch, prompts, seeds)
     else:
         groups = []
         for prompt in prompts:
@@ -148,7 +123,7 @@ def ask_sampler(
 
 
 def _call(prompts: Sequence[Prompt], call: Callable[..., Any], *arguments: Any) -> list[Any]:
-    key = prompts[0].__key__
+    key = prompts[0].__key__ if prompts else ""
     if len(prompts) > 1:
         key += f" (and {len(prompts) - 1} more in the same call)"
     try:

@@ -1,27 +1,18 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Answers to one prompt with their rewards, and the checks that they pass."""
+"""Answers to one prompt with their rewards."""
 
 import operator
-from dataclasses import dataclass, field, replace
-from typing import Any, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SampleError
-from energon_ext.losses import RESPONSE_MASK
+from energon_ext.rl.response import Response
 
-#: Largest log-probability: half precision may round that of a certain token above 0.
-_MAX_LOG_PROB = 1e-2
-
-#: Fields that may be None.
-_OPTIONAL = (
-    *("response_lens", "truncated", "response_mask"),
-    *("advantages", "sample_weights", "columns"),
-)
 _DTYPES = {
     "tokens": torch.int64,
     "response_lens": torch.int64,
@@ -161,135 +152,44 @@ class ScoredGroup:
             **fields,
         )
 
+    @classmethod
+    def from_answers(
+        cls,
+        prompt: Sequence[int] | np.ndarray,
+        answers: Sequence[Response],
+        rewards: Sequence[float] | Mapping[str, Sequence[float]],
+        **fields: Any,
+    ) -> "ScoredGroup":
+        """Build a group from answers, whose other turns are not trained on.
 
-@dataclass(frozen=True)
-class GroupRules:
-    """Requirements of a group besides its own consistency.
+        Args:
+            **fields: further fields of the group, as tensors.
 
-    Attributes:
-        vocab_size: token ids are below it.
-        reward_names: names that rewards must have; empty if they have none.
-        least_answers: answers that a group without ``advantages`` must have.
-        needs_truncated: whether ``truncated`` must be known.
-    """
+        Raises:
+            SampleError: as :meth:`from_responses`.
 
-    vocab_size: int = 2**31
-    reward_names: Sequence[str] = field(default=())
-    least_answers: int = 2
-    needs_truncated: bool = False
-
-
-def find_fault(group: Any, prompt: Prompt, rules: GroupRules) -> str | None:
-    """Describe what is wrong with a sampler's answer to a prompt; None if nothing is."""
-    return next(_faults(group, prompt, rules), None)
-
-
-def _faults(group: Any, prompt: Prompt, rules: GroupRules) -> Iterator[str]:
-    """Yield faults; after the first one, later checks may not be meaningful."""
-    if not isinstance(group, ScoredGroup):
-        yield f"the sampler returned a {type(group).__name__}, not a ScoredGroup"
-        return
-    yield from _faults_of_kinds(group, rules.reward_names)
-    tokens = group.tokens
-    least = 1 if group.advantages is not None else rules.least_answers
-    if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < least:
-        yield f"tokens must be integers [N >= {least}, T], got {_shape(tokens)}" + (
-            "; groups of one answer need drop_equal=False and advantages='reinforce', a function, "
-            "or those of the sampler"
-            if tokens.dim() == 2 and len(tokens) == 1
-            else ""
+        Example:
+            >>> from energon_ext.rl.response import Turn
+            >>> call, result = Turn([5], [-1.0]), Turn([8, 8])
+            >>> answers = [Response.from_turns([call, result]), Response([6], [-0.5])]
+            >>> group = ScoredGroup.from_answers([7], answers, [1, 0])
+            >>> group.tokens.tolist(), group.trained().tolist()
+            ([[7, 5, 8, 8], [7, 6, 0, 0]], [[True, False, False], [True, False, False]])
+        """
+        masks = [each.response_mask or [True] * len(each.tokens) for each in answers]
+        reasons = [each.finish_reason for each in answers]
+        if any(each.response_mask is not None for each in answers):
+            rows = [torch.tensor(mask, dtype=torch.bool) for mask in masks]
+            fields = {"response_mask": pad_sequence(rows, batch_first=True), **fields}
+        return cls.from_responses(
+            prompt,
+            [each.tokens for each in answers],
+            [each.log_probs for each in answers],
+            rewards,
+            None if None in reasons else [reason == "length" for reason in reasons],
+            **fields,
         )
-    if rules.needs_truncated and group.truncated is None:
-        yield "truncated is None, but mask_truncated needs to know which answers were cut"
-    yield from _faults_of_prompts(group, prompt)
-    yield from _faults_of_values(group)
-    ids = tokens.cpu()
-    is_sample = torch.arange(tokens.shape[1]) < torch.tensor(group.sample_lengths())[:, None]
-    unknown = ids[is_sample & ((ids < 0) | (ids >= rules.vocab_size))]
-    if len(unknown):
-        yield (
-            f"tokens of a response must be in the tokenizer's range [0, {rules.vocab_size}), got "
-            f"{unknown.tolist()!s:.80}"
-        )
-
-
-def _faults_of_kinds(group: ScoredGroup, reward_names: Sequence[str]) -> Iterator[str]:
-    rewards = group.rewards
-    found = [*rewards] if isinstance(rewards, Mapping) else []
-    if sorted(found, key=str) != sorted(reward_names):
-        needed = f"those of reward_weights, {[*reward_names]}" if reward_names else "none"
-        yield (
-            f"rewards have the names {found}, needed are {needed}; give the RLDataset "
-            f"reward_weights with a factor for each name, or return rewards without names"
-        )
-    if reserved := {RESPONSE_MASK, "log_probs"} & {*(group.columns or ())}:
-        yield f"columns has the name {min(reserved)!r}, which the batch uses itself; take another"
-    for name, value in _tensors(group):
-        is_absent = value is None and name in _OPTIONAL
-        if not isinstance(value, torch.Tensor) and not is_absent:
-            yield f"{name} must be a tensor, got a {type(value).__name__}"
-
-
-def _tensors(group: ScoredGroup) -> Iterator[tuple[str, Any]]:
-    """Yield what should be tensors, with their names."""
-    for name, value in vars(group).items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}[{key!r}]", each) for key, each in value.items())
-        elif name != "prompt_len":
-            yield name, value
-
-
-def _faults_of_prompts(group: ScoredGroup, prompt: Prompt) -> Iterator[str]:
-    tokens, found, length = group.tokens, group.prompt_len, len(prompt.tokens)
-    (samples, width), place = tokens.shape, f"in {_shape(tokens)} tokens"
-    if isinstance(found, torch.Tensor):
-        if found.is_floating_point() or list(found.shape) != [samples]:
-            yield f"prompt_len must be an integer or integers [{samples}], got {_shape(found)}"
-        if not 1 <= int(found.min()) <= int(found.max()) < width:
-            yield f"prompt_len is {found.tolist()} {place}; a response needs at least one token"
-        return
-    if type(found) is not int or found != length or width <= length:
-        yield (
-            f"prompt_len is {found!r} {place}; the prompt has {length} tokens, and a response "
-            f"needs at least one"
-        )
-    if not bool((tokens[:, :length].cpu() == torch.as_tensor(prompt.tokens)).all()):
-        yield "tokens do not begin with the prompt"
-
-
-def _faults_of_values(group: ScoredGroup) -> Iterator[str]:
-    samples, width = group.tokens.shape
-    generated = width - min(group.prompt_lengths())
-    by_token = [samples, generated]
-    shapes = {"log_probs": [by_token], "response_mask": [by_token]}
-    shapes["advantages"] = [[samples], by_token]
-    for name, value in _tensors(group):
-        if value is None or name == "tokens":
-            continue
-        is_column = name.startswith("columns[")
-        allowed = [by_token] if is_column else shapes.get(name, [[samples]])
-        if list(value.shape) not in allowed:
-            yield f"{name} must be {' or '.join(map(str, allowed))}, got {_shape(value)}"
-        if not bool(torch.isfinite(value).all()):
-            yield f"{name} must be finite, got {value.tolist()!s:.80}"
-    if (mask := group.response_mask) is not None and mask.dtype != torch.bool:
-        yield f"response_mask must be bool, got {_shape(mask)}"
-    if (largest := float(group.log_probs.detach().max())) > _MAX_LOG_PROB:
-        yield f"log_probs must be at most 0, got {largest:g}"
-    lengths = group.response_lens
-    if lengths is None:
-        return
-    allowed_lengths = [width - length for length in group.prompt_lengths()]
-    if lengths.is_floating_point() or not all(
-        1 <= length <= most for length, most in zip(lengths.tolist(), allowed_lengths)
-    ):
-        most = max(allowed_lengths)
-        yield f"response_lens must be integers from 1 to {most}, got {lengths.tolist()}"
 
 
 def _floats(values: Any) -> torch.Tensor:
     return torch.as_tensor(values, dtype=torch.float32)
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -19,7 +19,8 @@ from energon_ext.rl.advantages import (
     least_answers,
     name_advantages,
 )
-from energon_ext.rl.scored_group import GroupRules, ScoredGroup
+from energon_ext.rl.group_faults import GroupRules
+from energon_ext.rl.scored_group import ScoredGroup
 
 #: Names of rewards that are metrics already.
 _METRICS = ("mean", "std")

@@ -9,7 +9,7 @@ which the log-probabilities belong.
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping
 
-from energon_ext.rl.rewards import Response
+from energon_ext.rl.response import Response
 
 #: Parameters that leave the model's distribution as it is. All are sent with each request: vLLM
 #: takes those that are missing from the model's generation_config.json.

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, AsyncIterator
 
 from energon_ext.errors import SamplerError, log_of, printable
-from energon_ext.rl.rewards import Response
+from energon_ext.rl.response import Response
 from energon_ext.rl.sampler import Unanswered
 from energon_ext.rl.server_apis import APIS, Question
 

@@ -33,7 +33,7 @@ def test_the_prompt_of_each_answer_is_what_transformers_and_a_server_make(name, 
                 continue  # a prompt does not end with an answer
             asked = {**record, "messages": record["messages"][:index]}
             text = cook_prompt({**IDENTITY, "json": asked})
-            tokens = prompts.encode_prompt(text, source="chats").tokens.tolist()
+            tokens = prompts.encode_sample(text).tokens.tolist()
             theirs = tokenizer.theirs.apply_chat_template(
                 expected.messages[:index],
                 chat_template=expected.template,

@@ -44,9 +44,7 @@ def test_sft_and_prompts_share_the_default_template(hf_folder):
         prompts = PromptTaskEncoder(tokenizer)
         template = sft.state_fingerprint()["chat_template"]
         assert prompts.state_fingerprint()["chat_template"] == template
-        prompt = prompts.encode_prompt(
-            PromptText(**IDENTITY, prompt=TURNS[:2], metadata={}), source="chats"
-        )
+        prompt = prompts.encode_sample(PromptText(**IDENTITY, prompt=TURNS[:2], metadata={}))
         document = sft.encode_document(dialogue(TURNS[:3]))
         assert document.tokens[: len(prompt.tokens)].tolist() == prompt.tokens.tolist()
         assert not document.label_weights[: len(prompt.tokens)].any()

@@ -76,7 +76,9 @@ def test_conversations_and_prompts_are_shown_as_their_encoders_read_them(tmp_pat
     chat = peek(mix, "--task", "chat", "--seq-length", 8, "--rows", 1)
     assert chat[1:3] == ["  chat.jsonl: 7 tokens, 2 trained", "    «<bos>1+1=»2<eos>"]
     assert peek(mix, "--task", "prompts", "--rows", 1) == [
-        "row 0: 1 prompt",
+        "row 0: 1 sample, 1 prompt",
+        "  chat.jsonl: sample 0 of chat.jsonl",
+        f"    {json.dumps(record)}\\n",
         "  chat.jsonl: 5 tokens; metadata ['level', 'response']",
         "    <bos>1+1=",
     ]

@@ -15,7 +15,7 @@ from energon_ext.rl import OpenAISampler, RLDataset
 from tests.megatron.small_gpt import model_parallel, small_config
 from tests.megatron.small_training import SGD, run_ranks, run_schedule, trainable
 from tests.rl.inference_server import Server
-from tests.rl.prompts import prompt_loader, write_prompts
+from tests.rl.prompts import prompt_dataset, write_prompts
 from tests.support import batch_hash
 
 TENSORS = {"tensor_model_parallel_size": 2}
@@ -33,7 +33,7 @@ def build(url, path, group, **options):
     )
     sizes = {"seq_len": 32, "rows": 2, "groups_per_batch": 2}
     worker = data_parallel_worker_config(num_workers=0)
-    loader = prompt_loader(path, rank=worker.rank, world_size=worker.world_size)
+    loader = prompt_dataset(path, rank=worker.rank, world_size=worker.world_size)
     return RLDataset(loader, sampler, replica_group=group, **sizes, **options)
 
 
@@ -144,7 +144,7 @@ def test_a_failure_on_one_rank_ends_the_call_on_all(found):
 
 def test_a_sampler_whose_ranks_sample_together_needs_no_group(tmp_path):
     class Together:
-        def sample_and_score_batch(self, prompts, seed):
+        def sample_and_score_batch(self, prompts, seeds):
             return []
 
         def agree(self, status):
@@ -153,4 +153,4 @@ def test_a_sampler_whose_ranks_sample_together_needs_no_group(tmp_path):
     path = write_prompts(tmp_path / "prompts.jsonl", [{"prompt": "a"}])
     sizes = {"seq_len": 32, "rows": 2, "groups_per_batch": 2}
     with pytest.raises(ConfigError, match="replica_group: the ranks of a Together sample togeth"):
-        RLDataset(prompt_loader(path), Together(), replica_group=object(), **sizes)
+        RLDataset(prompt_dataset(path), Together(), replica_group=object(), **sizes)

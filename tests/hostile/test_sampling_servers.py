@@ -6,8 +6,8 @@ import pytest
 
 from energon_ext.errors import SamplerError
 from energon_ext.rl import Unanswered
+from energon_ext.rl.group_faults import GroupRules
 from energon_ext.rl.sampler import ask_sampler
-from energon_ext.rl.scored_group import GroupRules
 from tests.rl.inference_server import Server, sglang_answers, vllm_answers
 from tests.rl.test_openai_sampler import (
     prompts,
@@ -59,14 +59,14 @@ ANSWERS = [
 def test_an_answer_that_does_not_fit_the_request_is_refused(server, api, answer, message):  # noqa: F811
     server.misfortunes = [answer]
     with pytest.raises(SamplerError, match=f"Prompt p10: .*{message}"):
-        ask_sampler(sampler_for(server, api=api), prompts(10), 0, GroupRules(260))
+        ask_sampler(sampler_for(server, api=api), prompts(10), [0], GroupRules(260))
 
 
 def test_prompts_and_key_do_not_follow_a_redirect(server):  # noqa: F811
     other = Server()
     server.misfortunes = [(307, [("Location", f"{other.url}/v1/completions")])]
     with pytest.raises(SamplerError, match="answered status 307"):
-        sampler_for(server, api_key="secret-key").sample_and_score_batch(prompts(10), 0)
+        sampler_for(server, api_key="secret-key").sample_and_score_batch(prompts(10), range(3))
     assert other.requests == []
     other.stop()
 
@@ -77,7 +77,7 @@ def test_the_environment_adds_nothing_to_a_request(server, key, monkeypatch):  #
     monkeypatch.setenv("OPENAI_ORG_ID", "of-the-environment")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "of-the-environment")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Own: of-the-environment\nAuthorization: mine")
-    sampler_for(server, api_key=key).sample_and_score_batch(prompts(10), 0)
+    sampler_for(server, api_key=key).sample_and_score_batch(prompts(10), range(3))
     names = {name.lower() for name in server.headers} - {"authorization"}
     assert names <= {"accept", "accept-encoding", "connection", "content-length"} | {
         "content-type",
@@ -91,7 +91,7 @@ def test_the_environment_adds_nothing_to_a_request(server, key, monkeypatch):  #
 def test_a_login_in_the_url_is_sent(server):  # noqa: F811
     sampler = sampler_for(server)
     sampler.base_url = sampler.base_url.replace("//", "//me:password@")
-    sampler.sample_and_score_batch(prompts(10), 0)
+    sampler.sample_and_score_batch(prompts(10), range(3))
     assert server.requests[0][1] == "Basic bWU6cGFzc3dvcmQ="
 
 
@@ -103,7 +103,7 @@ def test_a_key_echoed_by_the_server_is_not_in_the_message(server, status, monkey
     sampler = sampler_for(server, api_key=key)
     sampler.base_url = sampler.base_url.replace("//", "//me:password@")
     try:
-        (answer,) = sampler.sample_and_score_batch(prompts(10), 0)
+        (answer,) = sampler.sample_and_score_batch(prompts(10), range(3))
     except SamplerError as error:
         message = str(error) + error.reason
         assert error.__cause__ is None

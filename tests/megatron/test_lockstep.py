@@ -20,7 +20,7 @@ from energon_ext.rl import RLDataset
 from tests.megatron.example_code import MegatronSampler, Sampling, generate
 from tests.megatron.small_gpt import MOE, model_parallel, small_config, small_model
 from tests.megatron.small_training import run_ranks, run_schedule, trainable
-from tests.rl.prompts import prompt_loader, write_prompts
+from tests.rl.prompts import prompt_dataset, write_prompts
 
 #: Prompts by data-parallel rank, different in number and length; further ranks have none.
 PROMPTS = [[[5, 6, 7], [9], [11, 12, 13, 14, 15]], [[20, 21, 22, 23, 24, 25, 26, 27]]]
@@ -37,7 +37,9 @@ RANKS = 4
 def answers(prompts, sizes, config, rows_per_pass=None):
     """Answer with a new model under this layout; the weights are the same under all layouts."""
     model = small_model(small_config(**sizes, **config))
-    return generate(model, prompts, SAMPLING, seed=7, rows_per_pass=rows_per_pass)
+    return generate(
+        model, prompts, SAMPLING, seeds=range(7, 7 + len(prompts)), rows_per_pass=rows_per_pass
+    )
 
 
 def answers_on_a_rank(sizes, config, rows_per_pass):
@@ -111,7 +113,7 @@ def ask_different_prompts():
         sampler = MegatronSampler(model, None, group_size=2, sampling=SAMPLING)
         with pytest.raises(SamplerError) as error:
             sampler.sample_and_score_batch(
-                [dataclasses.replace(PROMPT, __key__=f"p{dist.get_rank()}")], seed=3
+                [dataclasses.replace(PROMPT, __key__=f"p{dist.get_rank()}")], seeds=[3]
             )
         return str(error.value)
 
@@ -137,7 +139,7 @@ def sample_with_rewards_by_rank(sizes):
         model = small_model(small_config(**sizes))
         reward = functools.partial(judge, offset=10 * dist.get_rank())
         sampler = MegatronSampler(model, reward, group_size=2, sampling=SAMPLING)
-        (group,) = sampler.sample_and_score_batch([PROMPT], seed=3)
+        (group,) = sampler.sample_and_score_batch([PROMPT], seeds=[3])
         first = min(dist.get_process_group_ranks(parallel_state.get_model_parallel_group()))
         return first, group.tokens.tolist(), group.rewards.tolist()
 
@@ -159,7 +161,7 @@ def fail_to_score():
         model = small_model(small_config(**TENSORS))
         sampler = MegatronSampler(model, broken_judge, group_size=2, sampling=SAMPLING)
         with pytest.raises(SamplerError) as error:
-            sampler.sample_and_score_batch([PROMPT], seed=3)
+            sampler.sample_and_score_batch([PROMPT], seeds=[3])
         return str(error.value)
 
 
@@ -177,7 +179,7 @@ def policy(path, model, reward, **options):
     """GRPO over short prompts."""
     sampling = Sampling(4, stop_id=STOP, vocab_size=16)
     workers = data_parallel_worker_config(num_workers=0, seed=1)
-    loader = prompt_loader(
+    loader = prompt_dataset(
         path, prompts_per_call=4, rank=workers.rank, world_size=workers.world_size
     )
     sampler = MegatronSampler(model, reward, group_size=8, sampling=sampling)

@@ -53,7 +53,7 @@ def gradients(rows, seq_len):
 
 
 def test_packed_answers_give_the_gradients_of_single_ones():
-    groups = [WaitingGroup(f"p{seed}", "web", group_of(seed), 0) for seed in (0, 1)]
+    groups = [WaitingGroup(seed, f"p{seed}", "web", group_of(seed), 0, 0) for seed in (0, 1)]
     weights = Scoring(advantages="rloo").weigh([waiting.group for waiting in groups])
     packed = [build_row(groups, weights, each) for each in arrange(groups, 2, 24)]
     assert sorted(len(row.slices) for row in packed) == [3, 3]

@@ -51,15 +51,17 @@ def test_greedy_answers_do_not_depend_on_the_batch(model):
 @pytest.mark.parametrize("rows_per_pass", [None, 2])
 def test_log_probs_are_those_of_the_model_in_training(model, rows_per_pass):
     sampling = Sampling(5, temperature=1.7, top_p=0.8)
-    responses, log_probs = generate(model, PROMPTS, sampling, seed=3, rows_per_pass=rows_per_pass)
+    responses, log_probs = generate(
+        model, PROMPTS, sampling, seeds=[3, 4, 5], rows_per_pass=rows_per_pass
+    )
     for prompt, response, found in zip(PROMPTS, responses, log_probs):
         assert found == pytest.approx(training_log_probs(model, prompt, response), abs=1e-4)
 
 
 def test_a_response_ends_with_the_stop_token_while_others_continue(model):
-    full, _ = generate(model, PROMPTS, Sampling(6), seed=1)
+    full, _ = generate(model, PROMPTS, Sampling(6), seeds=[1, 2, 3])
     stop = full[0][2]
-    stopped, log_probs = generate(model, PROMPTS, Sampling(6, stop_id=stop), seed=1)
+    stopped, log_probs = generate(model, PROMPTS, Sampling(6, stop_id=stop), seeds=[1, 2, 3])
     assert stopped[0] == full[0][: full[0].index(stop) + 1]
     for response, values in zip(stopped, log_probs):
         assert len(values) == len(response) <= 6
@@ -71,9 +73,9 @@ def test_the_seed_decides_the_answers_and_the_model_is_left_unchanged(model):
     model.train()
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    one, _ = generate(model, PROMPTS, Sampling(6), seed=1)
-    again, _ = generate(model, PROMPTS, Sampling(6), seed=1)
-    other, _ = generate(model, PROMPTS, Sampling(6), seed=2)
+    one, _ = generate(model, PROMPTS, Sampling(6), seeds=[1, 2, 3])
+    again, _ = generate(model, PROMPTS, Sampling(6), seeds=[1, 2, 3])
+    other, _ = generate(model, PROMPTS, Sampling(6), seeds=[2, 5, 7])
     assert one == again != other
     assert model.training
     assert torch.equal(torch.get_rng_state(), before)
@@ -89,7 +91,8 @@ def test_ids_beyond_the_vocabulary_are_never_drawn(model):
 
 def shares(sampling, draws=20000):
     logits = torch.log(torch.tensor([0.5, 0.3, 0.2])).repeat(draws, 1)
-    chosen = draw(logits, sampling, torch.Generator().manual_seed(0))
+    uniform = torch.rand(draws, generator=torch.Generator().manual_seed(0)).double()
+    chosen = draw(logits, sampling, uniform)
     return (torch.bincount(chosen, minlength=3) / draws).tolist()
 
 
@@ -122,7 +125,7 @@ def test_a_group_holds_answers_log_probs_and_the_users_rewards(model):
 
     sampling = Sampling(5, temperature=1.5, stop_id=3)
     sampler = MegatronSampler(model, reward, group_size=4, sampling=sampling)
-    groups = sampler.sample_and_score_batch([prompt_of(p) for p in PROMPTS], seed=5)
+    groups = sampler.sample_and_score_batch([prompt_of(p) for p in PROMPTS], seeds=[5, 6, 7])
     assert asked == [(3, 4)] * 3
     for prompt, group in zip(PROMPTS, groups):
         assert group.tokens[:, : len(prompt)].tolist() == [prompt] * 4
@@ -132,7 +135,7 @@ def test_a_group_holds_answers_log_probs_and_the_users_rewards(model):
             assert group.log_probs[sample, :length].tolist() == pytest.approx(
                 training_log_probs(model, prompt, response), abs=1e-4
             )
-    again = sampler.sample_and_score_batch([prompt_of(p) for p in PROMPTS], seed=5)
+    again = sampler.sample_and_score_batch([prompt_of(p) for p in PROMPTS], seeds=[5, 6, 7])
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(groups, again))
 
 
@@ -152,7 +155,7 @@ def test_a_failed_reward_names_its_prompt(model, reward, message):
     ]
     sampler = MegatronSampler(model, reward, group_size=2, sampling=Sampling(1))
     with pytest.raises(SamplerError, match=f"^Prompt p1: the reward {message}"):
-        sampler.sample_and_score_batch(prompts, seed=0)
+        sampler.sample_and_score_batch(prompts, seeds=[0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -33,31 +33,33 @@ def prompt_loader(path, **options):
     return loader_for(prompt_dataset(path, **options))
 
 
-def prompt_dataset(path, *, prompts_per_call=2, num_workers=0, rank=0, world_size=1, **options):
+def prompt_dataset(
+    path, *, prompts_per_call=2, num_workers=0, rank=0, world_size=1, repeat=True, **options
+):
     return get_train_dataset(
         path,
         worker_config=config(num_workers, rank, world_size),
         batch_size=prompts_per_call,
-        shuffle_buffer_size=4,
+        repeat=repeat,
         task_encoder=PromptTaskEncoder(ByteTokenizer(add_eos=False), **options),
     )
 
 
 class Dice:
-    """Returns answers of random length, content and reward that depend on the seed alone."""
+    """Returns answers of random length, content and reward that depend on their seed alone."""
 
     def __init__(self, group_size=3, longest=4):
         self.group_size = group_size
         self.longest = longest
 
-    def sample_and_score_batch(self, prompts, seed):
-        random = torch.Generator().manual_seed(seed)
-
-        def draw(low, high, count):
-            return torch.randint(low, high + 1, (count,), generator=random).tolist()
-
+    def sample_and_score_batch(self, prompts, seeds):
         groups = []
-        for prompt in prompts:
+        for prompt, seed in zip(prompts, seeds):
+            random = torch.Generator().manual_seed(seed)
+
+            def draw(low, high, count, random=random):
+                return torch.randint(low, high + 1, (count,), generator=random).tolist()
+
             lengths = draw(1, self.longest, self.group_size)
             groups.append(
                 ScoredGroup.from_responses(

@@ -5,13 +5,14 @@
 import json
 import math
 import re
+from collections import Counter
 from unittest.mock import ANY
 
 import numpy as np
 import pytest
 import torch
 
-from energon_ext import ConfigError, StateMismatchError
+from energon_ext import ConfigError, PromptTaskEncoder, StateMismatchError, get_train_dataset
 from energon_ext.chats.templates import PlainChatTemplate
 from energon_ext.errors import DataExhaustedError, SamplerError, StateFormatError
 from energon_ext.rl import RLDataset, ScoredGroup, Unanswered
@@ -20,7 +21,7 @@ from energon_ext.state.schema import SEAL, seal
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.rl.prompts import Dice, Fixed, prompt_dataset, prompt_loader, write_prompts, write_sums
 from tests.state.mutations import mutations
-from tests.support import batch_hash, close_loaders, take, write_mix
+from tests.support import batch_hash, close_loaders, config, take, write_mix
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def one_prompt(tmp_path_factory):
 def build(path, sampler, *, loader=None, **options):
     defaults = {"seq_len": 24, "rows": 2, "groups_per_batch": 3}
     loader = {"prompts_per_call": 2, **(loader or {})}
-    return RLDataset(prompt_loader(path, **loader), sampler, **{**defaults, **options})
+    return RLDataset(prompt_dataset(path, **loader), sampler, **{**defaults, **options})
 
 
 def one_at_a_time(path, sampler, **options):
@@ -106,8 +107,8 @@ def test_every_sample_of_every_valid_group_is_in_one_batch(sums):
     groups = []
     answer = sampler.sample_and_score_batch
 
-    def recorded(prompts, seed):
-        found = answer(prompts, seed)
+    def recorded(prompts, seeds):
+        found = answer(prompts, seeds)
         groups.extend(zip(prompts, found))
         return found
 
@@ -312,15 +313,6 @@ def test_a_resume_continues_exactly_at_every_batch(sums, num_workers):
         close_loaders()
 
 
-def test_a_dataset_of_prompts_is_accepted_too(sums):
-    options = {"seq_len": 24, "rows": 2, "groups_per_batch": 3}
-    dataset = RLDataset(prompt_dataset(sums), Dice(), **options)
-    assert [batch_hash(batch) for batch in take(dataset, 4)] == [
-        batch_hash(batch) for batch in take(build(sums, Dice()), 4)
-    ]
-    dataset.prompts.close()
-
-
 def test_sampling_after_a_save_does_not_change_the_state(sums):
     dataset = build(sums, Dice(), loader={"prompts_per_call": 8}, groups_per_batch=1)
     next(dataset)
@@ -337,7 +329,7 @@ def test_a_state_keeps_waiting_groups(sums):
     assert len(state["groups"]) >= 2
     asked = []
     sampler = Dice()
-    sampler.sample_and_score_batch = lambda prompts, seed: asked.append(seed)
+    sampler.sample_and_score_batch = lambda prompts, seeds: asked.append(seeds)
     resumed = build(sums, sampler, loader={"prompts_per_call": 8}, groups_per_batch=1)
     resumed.restore_state(state)
     take(resumed, 2)
@@ -365,12 +357,28 @@ def test_prompts_with_max_epochs_end_after_the_last_group(sums, tmp_path):
         next(dataset)
 
 
-def test_ranks_use_their_own_seeds(sums):
-    hashes = set()
-    for rank in range(2):
-        dataset = build(sums, Dice(), loader={"rank": rank, "world_size": 2})
-        hashes.add(batch_hash(next(dataset)))
-    assert len(hashes) == 2
+def test_ranks_that_cannot_share_the_prompts_are_refused(sums):
+    with pytest.raises(ConfigError, match="2 data-parallel ranks .* initialize torch.distributed"):
+        build(sums, Dice(), loader={"rank": 0, "world_size": 2})
+
+
+def test_anything_but_a_planned_dataset_of_prompts_is_refused(sums):
+    sizes = {"seq_len": 24, "rows": 2, "groups_per_batch": 3}
+    with pytest.raises(ConfigError, match="prompts: a ExactDataLoader found; pass the dataset"):
+        RLDataset(prompt_loader(sums), Dice(), **sizes)
+    with pytest.raises(ConfigError, match="prompts: a dataset with repeat=False found"):
+        RLDataset(prompt_dataset(sums, repeat=False), Dice(), **sizes)
+
+
+def test_prompts_that_need_streaming_are_refused(sums):
+    class Own(PromptTaskEncoder):
+        def build_source(self, *arguments, **options):
+            return super().build_source(*arguments, **options)
+
+    with pytest.raises(ConfigError, match="Own: prompts are planned by number, but the encoder ov"):
+        get_train_dataset(
+            sums, worker_config=config(), batch_size=2, task_encoder=Own(ByteTokenizer())
+        )
 
 
 def group_of(prompt, **changes):
@@ -410,7 +418,7 @@ class HalfToken:
 
 
 class TooFew:
-    def sample_and_score_batch(self, prompts, seed):
+    def sample_and_score_batch(self, prompts, seeds):
         return []
 
 
@@ -482,10 +490,10 @@ def test_after_a_failure_the_same_prompts_are_asked_again(sums):
     class FailsOnce(Dice):
         fails = True
 
-        def sample_and_score_batch(self, prompts, seed):
+        def sample_and_score_batch(self, prompts, seeds):
             if self.fails:
                 raise OSError("server gone")
-            return super().sample_and_score_batch(prompts, seed)
+            return super().sample_and_score_batch(prompts, seeds)
 
     expected = [batch_hash(batch) for batch in take(build(sums, Dice()), 4)]
     sampler = FailsOnce()
@@ -520,14 +528,14 @@ def test_states_of_other_runs_are_refused(sums):
     state = dataset.save_state()
     with pytest.raises(StateMismatchError, match="reward_clip: saved None, now 2.0"):
         build(sums, Dice(), seed=1, reward_clip=2.0).restore_state(state)
-    with pytest.raises(StateMismatchError, match="seed: saved '1/0', now '0/0'"):
+    with pytest.raises(StateMismatchError, match="seed: saved 1, now 0"):
         build(sums, Dice()).restore_state(state)
     content = {key: value for key, value in state.items() if key != SEAL}
-    with pytest.raises(StateFormatError, match="version 9 was found, only 1 is"):
+    with pytest.raises(StateFormatError, match="version 9 was found, only 2 is"):
         build(sums, Dice()).restore_state(seal({**content, "version": 9}))
     with pytest.raises(StateFormatError, match="A NoneType is not a data state"):
         build(sums, Dice()).restore_state(None)
-    for field in ("fingerprint", "drawn", "groups", "calls", "rollout"):
+    for field in ("fingerprint", "drawn", "groups", "place", "rollout"):
         with pytest.raises(StateFormatError, match=f"state.{field}: None found"):
             build(sums, Dice(), seed=1).restore_state(seal({**content, field: None}))
     with pytest.raises(ConfigError, match="before the first batch"):
@@ -614,16 +622,38 @@ def test_prompts_keep_their_metadata_and_name_their_source(sums):
     assert {prompt.source for prompt in prompts} == {"easy.jsonl", "hard.jsonl"}
 
 
-def test_conversations_without_an_answer_are_prompts(tmp_path, caplog):
-    caplog.set_level("DEBUG", "energon_ext")
+def test_conversations_without_an_answer_are_prompts(tmp_path):
     question = [{"role": "user", "content": "hi"}]
-    records = [{"messages": question, "n": 1}, {"text": "no prompt"}, {"prompt": "x" * 40}]
-    path = write_prompts(tmp_path / "chat.jsonl", records)
-    loader = prompt_loader(path, prompts_per_call=1, max_prompt_tokens=30)
-    ((prompt,),) = take(loader, 1)
+    path = write_prompts(tmp_path / "chat.jsonl", [{"messages": question, "n": 1}])
+    ((prompt,),) = take(prompt_loader(path, prompts_per_call=1), 1)
     assert ByteTokenizer().decode(prompt.tokens) == "user: hi\nassistant:"
     assert prompt.metadata == {"n": 1}
-    take(loader, 3)
-    reported = caplog.text
-    assert "needs `prompt` or `messages`" in reported
-    assert "prompt has 41 tokens; 1 to 30 allowed" in reported
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"text": "no prompt"}, "needs `prompt` or `messages`; it has ['text']."),
+        ({"prompt": "x" * 40}, "prompt has 41 tokens; 1 to 30 allowed."),
+        ({"messages": [{"role": "user", "content": 3}]}, "content"),
+    ],
+)
+def test_a_prompt_that_cannot_be_used_is_replaced_and_counted(tmp_path, caplog, record, reason):
+    path = write_prompts(tmp_path / "chat.jsonl", [{"prompt": "a"}, record])
+    loader = prompt_loader(path, prompts_per_call=2, max_prompt_tokens=30)
+    for prompts in take(loader, 3):
+        assert [prompt.__key__ for prompt in prompts] == ["0", "0"]
+    (logged,) = [each for each in caplog.messages if "skipped" in each]
+    assert logged.startswith("chat.jsonl:1: sample skipped (1 so far): Sample 1: ")
+    assert reason in logged
+
+
+def test_an_interleave_counts_each_prompt_as_one(tmp_path):
+    for name, length in (("long", 50), ("short", 2)):
+        write_prompts(tmp_path / f"{name}.jsonl", [{"prompt": "x" * length}] * 9)
+    entries = [{"path": f"{name}.jsonl", "weight": 1} for name in ("long", "short")]
+    header = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    content = {**header, "splits": {"train": {"interleave": entries}}}
+    (tmp_path / "mix.yaml").write_text(json.dumps(content))
+    prompts = [p for call in take(prompt_loader(tmp_path / "mix.yaml"), 10) for p in call]
+    assert Counter(prompt.source for prompt in prompts) == {"long.jsonl": 10, "short.jsonl": 10}

@@ -16,10 +16,10 @@ from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
 from energon_ext.losses import unified_loss
 from energon_ext.rl import OpenAISampler, RLDataset, Unanswered
+from energon_ext.rl.group_faults import GroupRules
 from energon_ext.rl.sampler import ask_sampler
-from energon_ext.rl.scored_group import GroupRules
 from tests.rl.inference_server import Server, vllm_answers
-from tests.rl.prompts import prompt_loader, write_sums
+from tests.rl.prompts import prompt_dataset, write_sums
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def sampler_for(server, **options):
 
 def dataset_of(server, folder, prompts_per_call=2, **options):
     """Return a dataset of prompts that a server answers."""
-    prompts = prompt_loader(write_sums(folder), prompts_per_call=prompts_per_call)
+    prompts = prompt_dataset(write_sums(folder), prompts_per_call=prompts_per_call)
     options = {"seq_len": 48, "rows": 2, "groups_per_batch": 4, **options}
     return RLDataset(prompts, sampler_for(server), **options)
 
@@ -57,7 +57,7 @@ def prompts(*last_tokens):
 
 @pytest.mark.parametrize("api", ["vllm", "sglang"])
 def test_tokens_and_log_probs_of_either_server_become_groups(server, api):
-    groups = sampler_for(server, api=api).sample_and_score_batch(prompts(10, 20, 30), seed=4)
+    groups = sampler_for(server, api=api).sample_and_score_batch(prompts(10, 20, 30), [4, 5, 6])
     for last, group in zip((10, 20, 30), groups):
         assert group.tokens.tolist() == [
             [1, last, last + 1, 0, 0],
@@ -74,7 +74,7 @@ def test_the_request_has_all_options(server):
     sampler = sampler_for(
         server, model="policy", api_key="secret", sampling={"temperature": 0.7, "top_k": 5}
     )
-    sampler.sample_and_score_batch(prompts(10), seed=4)
+    sampler.sample_and_score_batch(prompts(10), [4])
     ((path, authorization, body),) = server.requests
     assert (path, authorization) == ("/v1/completions", "Bearer secret")
     assert body == {
@@ -84,16 +84,10 @@ def test_the_request_has_all_options(server):
     }  # fmt: skip
 
 
-def test_each_prompt_has_its_own_seed_derived_from_the_call(server):
-    sampler = sampler_for(server)
-    seeds = []
-    for seed in (4, 4, 2**62):
-        server.requests.clear()
-        sampler.sample_and_score_batch(prompts(10, 20), seed=seed)
-        seeds.append({body["prompt"][-1]: body["seed"] for _, _, body in server.requests})
-    assert seeds[0] == seeds[1]
-    assert len(set(seeds[0].values())) == 2
-    assert all(0 <= seed < 2**31 for seed in seeds[2].values())
+def test_each_prompt_is_asked_with_its_own_seed(server):
+    sampler_for(server).sample_and_score_batch(prompts(10, 20), [7, 2**62 + 5])
+    asked = {body["prompt"][-1]: body["seed"] for _, _, body in server.requests}
+    assert asked == {10: 7, 20: 5}  # servers take less than 2**31
 
 
 #: Makes the client try again at once.
@@ -104,7 +98,7 @@ SOON = [("Retry-After-Ms", "1")]
 def test_transient_failures_are_retried(server, happens):
     server.misfortunes = [happens]
     sampler = sampler_for(server, timeout_seconds=0.5 if happens == "hang" else 20.0)
-    (group,) = sampler.sample_and_score_batch(prompts(10), 0)
+    (group,) = sampler.sample_and_score_batch(prompts(10), range(3))
     assert group.rewards.tolist() == [1, 2, 3]
     assert len(server.requests) == 2
 
@@ -120,7 +114,7 @@ def test_a_server_that_keeps_failing_is_an_error_with_the_prompt(server, happens
     server.misfortunes = [happens] * 2
     with pytest.raises(SamplerError, match=f"Prompt p10: http.*{message}"):
         sampler_for(server, max_retries=1, timeout_seconds=0.2).sample_and_score_batch(
-            prompts(10), 0
+            prompts(10), range(3)
         )
     assert len(server.requests) == 2
 
@@ -132,13 +126,13 @@ def test_no_server_is_an_error_and_not_a_hang():
         limits = {"max_retries": 1, "outage_seconds": 0}
         sampler = OpenAISampler(url, count_tokens, group_size=2, max_new_tokens=1, **limits)
         with pytest.raises(SamplerError, match="Prompt p10: .*Connection error"):
-            sampler.sample_and_score_batch(prompts(10), 0)
+            sampler.sample_and_score_batch(prompts(10), range(3))
 
 
 def test_a_refused_prompt_is_dropped_and_the_others_are_answered(server):
     server.misfortunes = [(400, ())]
     sampler = sampler_for(server, max_concurrent=1)
-    refused, group = sampler.sample_and_score_batch(prompts(10, 20), 0)
+    refused, group = sampler.sample_and_score_batch(prompts(10, 20), range(3))
     assert isinstance(refused, Unanswered)
     assert "answered status 400: " in refused.reason and "out of luck" in refused.reason
     assert group.rewards.tolist() == [1, 2, 3]
@@ -150,16 +144,16 @@ def test_a_server_that_never_stops_sending_times_out(server):
     sampler = sampler_for(server, call_timeout_seconds=0.2)
     message = r"Prompt \w+ .and 1 more in the same call.: http.* 1 of 2 prompts of a call were not "
     with pytest.raises(SamplerError, match="were not finished in 0.2 seconds .call_timeout_sec"):
-        sampler.sample_and_score_batch(prompts(10, 20), 0)
+        sampler.sample_and_score_batch(prompts(10, 20), range(3))
     server.misfortunes = ["drip"]
     with pytest.raises(SamplerError, match=message):
-        ask_sampler(sampler, prompts(10, 20), 0, GroupRules(260))
+        ask_sampler(sampler, prompts(10, 20), range(2), GroupRules(260))
 
 
 def test_answers_are_decompressed_only_up_to_a_limit(server):
     server.misfortunes = ["bomb"]
     with pytest.raises(SamplerError, match="the answer is larger than 67,133,440 bytes"):
-        sampler_for(server).sample_and_score_batch(prompts(10), 0)
+        sampler_for(server).sample_and_score_batch(prompts(10), range(3))
     assert len(server.requests) == 1
 
 
@@ -186,14 +180,14 @@ def test_a_missing_openai_package_is_named(monkeypatch):
 def test_malformed_answers_are_errors_with_the_prompt(server, answer, message):
     server.misfortunes = [answer]
     with pytest.raises(SamplerError, match=f"Prompt p10: .*{message}"):
-        sampler_for(server).sample_and_score_batch(prompts(10), 0)
+        sampler_for(server).sample_and_score_batch(prompts(10), range(3))
 
 
 def test_one_failure_cancels_the_other_requests(server):
     server.misfortunes = ["hang", (403, ())]
     sampler = sampler_for(server)
     with pytest.raises(SamplerError, match="status 403"):
-        sampler.sample_and_score_batch(prompts(10, 20), 0)  # returns although one hangs
+        sampler.sample_and_score_batch(prompts(10, 20), range(3))  # returns although one hangs
 
 
 def test_a_dataset_samples_from_a_server(server, tmp_path):
@@ -220,7 +214,7 @@ def train_on_a_server(server, folder, steps, sync):
 
     save_and_load(0)
     dataset = RLDataset(
-        prompt_loader(write_sums(folder), prompts_per_call=4),
+        prompt_dataset(write_sums(folder), prompts_per_call=4),
         OpenAISampler(server.url, wants_seven, group_size=8, max_new_tokens=1),
         seq_len=48,
         rows=4,

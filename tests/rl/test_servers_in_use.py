@@ -15,10 +15,9 @@ import torch
 
 from energon_ext import ConfigError
 from energon_ext.errors import SamplerError
-from energon_ext.loader import processes
-from energon_ext.rl import OpenAISampler, RLDataset
+from energon_ext.rl import OpenAISampler
 from tests.rl.inference_server import Server, vllm_answers
-from tests.rl.prompts import Dice, prompt_loader, write_sums
+from tests.rl.prompts import write_sums
 from tests.rl.test_openai_sampler import (
     count_tokens,
     dataset_of,
@@ -29,7 +28,7 @@ from tests.rl.test_openai_sampler import (
 
 
 def drawn_tokens(sampler, calls=4):
-    groups = [sampler.sample_and_score_batch(prompts(1), seed)[0] for seed in range(calls)]
+    groups = [sampler.sample_and_score_batch(prompts(1), [seed])[0] for seed in range(calls)]
     return torch.cat([group.tokens[:, 2] for group in groups]).tolist()
 
 
@@ -144,7 +143,7 @@ def test_a_server_may_restart_during_a_call(tmp_path, caplog):
     )
     found = []
     asking = threading.Thread(
-        target=lambda: found.extend(sampler.sample_and_score_batch(prompts(10, 20), 0))
+        target=lambda: found.extend(sampler.sample_and_score_batch(prompts(10, 20), range(3)))
     )
     asking.start()
     assert is_waiting.wait(30)
@@ -190,7 +189,7 @@ def async_meeting(size):
 def test_rewards_are_computed_together(server, meet):  # noqa: F811
     sampler = sampler_for(server)
     sampler.reward = meet(3)
-    groups = sampler.sample_and_score_batch(prompts(10, 20, 30), 0)
+    groups = sampler.sample_and_score_batch(prompts(10, 20, 30), range(3))
     assert [group.rewards.tolist() for group in groups] == [[1, 2, 3]] * 3
 
 
@@ -201,7 +200,7 @@ def test_a_reward_may_be_an_object_with_an_async_call(server):  # noqa: F811
 
     sampler = sampler_for(server)
     sampler.reward = Judge()
-    (group,) = sampler.sample_and_score_batch(prompts(10), 0)
+    (group,) = sampler.sample_and_score_batch(prompts(10), range(3))
     assert group.rewards.tolist() == [1, 2, 3]
 
 
@@ -218,7 +217,7 @@ def test_a_reward_without_end_is_named(server, is_async):  # noqa: F811
         r"2 of 2 prompts of a call were not finished in 0.5 seconds .*; 2 wait for their reward"
     )
     with pytest.raises(SamplerError, match=message):
-        sampler.sample_and_score_batch(prompts(10, 20), 0)
+        sampler.sample_and_score_batch(prompts(10, 20), range(3))
     never.set()
 
 
@@ -226,7 +225,7 @@ def test_the_sampler_works_inside_a_running_event_loop(server):  # noqa: F811
     """As in a Jupyter notebook."""
 
     async def cell():
-        return sampler_for(server).sample_and_score_batch(prompts(10), 0)
+        return sampler_for(server).sample_and_score_batch(prompts(10), range(3))
 
     (group,) = asyncio.run(cell())
     assert group.rewards.tolist() == [1, 2, 3]
@@ -241,7 +240,7 @@ def test_a_reward_is_told_why_an_answer_ended(server):  # noqa: F811
 
     sampler = sampler_for(server)
     sampler.reward = reward
-    sampler.sample_and_score_batch(prompts(10), 0)
+    sampler.sample_and_score_batch(prompts(10), range(3))
     assert told == [(1, -0.5, "stop"), (2, -0.5, "stop"), (3, -0.5, "length")]
 
 
@@ -262,14 +261,14 @@ def test_a_wrong_api_is_named(server):  # noqa: F811
         sampler = sampler_for(server, api=api)
         message = f"404: .*Not Found.*api='{api}'.*api='{other}'"
         with pytest.raises(SamplerError, match=message):
-            sampler.sample_and_score_batch(prompts(10), 0)
+            sampler.sample_and_score_batch(prompts(10), range(3))
     # SGLang also has /v1/completions, but returns no token ids there.
     answer = vllm_answers({"prompt": [3], "n": 3})
     for choice in answer["choices"]:
         del choice["token_ids"]
     server.refuses = (200, answer)
     with pytest.raises(SamplerError, match="without token ids.*api='sglang'"):
-        sampler_for(server).sample_and_score_batch(prompts(10), 0)
+        sampler_for(server).sample_and_score_batch(prompts(10), range(3))
 
 
 LIVES_UNTIL_THE_END = """
@@ -289,13 +288,3 @@ def test_nothing_is_printed_at_exit_while_a_dataset_lives(tmp_path):
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0
     assert done.stderr.partition("done\n")[1:] == ("done\n", "")
-
-
-def test_a_dataset_can_be_closed_when_its_modules_are_gone(tmp_path, monkeypatch):
-    """At exit Python clears modules before it closes generators that still live."""
-    dataset = RLDataset(
-        prompt_loader(write_sums(tmp_path)), Dice(), seq_len=24, rows=2, groups_per_batch=3
-    )
-    next(dataset)
-    monkeypatch.setattr(processes, "WorkerError", None)
-    dataset._iterator.close()

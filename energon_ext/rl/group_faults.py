@@ -1,0 +1,150 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The checks of a group that a sampler returns."""
+
+from dataclasses import dataclass, field
+from typing import Any, Iterator, Mapping, Sequence
+
+import torch
+
+from energon_ext.encoders.prompts import Prompt
+from energon_ext.losses import RESPONSE_MASK
+from energon_ext.rl.scored_group import ScoredGroup
+
+#: Largest log-probability: half precision may round that of a certain token above 0.
+_MAX_LOG_PROB = 1e-2
+
+#: Fields that may be None.
+_OPTIONAL = (
+    *("response_lens", "truncated", "response_mask"),
+    *("advantages", "sample_weights", "columns"),
+)
+
+
+@dataclass(frozen=True)
+class GroupRules:
+    """Requirements of a group besides its own consistency.
+
+    Attributes:
+        vocab_size: token ids are below it.
+        reward_names: names that rewards must have; empty if they have none.
+        least_answers: answers that a group without ``advantages`` must have.
+        needs_truncated: whether ``truncated`` must be known.
+    """
+
+    vocab_size: int = 2**31
+    reward_names: Sequence[str] = field(default=())
+    least_answers: int = 2
+    needs_truncated: bool = False
+
+
+def find_fault(group: Any, prompt: Prompt, rules: GroupRules) -> str | None:
+    """Describe what is wrong with a sampler's answer to a prompt; None if nothing is."""
+    return next(_faults(group, prompt, rules), None)
+
+
+def _faults(group: Any, prompt: Prompt, rules: GroupRules) -> Iterator[str]:
+    """Yield faults; after the first one, later checks may not be meaningful."""
+    if not isinstance(group, ScoredGroup):
+        yield f"the sampler returned a {type(group).__name__}, not a ScoredGroup"
+        return
+    yield from _faults_of_kinds(group, rules.reward_names)
+    tokens = group.tokens
+    least = 1 if group.advantages is not None else rules.least_answers
+    if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < least:
+        yield f"tokens must be integers [N >= {least}, T], got {_shape(tokens)}" + (
+            "; groups of one answer need drop_equal=False and advantages='reinforce', a function, "
+            "or those of the sampler"
+            if tokens.dim() == 2 and len(tokens) == 1
+            else ""
+        )
+    if rules.needs_truncated and group.truncated is None:
+        yield "truncated is None, but mask_truncated needs to know which answers were cut"
+    yield from _faults_of_prompts(group, prompt)
+    yield from _faults_of_values(group)
+    ids = tokens.cpu()
+    is_sample = torch.arange(tokens.shape[1]) < torch.tensor(group.sample_lengths())[:, None]
+    unknown = ids[is_sample & ((ids < 0) | (ids >= rules.vocab_size))]
+    if len(unknown):
+        yield (
+            f"tokens of a response must be in the tokenizer's range [0, {rules.vocab_size}), got "
+            f"{unknown.tolist()!s:.80}"
+        )
+
+
+def _faults_of_kinds(group: ScoredGroup, reward_names: Sequence[str]) -> Iterator[str]:
+    rewards = group.rewards
+    found = [*rewards] if isinstance(rewards, Mapping) else []
+    if sorted(found, key=str) != sorted(reward_names):
+        needed = f"those of reward_weights, {[*reward_names]}" if reward_names else "none"
+        yield (
+            f"rewards have the names {found}, needed are {needed}; give the RLDataset "
+            f"reward_weights with a factor for each name, or return rewards without names"
+        )
+    if reserved := {RESPONSE_MASK, "log_probs"} & {*(group.columns or ())}:
+        yield f"columns has the name {min(reserved)!r}, which the batch uses itself; take another"
+    for name, value in _tensors(group):
+        is_absent = value is None and name in _OPTIONAL
+        if not isinstance(value, torch.Tensor) and not is_absent:
+            yield f"{name} must be a tensor, got a {type(value).__name__}"
+
+
+def _tensors(group: ScoredGroup) -> Iterator[tuple[str, Any]]:
+    """Yield what should be tensors, with their names."""
+    for name, value in vars(group).items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}[{key!r}]", each) for key, each in value.items())
+        elif name != "prompt_len":
+            yield name, value
+
+
+def _faults_of_prompts(group: ScoredGroup, prompt: Prompt) -> Iterator[str]:
+    tokens, found, length = group.tokens, group.prompt_len, len(prompt.tokens)
+    (samples, width), place = tokens.shape, f"in {_shape(tokens)} tokens"
+    if isinstance(found, torch.Tensor):
+        if found.is_floating_point() or list(found.shape) != [samples]:
+            yield f"prompt_len must be an integer or integers [{samples}], got {_shape(found)}"
+        if not 1 <= int(found.min()) <= int(found.max()) < width:
+            yield f"prompt_len is {found.tolist()} {place}; a response needs at least one token"
+        return
+    if type(found) is not int or found != length or width <= length:
+        yield (
+            f"prompt_len is {found!r} {place}; the prompt has {length} tokens, and a response "
+            f"needs at least one"
+        )
+    if not bool((tokens[:, :length].cpu() == torch.as_tensor(prompt.tokens)).all()):
+        yield "tokens do not begin with the prompt"
+
+
+def _faults_of_values(group: ScoredGroup) -> Iterator[str]:
+    samples, width = group.tokens.shape
+    generated = width - min(group.prompt_lengths())
+    by_token = [samples, generated]
+    shapes = {"log_probs": [by_token], "response_mask": [by_token]}
+    shapes["advantages"] = [[samples], by_token]
+    for name, value in _tensors(group):
+        if value is None or name == "tokens":
+            continue
+        is_column = name.startswith("columns[")
+        allowed = [by_token] if is_column else shapes.get(name, [[samples]])
+        if list(value.shape) not in allowed:
+            yield f"{name} must be {' or '.join(map(str, allowed))}, got {_shape(value)}"
+        if not bool(torch.isfinite(value).all()):
+            yield f"{name} must be finite, got {value.tolist()!s:.80}"
+    if (mask := group.response_mask) is not None and mask.dtype != torch.bool:
+        yield f"response_mask must be bool, got {_shape(mask)}"
+    if (largest := float(group.log_probs.detach().max())) > _MAX_LOG_PROB:
+        yield f"log_probs must be at most 0, got {largest:g}"
+    lengths = group.response_lens
+    if lengths is None:
+        return
+    allowed_lengths = [width - length for length in group.prompt_lengths()]
+    if lengths.is_floating_point() or not all(
+        1 <= length <= most for length, most in zip(lengths.tolist(), allowed_lengths)
+    ):
+        most = max(allowed_lengths)
+        yield f"response_lens must be integers from 1 to {most}, got {lengths.tolist()}"
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,123 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Several passes over the same answers."""
+
+import dataclasses
+import json
+
+import pytest
+
+from energon_ext import ConfigError, StateMismatchError
+from energon_ext.rl import RLDataset
+from tests.rl.prompts import Dice, prompt_dataset, write_sums
+from tests.support import batch_hash
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory):
+    return write_sums(tmp_path_factory.mktemp("prompts"))
+
+
+def build(path, sampler=None, prompts_per_call=2, **options):
+    sizes = {"seq_len": 24, "rows": 2, "groups_per_batch": 2, "batches_per_step": 2}
+    return RLDataset(
+        prompt_dataset(path, prompts_per_call=prompts_per_call),
+        sampler or Dice(),
+        **{**sizes, **options},
+    )
+
+
+def test_a_step_is_repeated_with_its_batches_in_the_same_order(sums):
+    once = build(sums)
+    a, b, c, d = (batch_hash(next(once)) for _ in range(4))
+    assert len({a, b, c, d}) == 4
+    synchronized = []
+    dataset = build(sums, epochs_per_batch=3, sync_weights=synchronized.append)
+    found, ages, steps = [], [], []
+    for _ in range(12):
+        found.append(batch_hash(next(dataset).validate()))
+        ages.append(dataset.metrics["staleness"])
+        steps.append(dataset.step)
+    assert found == [a, b] * 3 + [c, d] * 3
+    assert steps == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
+    # Groups that waited for the second version are three steps older.
+    assert ages[:6] == [0, 0, 1, 1, 2, 2]
+    assert synchronized == [0, 3]
+    assert dataset.counts["batches"] == 12
+    assert dataset.metrics["attempts_per_batch"] == 0
+
+
+def test_a_resume_continues_exactly_inside_a_pass(sums):
+    reference, states, expected = build(sums, epochs_per_batch=2), [], []
+    for _ in range(10):
+        states.append(json.dumps(reference.save_state()))
+        expected.append((batch_hash(next(reference)), reference.metrics, reference.step))
+    for stop, state in enumerate(states):
+        resumed = build(sums, epochs_per_batch=2)
+        resumed.restore_state(json.loads(state))
+        assert json.dumps(resumed.save_state()) == state
+        found = [
+            (batch_hash(next(resumed)), resumed.metrics, resumed.step) for _ in range(10 - stop)
+        ]
+        assert found == expected[stop:]
+
+
+def test_answers_are_kept_only_until_the_last_pass(sums):
+    dataset, kept = build(sums, epochs_per_batch=2), []
+    for _ in range(5):
+        next(dataset)
+        kept.append([len(groups) for groups in dataset.save_state()["kept"]])
+    assert kept == [[2], [2, 2], [2, 2], [], [2]]
+    alone = build(sums)
+    next(alone)
+    assert alone.save_state()["kept"] == []
+
+
+def test_stale_groups_count_versions_and_not_passes(sums):
+    """A version uses two groups of up to four, and the others wait for the next version."""
+
+    def dropped(**options):
+        dataset = build(sums, epochs_per_batch=2, batches_per_step=1, prompts_per_call=4, **options)
+        for _ in range(12):
+            next(dataset)
+        return dataset.counts["stale_groups"]
+
+    assert dropped(max_staleness=1) == 0 < dropped(max_staleness=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs_per_batch": 1}, "epochs_per_batch: saved 2, now 1.*before the last pass"),
+        ({"batches_per_step": 1}, "batches_per_step: saved 2, now 1"),
+    ],
+)
+def test_the_passes_change_only_after_the_last_one(sums, change, message):
+    dataset = build(sums, epochs_per_batch=2)
+    for _ in range(2):
+        next(dataset)
+    inside = dataset.save_state()
+    changed = {"epochs_per_batch": 2, **change}
+    with pytest.raises(StateMismatchError, match=message):
+        build(sums, **changed).restore_state(inside)
+    states = [dataclasses.replace(dataset._state(), rank=rank, ranks=2) for rank in range(2)]
+    with pytest.raises(StateMismatchError, match="ranks: saved 2, now 1"):
+        build(sums, epochs_per_batch=2).restore_state([state.to_json() for state in states])
+    for _ in range(2):
+        next(dataset)
+    resumed = build(sums, **changed)
+    resumed.restore_state(dataset.save_state())
+    next(resumed)
+
+
+def test_rows_that_are_too_short_to_repeat_a_step_are_refused(sums):
+    dataset = build(sums, epochs_per_batch=2)
+    next(dataset)
+    resumed = build(sums, epochs_per_batch=2, seq_len=9)
+    with pytest.raises(ConfigError, match="seq_len, rows: the answers of a step that must be rep"):
+        resumed.restore_state(dataset.save_state())
+
+
+def test_passes_must_be_at_least_one(sums):
+    with pytest.raises(ConfigError, match="epochs_per_batch: 0 found"):
+        build(sums, epochs_per_batch=0)
