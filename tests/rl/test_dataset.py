@@ -372,8 +372,8 @@ def test_anything_but_a_planned_dataset_of_prompts_is_refused(sums):
 
 def test_prompts_that_need_streaming_are_refused(sums):
     class Own(PromptTaskEncoder):
-        def build_source(self, *arguments, **options):
-            return super().build_source(*arguments, **options)
+        def build_streamed_source(self, *arguments, **options):
+            return super().build_streamed_source(*arguments, **options)
 
     with pytest.raises(ConfigError, match="Own: prompts are planned by number, but the encoder ov"):
         get_train_dataset(
