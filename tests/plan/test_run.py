@@ -85,15 +85,14 @@ def test_a_fork_copies_the_rows_of_a_source_when_it_first_draws_from_it(monkeypa
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_fork_knows_which_sources_have_ended(epochs):
-    whole = contents(take(run_of(epochs=epochs, fills_last_step=False).draw_steps(), 1000))
-    run = run_of(epochs=epochs, fills_last_step=False)
-    steps = len(whole) // 8
-    hand_out(run, steps - 1)
-    fork = run.fork()
-    assert contents(take(fork.draw_steps(), 1000)) == whole[-8:]
-    hand_out(fork, 1)
-    assert take(run_of(epochs=epochs, fills_last_step=False).draw_steps(), 1000) != []
+def test_a_fork_draws_from_sources_that_have_ended_only_further_ahead(epochs):
+    options = {"epochs": epochs, "fills_last_step": False}
+    whole = contents(take(run_of(**options).draw_steps(), 1000))
+    run, steps = run_of(**options), len(whole) // 8
+    hand_out(run, steps - 2)
+    run.rewind()
+    assert len(take(run.draw_steps(), 1000)) == 2 and run.plan.ended
+    assert contents(take(run.fork().draw_steps(), 1000)) == whole[-16:]
 
 
 def test_a_fork_at_a_cursor_is_where_the_cursor_was_saved():
