@@ -9,7 +9,9 @@ are the whole state.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Mapping
 
@@ -69,7 +71,8 @@ class Rows(ABC):
 
     Args:
         key: key of the source.
-        fingerprint: JSON values that change with the data.
+        fingerprint: returns JSON values that change with the data; it may read some of them, so it
+            is called when they are first needed.
 
     Attributes:
         kind: names the kind of rows in a state.
@@ -85,9 +88,14 @@ class Rows(ABC):
     may_be_repacked = False
     can_exclude = False
 
-    def __init__(self, key: str, fingerprint: Mapping[str, Any]):
+    def __init__(self, key: str, fingerprint: Callable[[], Mapping[str, Any]]):
         self.key = key
-        self.fingerprint = dict(fingerprint)
+        self._make_fingerprint = functools.cache(fingerprint)  # copies share it
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """JSON values that change with the data."""
+        return self._make_fingerprint()
 
     @property
     @abstractmethod

@@ -97,7 +97,11 @@ class TokenFiles(Documents):
         places = np.empty(len(numbers), np.int64)
         for pair, where, local in self._by_pair(numbers):
             places[where] = first_tokens(pair, local)
-        return places + self._first_tokens[self._files_of(numbers)]
+        return (
+            places
+            if len(self._pairs) == 1
+            else places + self._first_tokens[self._files_of(numbers)]
+        )
 
     def tokens_in(self, first: int, stop: int) -> int:
         if first >= stop:
@@ -118,6 +122,10 @@ class TokenFiles(Documents):
         The documents of one pair are looked up together.
         """
         if not len(numbers):
+            return
+        if len(self._pairs) == 1:
+            self._fetch_indices([0])
+            yield self._pairs[0], slice(None), numbers
             return
         files = self._files_of(numbers)
         order = np.argsort(files, kind="stable")
