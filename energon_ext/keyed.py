@@ -106,9 +106,14 @@ def keyed_draws(indices: np.ndarray, bounds: np.ndarray, key: str | int) -> np.n
 
     Bounds are 1 .. 2^31.
     """
-    keys = keyed_hash(str(key), ROUNDS)
-    hashes = _mix(_mix(indices.astype(np.uint64), keys[0]), keys[1])
+    hashes = keyed_bits(indices, key)
     return ((hashes >> _HALF) * bounds.astype(np.uint64) >> _HALF).astype(np.int64)
+
+
+def keyed_bits(indices: np.ndarray, key: str | int) -> np.ndarray:
+    """Return 64 pseudorandom bits per index, uint64; those of two indices always differ."""
+    keys = keyed_hash(str(key), ROUNDS)
+    return _mix(_mix(indices.astype(np.uint64), keys[0]), keys[1])
 
 
 def keyed_hash(key: str, words: int) -> np.ndarray:

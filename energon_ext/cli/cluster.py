@@ -80,13 +80,20 @@ def settings_of(given: Sequence[str], option: str) -> dict[str, str]:
 
 
 def run_on_slurm(
-    prepare: PreparePart, tasks: int, settings: Mapping[str, str], logs: Path, *, render: bool
-) -> None:
-    """Submit a job array with one task per part.
+    prepare: PreparePart,
+    tasks: int,
+    settings: Mapping[str, str],
+    logs: Path,
+    *,
+    render: bool,
+    after: str | None = None,
+) -> str | None:
+    """Submit a job array with one task per part, and return its job id.
 
     Args:
         settings: settings of the executor; any others become options of ``sbatch``.
         render: print the script instead of submitting it.
+        after: id of a job that must have ended, whether its tasks failed or not.
     """
     for name in ("partition", "time"):
         if name not in settings:
@@ -100,6 +107,8 @@ def run_on_slurm(
         pipeline=[_step(prepare, accepted, logs)],
         tasks=tasks,
         logging_dir=str(logs),
+        depends_job_id=after,
+        run_on_dependency_fail=True,
         **{"qos": None, "job_name": "energon-ext-prepare", "env_command": environment, **accepted},
         sbatch_args={name: value for name, value in settings.items() if name not in accepted},
     )
@@ -107,7 +116,7 @@ def run_on_slurm(
         most = min(tasks, executor.max_array_size if executor.max_array_size > 0 else tasks)
         script = f"{_RUN} {logs / 'executor.pik'}"
         echo(executor.get_launch_file_contents(executor.get_sbatch_args(most), script))
-        return
+        return None
     try:
         executor.run()
     except FileNotFoundError as error:
@@ -116,6 +125,7 @@ def run_on_slurm(
     except subprocess.CalledProcessError as error:
         raise ConfigError(f"--executor slurm: {error.cmd[0]} failed, see above.") from error
     echo(f"Submitted {tasks} tasks as SLURM job {executor.job_id}; logs in {logs}.")
+    return str(executor.job_id)
 
 
 def run_on_ray(prepare: PreparePart, tasks: int, settings: Mapping[str, str], logs: Path) -> None:
@@ -138,7 +148,6 @@ def run_on_ray(prepare: PreparePart, tasks: int, settings: Mapping[str, str], lo
             f"{len(missing)} of {tasks} tasks did not finish; see {logs}. "
             f"Run the same command again."
         )
-    prepare(Part(0, tasks), 1)  # everything is prepared; prints the summary
 
 
 def _step(prepare: PreparePart, settings: Mapping[str, Any], logs: Path) -> PartStep:

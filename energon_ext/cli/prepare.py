@@ -14,7 +14,7 @@ from energon_ext.cli.cluster import run_on_ray, run_on_slurm, settings_of
 from energon_ext.cli.option import INPUT, PATH
 from energon_ext.cli.prepare_input import job_and_units
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.accounts import check_files, skipped_documents
+from energon_ext.prepare.accounts import check_files, skipped_documents, units_read
 from energon_ext.prepare.job import Record
 from energon_ext.prepare.units import run_part, run_units
 from energon_ext.storage.claim import Part
@@ -52,6 +52,12 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
     help="Fraction of documents for the split val, chosen by a hash of the text.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, help="Seed of the val split.")
+@click.option(
+    "--shuffle",
+    metavar="SEED",
+    type=click.IntRange(0, 2**32),
+    help="Write the documents in a random order.  [default: in the order of the input]",
+)
 @click.option("--min-chars", type=click.IntRange(1), default=1, help="Skip shorter documents.")
 @click.option("--tokenizer", metavar="NAME", help="Required: 'bytes', a name or a file.")
 @option.special_tokens
@@ -121,8 +127,9 @@ def prepare_part(output: Path, options: Mapping[str, Any], part: Part, jobs: int
     job, units, splits = job_and_units(options)
     prepared, remarks = run_part(job, units, output, part, jobs=jobs, splits=splits)
     if prepared is None:
-        remarks = [*remarks, f"{output}: part {part} is prepared, other parts are not."]
-        echo("\n".join(remarks))
+        twice = "" if job.shuffle is None else "; with --shuffle, run every part twice"
+        line = f"{output}: part {part} is prepared, other parts are not{twice}."
+        echo("\n".join([*remarks, line]))
     else:
         _show(output, prepared, remarks)
 
@@ -136,14 +143,19 @@ def _prepare_on_cluster(
         name = "--part" if part else "--jobs"
         raise ConfigError(f"--executor: sets {name} itself, from --tasks and cpus_per_task.")
     job_and_units(options)  # reports mistakes here rather than in a task's log
-    executor = cluster["executor"]
+    executor, tasks, render = (cluster[name] for name in ("executor", "tasks", "render"))
     settings = settings_of(cluster[executor], f"--{executor}")
     make = functools.partial(prepare_part, output, options)
     logs = cluster["logs"] or output.with_name(f"{output.name}-logs")
+    folders = [logs] if options["shuffle"] is None else [logs / "pass-1", logs / "pass-2"]
     if executor == "slurm":
-        run_on_slurm(make, cluster["tasks"], settings, logs, render=cluster["render"])
-    else:
-        run_on_ray(make, cluster["tasks"], settings, logs)
+        job_id = None
+        for folder in folders[:1] if render else folders:
+            job_id = run_on_slurm(make, tasks, settings, folder, render=render, after=job_id)
+        return
+    for folder in folders:
+        run_on_ray(make, tasks, settings, folder)
+    make(Part(0, tasks), 1)  # everything is prepared; prints the summary
 
 
 def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
@@ -151,7 +163,7 @@ def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
     counts = {split: [prepared[column].get(split, 0) for column in columns] for split in SPLITS}
     rows = [[split, *(f"{count:,}" for count in counts[split])] for split in SPLITS]
     lines = [f"{output}:", *table([["", *columns], *rows]).splitlines()]
-    if too_short := sum(unit["too_short"] for unit in prepared["units"]):
+    if too_short := sum(unit["too_short"] for unit in units_read(prepared)):
         lines.append(f"skipped as too short: {too_short:,}")
     for reason, kind in (("unreadable", "unreadable"), ("invalid", "refused")):
         count, first = skipped_documents(prepared, kind)

@@ -100,8 +100,9 @@ def _job(
     if len(named) > MAX_NAMED:
         digest = sha256("\n".join(named).encode("utf-8", "replace"))
         named = [named[0], f"and {len(named) - 1} more, SHA-256 {digest[:16]}"]
-    compared = ("chat", "val", "seed", "min_chars", "on_error", *KINDS[kind])
-    meta = encoder.token_file_meta()
+    meta, shuffle = encoder.token_file_meta(), options["shuffle"]
+    order = () if shuffle is None else ("shuffle",)
+    compared = ("chat", "val", "seed", "min_chars", "on_error", *order, *KINDS[kind])
     return Job(
         encode=functools.partial(encode_all, encoder),
         writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
@@ -111,6 +112,7 @@ def _job(
         seed=options["seed"],
         min_chars=options["min_chars"],
         skips_unreadable=options["on_error"] == "skip",
+        shuffle=shuffle,
     )
 
 

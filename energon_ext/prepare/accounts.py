@@ -10,7 +10,7 @@ finished or missing. At the end all accounts are merged into one file, PREPARED.
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ _MAX_ACCOUNT_BYTES = 2**20
 ACCOUNTS = "accounts"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Preparation:
     """A job, its units, and the output folder."""
 
@@ -36,13 +36,8 @@ class Preparation:
     units: Mapping[str, Unit]  # by the stem of their files
     output: Path  # the folder to create or complete
     force: bool  # ignore and replace an existing output
-
-    @classmethod
-    def of(cls, job: Job, units: Sequence[Unit], output: Path, force: bool) -> "Preparation":
-        """Name the units by their numbers."""
-        width = max(5, len(str(len(units) - 1)))
-        by_name = {f"part-{number:0{width}}": unit for number, unit in enumerate(units)}
-        return cls(job, by_name, output, force)
+    title: str = "preparing"  # label of the progress bar
+    is_last: bool = True  # its files are published
 
     @property
     def work(self) -> Path:
@@ -58,7 +53,7 @@ class Preparation:
     def finished_units(self, names: Iterable[str]) -> dict[str, Record]:
         """Return the accounts of finished units; ConfigError if the options have changed."""
         found = {}
-        for prepared in self._saved_records():
+        for prepared in self.saved_records():
             self._check_options(prepared["options"])
             found.update({unit["name"]: unit for unit in prepared["units"]})
         written = self.accounts()
@@ -72,14 +67,23 @@ class Preparation:
 
     def has_all(self) -> bool:
         """Return True if every unit is finished, judging only by names."""
-        saved = {unit["name"] for prepared in self._saved_records() for unit in prepared["units"]}
+        saved = {unit["name"] for prepared in self.saved_records() for unit in prepared["units"]}
         return set(self.units) <= saved.union(self.accounts())
+
+    def reasons(self, names: Collection[str]) -> dict[str, str | None]:
+        """Return why each unit must be prepared; None for a finished unit."""
+        records = self.finished_units(names)
+        return {name: self.reason_to_prepare(name, records.get(name)) for name in names}
+
+    def is_complete(self) -> bool:
+        """Return True if every unit is finished, judging by its description and its files."""
+        return all(reason is None for reason in self.reasons(self.units).values())
 
     def reason_to_prepare(self, name: str, record: Record | None) -> str | None:
         """Return why a unit must be prepared: empty if it is new, None if it is complete."""
         if record is None:
             return ""
-        if record["unit"] != _plain(self.units[name].description):
+        if record["unit"] != plain_json(self.units[name].description):
             return f"{record['unit']['path']} has changed"
         for file, expected in record["files"].items():
             folders = (self.work, self.output)
@@ -108,7 +112,7 @@ class Preparation:
             return []
         return sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
 
-    def _saved_records(self) -> list[Record]:
+    def saved_records(self) -> list[Record]:
         """Return the content of each PREPARED: the published one, and one not yet published."""
         if self.force:
             return []
@@ -120,7 +124,7 @@ class Preparation:
         return [prepared for prepared in saved if prepared is not None]
 
     def _check_options(self, before: Record) -> None:
-        now = _plain(self.job.options)
+        now = plain_json(self.job.options)
         for option in sorted({*now, *before}):
             if before.get(option) != now.get(option):
                 raise ConfigError(
@@ -130,10 +134,17 @@ class Preparation:
                 )
 
 
+def name_units(units: Sequence[Unit]) -> dict[str, Unit]:
+    """Name units by their numbers."""
+    width = max(5, len(str(len(units) - 1)))
+    return {f"part-{number:0{width}}": unit for number, unit in enumerate(units)}
+
+
 def is_prepared(output: Path, units: Sequence[Unit]) -> bool:
     """Return True if a folder contains these units."""
     prepared = read_record(output / PREPARED) or {"units": []}
-    return [unit["unit"] for unit in prepared["units"]] == [_plain(u.description) for u in units]
+    expected = [plain_json(unit.description) for unit in units]
+    return [unit["unit"] for unit in prepared["units"]] == expected
 
 
 def check_files(output: Path) -> int:
@@ -155,9 +166,14 @@ def check_files(output: Path) -> int:
     return len(expected)
 
 
+def units_read(prepared: Record) -> list[Record]:
+    """Return the records of the units of the input; shuffling makes other units of them."""
+    return prepared["inputs"] if "inputs" in prepared else prepared["units"]
+
+
 def skipped_documents(prepared: Record, kind: str) -> tuple[int, str]:
     """Return the number of ``unreadable`` or ``refused`` documents, and the first one's error."""
-    skipped = [unit[kind] for unit in prepared["units"] if unit[kind]["count"]]
+    skipped = [unit[kind] for unit in units_read(prepared) if unit[kind]["count"]]
     return sum(kinds["count"] for kinds in skipped), skipped[0]["first"] if skipped else ""
 
 
@@ -175,6 +191,6 @@ def read_record(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> Record | None:
     return content if isinstance(content, dict) else None
 
 
-def _plain(content: Any) -> Any:
+def plain_json(content: Any) -> Any:
     """Convert JSON values to the types they have when read from a file."""
     return json.loads(json.dumps(content))

@@ -55,7 +55,7 @@ class Job:
 
     #: Returns the error of each document that is refused.
     encode: Callable[[Sequence[InputDocument]], Sequence[Encoded | SampleError]]
-    writer: Callable[[Path], Any]  # creates a TokenWriter or LengthWriter for a prefix
+    writer: Callable[[Path], Any]  # creates a TokenWriter or another writer for a prefix
     meta: Mapping[str, Any]  # content of the .meta.json of each pair
     options: Mapping[str, Any]  # JSON values that the files depend on besides the input
     val_fraction: float = 0.0  # share of documents for val, among those without a fixed split
@@ -63,6 +63,7 @@ class Job:
     min_chars: int = 0  # minimum length of a document without leading and trailing white space
     skips_unreadable: bool = False  # skip and count unreadable documents instead of raising
     keeps_all: bool = False  # keep refused documents as empty ones instead of skipping them
+    shuffle: int | None = None  # seed of a random order of all documents; None for input order
 
 
 def write_unit(

@@ -20,6 +20,25 @@ from energon_ext.tokens.origins import ORIGINS_SUFFIX, line_of
 _UINT16_VOCAB_SIZE = 65_500
 
 
+def token_type(vocab_size: int) -> np.dtype:
+    """Return the type of the token ids of a vocabulary in a file."""
+    return np.dtype(np.uint16 if vocab_size < _UINT16_VOCAB_SIZE else np.int32)
+
+
+def weights_type(weights: np.ndarray) -> np.dtype:
+    """Return the smallest type for label weights: uint8 if all are 0 or 1, else float32."""
+    return np.dtype(np.uint8 if np.isin(weights, (0, 1)).all() else np.float32)
+
+
+def check_ids(tokens: np.ndarray, vocab_size: int, origin: str) -> None:
+    """Raise ConfigError if a token id of a document is out of range."""
+    for found in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
+        if not 0 <= found < vocab_size:
+            raise ConfigError(
+                f"{origin}: token id {found}, but the tokenizer has {vocab_size} ids."
+            )
+
+
 class TokenWriter:
     """Writes one pair; it keeps four bytes per document in memory, and 28 while closing.
 
@@ -33,7 +52,7 @@ class TokenWriter:
 
     def __init__(self, prefix: str | Path, vocab_size: int):
         self.prefix = str(prefix)
-        self.dtype = np.dtype(np.uint16 if vocab_size < _UINT16_VOCAB_SIZE else np.int32)
+        self.dtype = token_type(vocab_size)
         self.num_tokens = 0
         self._vocab_size = vocab_size
         self._weights_dtype: np.dtype[Any] = np.dtype(np.uint8)
@@ -47,11 +66,7 @@ class TokenWriter:
         self, tokens: np.ndarray, weights: np.ndarray | None = None, origin: str = ""
     ) -> None:
         """Append a document; ConfigError if a token id is out of range."""
-        for found in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
-            if not 0 <= found < self._vocab_size:
-                raise ConfigError(
-                    f"{origin}: token id {found}, but the tokenizer has {self._vocab_size} ids."
-                )
+        check_ids(tokens, self._vocab_size, origin)
         if weights is not None and self._weights is None:
             self._weights = self._open(WEIGHTS_SUFFIX)
             self._write_ones(self.num_tokens)
@@ -59,7 +74,7 @@ class TokenWriter:
             self._write_ones(len(tokens))
         elif self._weights is not None:
             weights = np.asarray(weights)
-            if self._weights_dtype == np.uint8 and not np.isin(weights, (0, 1)).all():
+            if self._weights_dtype == np.uint8 and weights_type(weights) != np.uint8:
                 self._widen_weights()
             self._weights.write(weights.astype(self._weights_dtype).tobytes())
         self._tokens.write(tokens.astype(self.dtype).tobytes())

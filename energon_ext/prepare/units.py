@@ -18,10 +18,18 @@ from typing import Any
 from tqdm import tqdm
 
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.accounts import ACCOUNTS, Preparation, skipped_documents, write_record
+from energon_ext.prepare.accounts import (
+    ACCOUNTS,
+    Preparation,
+    name_units,
+    skipped_documents,
+    units_read,
+    write_record,
+)
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import STAGING, Job, Record
 from energon_ext.prepare.pool import write_units
+from energon_ext.prepare.shuffle import passes_of
 from energon_ext.storage.claim import (
     STALE_SECONDS,
     ClaimedError,
@@ -61,7 +69,9 @@ def run_units(
     """
     if force:
         _check_replaceable(output)
-    preparation = Preparation.of(job, units, output, force=force)
+    preparation = Preparation(
+        job=job, units=name_units(units), output=output, force=force, title=title
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     with claim(output) as beat:
         check_unclaimed(output, None)
@@ -70,9 +80,12 @@ def run_units(
             shutil.rmtree(preparation.work, ignore_errors=True)
         _remove_staging(preparation.work)
         try:
-            reasons = _reasons(preparation, preparation.units)
-            _prepare(preparation, reasons, jobs, beat, title)
-            return _finish(preparation, splits), _remarks(reasons)
+            remarks = []
+            for last in passes_of(preparation):
+                reasons = last.reasons(last.units)
+                _prepare(last, reasons, jobs, beat)
+                remarks += _remarks(reasons)
+            return _finish(last, job, splits), remarks
         finally:
             _remove_staging(preparation.work)
             if not (preparation.work / PREPARED).exists() and not preparation.accounts():
@@ -96,36 +109,35 @@ def run_part(
     Returns:
         Like :func:`run_units`, but None as the content while units of other parts are missing.
     """
-    preparation = Preparation.of(job, units, output, force=False)
-    names = list(preparation.units)[part.number :: part.count]
+    preparation = Preparation(
+        job=job, units=name_units(units), output=output, force=False, title=title
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
+    remarks = []
     # A scheduler may restart a part before the claim of its killed process is stale.
     with claim(part.claimed_path(output), wait_seconds=2 * STALE_SECONDS) as beat:
         _remove_link(preparation.work)
-        reasons = _reasons(preparation, names)
-        if any(reason is not None for reason in reasons.values()):
-            check_unclaimed(output, part)
-            _remove_staging(preparation.work, names)
-            _prepare(preparation, reasons, jobs, beat, title)
+        for last in passes_of(preparation):
+            names = list(last.units)[part.number :: part.count]
+            reasons = last.reasons(names)
+            if any(reason is not None for reason in reasons.values()):
+                check_unclaimed(output, part)
+                _remove_staging(last.work, names)
+                _prepare(last, reasons, jobs, beat)
+            remarks += _remarks(reasons)
     # After releasing the claim: if two parts end together, the later one sees no other claim.
-    return _finish_last(preparation, splits), _remarks(reasons)
+    return _finish_last(last, job, splits), remarks
 
 
-def _finish_last(preparation: Preparation, splits: Sequence[str]) -> Record | None:
+def _finish_last(last: Preparation, job: Job, splits: Sequence[str]) -> Record | None:
     """Publish the output unless units are missing or another process publishes it."""
-    if not preparation.has_all() or living_parts(preparation.output):
+    if not last.is_last or not last.has_all() or living_parts(last.output):
         return None
-    with contextlib.suppress(ClaimedError), claim(preparation.output):
-        if all(reason is None for reason in _reasons(preparation, preparation.units).values()):
-            _remove_staging(preparation.work)
-            return _finish(preparation, splits)
+    with contextlib.suppress(ClaimedError), claim(last.output):
+        if last.is_complete():
+            _remove_staging(last.work)
+            return _finish(last, job, splits)
     return None
-
-
-def _reasons(preparation: Preparation, names: Collection[str]) -> dict[str, str | None]:
-    """Return why each unit must be prepared; None for a finished unit."""
-    records = preparation.finished_units(names)
-    return {name: preparation.reason_to_prepare(name, records.get(name)) for name in names}
 
 
 def _remarks(reasons: Mapping[str, str | None]) -> list[str]:
@@ -137,7 +149,6 @@ def _prepare(
     reasons: Mapping[str, str | None],
     jobs: int,
     beat: Callable[[], None],
-    title: str,
 ) -> None:
     """Prepare the missing units, and write an account of each."""
     units = preparation.units
@@ -146,7 +157,7 @@ def _prepare(
         if path.name.partition(".")[0] in missing:
             path.unlink()
     totals = [unit.num_bytes for unit in missing.values()]
-    with _progress_bar(title, sum(totals) if all(totals) else None) as bar:
+    with _progress_bar(preparation.title, sum(totals) if all(totals) else None) as bar:
 
         def advance(num_bytes: int) -> None:
             beat()
@@ -177,30 +188,27 @@ def _progress_bar(title: str, num_bytes: int | None) -> Any:
 # The output -------------------------------------------------------------------------------------
 
 
-def _finish(preparation: Preparation, splits: Sequence[str]) -> Record:
-    """Merge all accounts, and publish the files."""
-    prepared = preparation.merge(preparation.finished_units(preparation.units))
-    _check_documents(prepared, splits, preparation)
-    _publish(prepared, preparation)
+def _finish(last: Preparation, job: Job, splits: Sequence[str]) -> Record:
+    """Merge all accounts of the last pass, and publish its files."""
+    prepared = last.merge(last.finished_units(last.units))
+    if empty := [split for split in splits if not prepared["documents"].get(split)]:
+        shutil.rmtree(last.work, ignore_errors=True)  # it would conflict with corrected options
+        raise _empty_split(prepared, empty, job)
+    _publish(prepared, last)
     return prepared
 
 
-def _check_documents(prepared: Record, splits: Sequence[str], preparation: Preparation) -> None:
-    empty = [split for split in splits if not prepared["documents"].get(split)]
-    if not empty:
-        return
-    shutil.rmtree(preparation.work, ignore_errors=True)  # it would conflict with corrected options
+def _empty_split(prepared: Record, empty: Sequence[str], job: Job) -> ConfigError:
     documents = sum(prepared["documents"].values())
-    job = preparation.job
     if documents:
-        raise ConfigError(
+        return ConfigError(
             f"None of the {documents} documents is in {empty[0]} with --val {job.val_fraction} "
             f"and --seed {job.seed}. Change --val (0: no val split) or --seed."
         )
-    too_short = sum(unit["too_short"] for unit in prepared["units"])
+    too_short = sum(unit["too_short"] for unit in units_read(prepared))
     count, first = skipped_documents(prepared, "refused")
     refused = f", {count} refused, the first: {first}" if count else ""
-    raise ConfigError(
+    return ConfigError(
         f"The input has no document of at least {job.min_chars} characters ({too_short} shorter"
         f"{refused})."
     )

@@ -94,6 +94,11 @@ class Documents(Lengths):
     #: Whether a request takes long, so that rows of later batches are prefetched.
     is_remote = False
 
+    @property
+    def is_shuffled(self) -> bool:
+        """True if they are stored in random order, so that a run may read neighbours together."""
+        return False
+
     @abstractmethod
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
         """Return tokens ``[start, stop)`` of a document, integers; a view if possible."""

@@ -15,6 +15,7 @@ from energon_ext.storage.object_store import file_name, is_remote, local_copy
 from energon_ext.storage.range_reader import RemoteTokens, range_reader
 from energon_ext.tokens.documents import FINGERPRINT_READ, Documents, Origin, sample_numbers
 from energon_ext.tokens.index import (
+    SHUFFLED,
     Numbers,
     Pair,
     check_index,
@@ -208,6 +209,12 @@ class TokenFiles(Documents):
             "index": digest.hexdigest(),
             "sample": self.digest_of_middles(sample[:FINGERPRINT_READ]),
         }
+
+    @property
+    def is_shuffled(self) -> bool:
+        """True if all pairs are parts of one random order (``energon-ext prepare --shuffle``)."""
+        orders = [(pair.meta or {}).get(SHUFFLED) for pair in self._pairs]
+        return orders[0] is not None and all(order == orders[0] for order in orders)
 
     @property
     def names_tokenizer(self) -> bool:

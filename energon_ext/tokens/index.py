@@ -33,6 +33,9 @@ PREPARED = "prepared.json"
 META_SUFFIX = ".meta.json"
 MAX_META_BYTES = 2**20
 
+#: Field of the meta file that identifies a random order; pairs with the same one are parts of it.
+SHUFFLED = "shuffled"
+
 #: One number per token: uint8 if all are 0 or 1, as for fine-tuning on answers, else float32.
 #: The meta file contains the type, as ``{"label_weights": {"dtype": "uint8"}}``.
 WEIGHTS_SUFFIX = ".weights.bin"

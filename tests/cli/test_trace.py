@@ -14,9 +14,10 @@ from energon_ext.cli.main import main
 from energon_ext.plan.cursor import fork_at
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.trace import rows_of as rows_of_step
+from energon_ext.prepare import shuffle
 from energon_ext.state.schema import check_seal
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
-from tests.plan.runs import SEQ_LEN, Run, numbered_documents, write_numbered
+from tests.plan.runs import SEQ_LEN, Run, edit_yaml, numbered_documents, write_numbered
 from tests.saves import save_cursor
 from tests.support import close_loaders, config, loader_for, take, write_mix, write_tokens
 
@@ -239,6 +240,43 @@ def test_documents_show_the_line_they_were_prepared_from(tmp_path):
         file, line = ("a", number + 1) if number < 25 else ("b", number - 24)
         assert document["origin"] == f"{tmp_path}/{file}.jsonl:{line}"
         assert f"(from {document['origin']})" in document["text"]
+
+
+def test_documents_in_random_order_are_traced_to_their_line_and_excluded(tmp_path, monkeypatch):
+    monkeypatch.setattr(shuffle, "BUCKET_BYTES", 2000)
+    lines = [json.dumps({"text": f"<{n}> " * (2 + n % 3)}) for n in range(160)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    call_of = ["prepare", str(tmp_path / "web"), "--jsonl", str(tmp_path / "a.jsonl"), "--val", "0"]
+    run = CliRunner().invoke(main, [*call_of, "--tokenizer", "bytes", "--shuffle", "3"])
+    assert run.exit_code == 0, run.output
+
+    def steps_of(mix, count):
+        encoder = PackedTaskEncoder(ByteTokenizer(), SEQ_LEN)
+        options = {"worker_config": config(), "batch_size": 2, "task_encoder": encoder}
+        loader = loader_for(get_train_dataset(mix, **options))
+        batches = take(loader, count)
+        save_cursor(tmp_path / mix.stem, count, loader.state_dict())
+        return [ByteTokenizer().decode(batch.tokens.tolist()) for batch in batches]
+
+    mix = write_mix(tmp_path / "mix.yaml", [("web/train", 1)])
+    texts = steps_of(mix, 2)
+    arguments = ["--step", 1, "--micro-batch-size", 2]
+    rows = rows_of(call(tmp_path / "mix", mix, *arguments, "--json", "--tokenizer", "bytes"))
+    found = [document for row in rows for document in row["files"]]
+    assert len({document["file"] for document in found}) > 1
+    for document in found:
+        path, line = document["origin"].split(":")
+        assert path == str(tmp_path / "a.jsonl") and f"<{int(line) - 1}> " in texts[1]
+    moved = [d["document"] for d in found if d["origin"] != f"{path}:{d['document'] + 1}"]
+    assert len(moved) > len(found) // 2
+    excluded = call(tmp_path / "mix", mix, *arguments, "--exclude-lines").stdout
+    assert excluded.count(f"(from {tmp_path}/a.jsonl:") == len(found)
+    (tmp_path / "excluded.txt").write_text(excluded)
+    without = write_mix(tmp_path / "without.yaml", [("web/train", 1)])
+    edit_yaml(without, exclude="excluded.txt")
+    rest = "".join(steps_of(without, 8))
+    for document in found:
+        assert f"<{int(document['origin'].split(':')[1]) - 1}> " not in rest
 
 
 @pytest.mark.nightly

@@ -263,6 +263,7 @@ SBATCH = """#!/bin/bash
 script="${!#}"
 grep -q merge_stats "$script" && { echo "Submitted batch job 18"; exit; }
 cp "$script" "$CLUSTER/script"
+echo "$@" >> "$CLUSTER/arguments"
 for task in $(seq 0 $(sed -n 's/^#SBATCH --array=0-//p' "$script")); do
     env SLURM_ARRAY_TASK_ID=$task SLURM_NODELIST=node7 RUN_OFFSET=0 PATH="$CLUSTER:/usr/bin:/bin" \
         bash "$script" > "$CLUSTER/$task.out" 2>&1
@@ -312,6 +313,22 @@ def test_slurm_tasks_give_the_files_of_one_process(tmp_path, cluster, monkeypatc
         "prepare", "out", *call, *SLURM, "--tasks", 3, "--slurm", "account=llm", "--render"
     )
     assert without_times(rendered.stdout) == without_times((cluster / "script").read_text())
+
+
+def test_slurm_runs_both_passes_of_a_shuffled_preparation(tmp_path, cluster, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = [write_lines(tmp_path / f"{n}.jsonl", TEXTS[n::5]).name for n in range(5)]
+    call = ("--jsonl", *texts, "--tokenizer", "bytes", "--shuffle", 3)
+    assert energon_ext("prepare", "whole", *call, "--jobs", 1).exit_code == 0
+    result = energon_ext("prepare", "out", *call, *SLURM, "--tasks", 3)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("Submitted 3 tasks as SLURM job 17; logs in ") == 2
+    assert codes(cluster) == [0, 0, 0], (cluster / "0.out").read_text()
+    first, second = (cluster / "arguments").read_text().splitlines()
+    assert "--dependency" not in first and "--dependency=afterany:17 " in second
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    rendered = energon_ext("prepare", "out", *call, *SLURM, "--tasks", 3, "--render").stdout
+    assert rendered.count("srun") == 1 and "pass-1" in rendered and "dependency" not in rendered
 
 
 def without_times(script):
@@ -436,11 +453,12 @@ def ray():
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("shuffle", [(), ("--shuffle", 3)])
 @pytest.mark.parametrize("tasks", [1, 7, 20])
-def test_ray_tasks_give_the_files_of_one_process(tasks, tmp_path, ray, monkeypatch):
+def test_ray_tasks_give_the_files_of_one_process(tasks, shuffle, tmp_path, ray, monkeypatch):
     monkeypatch.chdir(tmp_path)
     texts = [write_lines(tmp_path / f"{n}.jsonl", TEXTS[n::9]).name for n in range(9)]
-    call = ("--jsonl", *texts, "--tokenizer", "bytes")
+    call = ("--jsonl", *texts, "--tokenizer", "bytes", *shuffle)
     assert energon_ext("prepare", "whole", *call, "--jobs", 1).exit_code == 0
     on_ray = ("--executor", "ray", "--tasks", tasks, "--ray", "mem_per_cpu_gb=1")
     result = energon_ext("prepare", "out", *call, *on_ray)

@@ -17,6 +17,7 @@ from energon_ext.errors import ConfigError, WorkerError
 from energon_ext.prepare import inputs, job, token_writer
 from energon_ext.prepare.accounts import check_files, read_record, write_record
 from energon_ext.prepare.documents import Unit, text_under
+from energon_ext.prepare.sorted_documents import SortedWriter
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.storage.claim import ClaimedError, claim
 from energon_ext.tokens.file_set import open_token_files
@@ -217,14 +218,15 @@ def start_slowly(tmp_path, *call):
 
 
 def call_slowly(tmp_path, call):
-    write = TokenWriter.write
+    for writer in (TokenWriter, SortedWriter):
+        write = writer.write
 
-    def slow(self, *arguments):
-        (tmp_path / "pids" / str(os.getpid())).touch()
-        time.sleep(0.004)
-        write(self, *arguments)
+        def slow(self, *arguments, write=write):
+            (tmp_path / "pids" / str(os.getpid())).touch()
+            time.sleep(0.004)
+            write(self, *arguments)
 
-    TokenWriter.write = slow
+        writer.write = slow
     inputs.UNIT_BYTES, job.BATCH_BYTES = 4000, 500
     file = os.open(tmp_path / "pids" / "stderr", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(file, 2)
@@ -267,7 +269,7 @@ def test_a_killed_command_leaves_no_process_and_resumes_at_once(tmp_path):
     assert f"is being prepared by process {process.pid} on" in refused
     process.kill()
     process.join()
-    wait_for(lambda: not any(_is_alive(worker) for worker in pids(tmp_path)))
+    wait_for(lambda: not any(is_alive(worker) for worker in pids(tmp_path)))
     kept = unfinished(tmp_path / "out")
     failing = error_line(energon_ext(*call, "--val", 0.3))
     assert "started with val 0.05, now 0.3" in failing
@@ -279,7 +281,7 @@ def test_a_killed_command_leaves_no_process_and_resumes_at_once(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "out", "pids"]
 
 
-def _is_alive(process):
+def is_alive(process):
     try:
         with open(f"/proc/{process}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
