@@ -35,6 +35,7 @@ class Leaf:
     splice_where: str = ""  # place of the splice in the YAML
     text_key: str | None = None  # field of its samples with the text, None for the usual ones
     text_key_where: str = ""  # place of that field's name in the YAML
+    block_docs: int | None = None  # documents of a block, None for the default of the data
     metadataset: EPath | None = None  # the outermost one of ours, if any
     run: RunFields | None = None  # run-wide fields of its metadatasets
 

@@ -41,7 +41,7 @@ from energon_ext.config.carried import (
     runs_of,
     tree_of,
 )
-from energon_ext.config.references import AnyDatasetReference
+from energon_ext.config.references import AnyDatasetReference, check_blocks
 from energon_ext.config.run_fields import RunFields, run_fields
 from energon_ext.errors import ConfigError, EnergonExtError, one_line
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
@@ -74,6 +74,7 @@ class ScheduledEntryMixin:
     name: Any = None  # display name of the only source; its state is saved under its key
     splice: Any = None  # fields of a splice, which shows its documents at many positions
     key: Any = None  # field of the samples that contains the text, None for `text` or `txt`
+    block_docs: Any = None  # documents of a shuffled source that are read close to each other
 
     where: str = field(default="", init=False)  # place in the YAML, for messages
 
@@ -83,6 +84,8 @@ class ScheduledEntryMixin:
         self.weight = weight_from_config(self.weight, f"{where}.weight")
         if self.max_epochs is not None:
             check_integer(f"{where}.max_epochs", self.max_epochs, 1)
+        if self.block_docs is not None:
+            check_integer(f"{where}.block_docs", self.block_docs, 1)
         if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
             raise ConfigError(f"{where}.name: {self.name!r} found, text is needed.")
         if self.key is not None and not (isinstance(self.key, str) and self.key):
@@ -105,7 +108,14 @@ class ScheduledEntryMixin:
             splice_where=leaf.splice_where or (f"{self.where}.splice" if self.splice else ""),
             text_key=leaf.text_key or self.key,
             text_key_where=leaf.text_key_where or (f"{self.where}.key" if self.key else ""),
+            block_docs=leaf.block_docs or self._block_docs_of(leaf),
         )
+
+    def _block_docs_of(self, leaf: Leaf) -> Any:
+        """Return the field, which needs token files in random order."""
+        if self.block_docs not in (None, 1):
+            check_blocks(leaf.dataset, f"{self.where}.block_docs: {self.block_docs} found")
+        return self.block_docs
 
 
 @dataclass(kw_only=True)

@@ -59,6 +59,22 @@ class DocumentFactory(BaseCoreDatasetFactory):
         raise NotImplementedError("A token file is not a file store.")
 
 
+def check_blocks(dataset: BaseCoreDatasetFactory, found: str) -> None:
+    """Raise ConfigError, which begins with what was ``found``, unless blocks fit a source.
+
+    In stored order the documents of a block may have much in common, so that steps differ from each
+    other many times as much as in a random order.
+    """
+    path = dataset.paths[0]
+    if not isinstance(dataset, DocumentFactory):
+        raise ConfigError(f"{found}, but {path} are not token files; remove it.")
+    if not dataset.documents.is_shuffled:
+        raise ConfigError(
+            f"{found}, but the documents of {path} are not in random order; write them with "
+            f"`energon-ext prepare --shuffle SEED`, or remove it."
+        )
+
+
 class TokenFileLoader(DatasetLoader):
     """Loads the token files that a reference names."""
 

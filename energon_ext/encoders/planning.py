@@ -24,6 +24,9 @@ from energon_ext.tokens.file_set import TokenFiles
 #: in total, and the minimum and maximum per source.
 BUFFERS_DOCS, LEAST_BUFFER_DOCS, MAX_BUFFER_DOCS = 2**20, 1024, 4096
 
+#: Documents of a block if they are stored in random order, and documents that are mixed.
+SHUFFLED_BLOCK_DOCS, MIXED_DOCS = 256, 2**14
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planning:
@@ -60,7 +63,7 @@ class Planning:
         reader: Reader,
         packer: Packer,
         *,
-        block: int = 1,
+        block: int | None = None,
         kind: str = "planned",
         former_packer: Callable[[Mapping[str, Any]], Packer] | None = saved_packer,
     ) -> PlannedSource:
@@ -68,7 +71,9 @@ class Planning:
 
         Args:
             lengths: of all documents or samples in its files.
-            block, kind, former_packer: see :class:`~energon_ext.plan.packed_rows.PackedRows`.
+            block: see :class:`~energon_ext.plan.order.EpochOrder`; None for documents, whose entry
+                and order on disk decide.
+            kind, former_packer: see :class:`~energon_ext.plan.packed_rows.PackedRows`.
         """
         first, stop = document_range(entry, len(lengths))
         epochs = self.epochs_of(entry)
@@ -81,7 +86,7 @@ class Planning:
             f"{self.seed}/{entry.names.shuffle_key}",
             epochs=None if epochs is None else int(epochs),
             shuffled=not self.validating,
-            block=block,
+            **(blocks_of(entry) if block is None else {"block": block}),
         )
         rows = PackedRows(
             lengths,
@@ -99,6 +104,13 @@ class Planning:
     def epochs_of(self, entry: Entry) -> float | None:
         """Return how many times a source is read; None for no limit."""
         return entry.max_epochs if self.repeat else (entry.loaded.repetitions or 1)
+
+
+def blocks_of(entry: Entry) -> dict[str, int]:
+    """Return the arguments ``block`` and ``mixed`` of the order of an entry's documents."""
+    is_shuffled = entry.documents is not None and entry.documents.is_shuffled
+    block = entry.block_docs or (SHUFFLED_BLOCK_DOCS if is_shuffled else 1)
+    return {"block": block, "mixed": max(1, MIXED_DOCS // block)}
 
 
 def name_source(entry: Entry, rows: Rows, reader: Reader, documents: int) -> PlannedSource:

@@ -42,6 +42,11 @@ def check_splices(encoder: PackedTaskEncoder, entries: Sequence[Entry]) -> int:
         splice = encoder.splice_of(entry)
         if splice is None:
             continue
+        if (entry.block_docs or 1) > 1:
+            raise ConfigError(
+                f"{entry.where}: block_docs: {entry.block_docs} found, but {entry.key} is spliced, "
+                f"which reads no blocks; remove it."
+            )
         check_splice(encoder, splice, f"{entry.splice_where}: " if entry.splice else "")
         if splice.pad_token_id is not None:
             pads[splice.pad_token_id] = entry.key

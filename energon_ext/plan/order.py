@@ -41,9 +41,11 @@ class EpochOrder:
         mixed: blocks whose documents are shuffled together; no effect if ``block`` is 1.
 
     Attributes:
-        epoch, position: finished epochs, and documents taken from the current one. Nothing else
-            needs to be saved. ``epochs`` may change after a restore.
+        epoch, position: finished epochs, and documents taken from the current one. Together with
+            ``blocks``, nothing else needs to be saved. ``epochs`` may change after a restore.
         first: passes that do not count towards ``epochs``; see :meth:`begin_again`.
+        blocks: ``(block, mixed)`` of the current epoch. After a restore it may differ from the
+            arguments, which then apply from the next epoch on.
 
     Raises:
         ConfigError: ``block`` or ``mixed`` is less than 1.
@@ -71,17 +73,21 @@ class EpochOrder:
     def __post_init__(self) -> None:
         check_integer("block", self.block, 1)
         check_integer("mixed", self.mixed, 1)
-        self._permutation: tuple[int, KeyedPermutation] | None = None
+        self._permutation: tuple[tuple[int, int], KeyedPermutation] | None = None
         self.restart()
 
     def restart(self) -> None:
         """Start again with the first epoch."""
-        self.epoch = self.position = self.first = 0
+        self.first = 0
+        self._begin(0)
 
     def begin_again(self) -> None:
         """Allow another ``epochs`` passes after the current one, which has been read."""
-        self.epoch, self.position = self.epoch + (self.position >= self.size), 0
+        self._begin(self.epoch + (self.position >= self.size))
         self.first = self.epoch
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch, self.position, self.blocks = epoch, 0, (self.block, self.mixed)
 
     @property
     def _end(self) -> float:
@@ -105,7 +111,7 @@ class EpochOrder:
         If the current epoch has been read, the next one begins.
         """
         if self.position >= self.size and self.epoch < self._end:
-            self.epoch, self.position = self.epoch + 1, 0
+            self._begin(self.epoch + 1)
         return np.zeros(0, np.int64) if self.ended else self._next(count)
 
     def take(self, count: int) -> np.ndarray:
@@ -118,20 +124,21 @@ class EpochOrder:
         stop = min(self.position + count, self.size)
         if not self.shuffled:
             return np.arange(self.position, stop)
-        if self.block == 1:
+        if self.blocks[0] == 1:
             return self._permute(np.arange(self.position, stop))
         return self._in_blocks(self._mixed_places(stop))
 
     def _permute(self, numbers: np.ndarray) -> np.ndarray:
         """Permute documents, or blocks of full length, by the order of the current epoch."""
-        if self._permutation is None or self._permutation[0] != self.epoch:
-            permutation = KeyedPermutation(self.size // self.block, f"{self.key}/{self.epoch}")
-            self._permutation = self.epoch, permutation
+        block = self.blocks[0]
+        if self._permutation is None or self._permutation[0] != (self.epoch, block):
+            permutation = KeyedPermutation(self.size // block, f"{self.key}/{self.epoch}")
+            self._permutation = (self.epoch, block), permutation
         return self._permutation[1](numbers)
 
     def _mixed_places(self, stop: int) -> np.ndarray:
         """Return the places from the current one to ``stop``, shuffled within each group."""
-        group = self.block * self.mixed
+        group = math.prod(self.blocks)
         first = self.position // group * group
         places = np.arange(first, min(-(-stop // group) * group, self.size))
         drawn = keyed_draws(places, _DRAW_BOUND, f"{self.key}/{self.epoch}/mixed")
@@ -141,8 +148,9 @@ class EpochOrder:
     def _in_blocks(self, places: np.ndarray) -> np.ndarray:
         """Return the documents at the given places of the shuffled blocks."""
         numbers = places.copy()
-        in_full_block = places < self.size // self.block * self.block
-        blocks, inside = np.divmod(places[in_full_block], self.block)
+        size = self.blocks[0]
+        in_full_block = places < self.size // size * size
+        blocks, inside = np.divmod(places[in_full_block], size)
         if len(blocks):
-            numbers[in_full_block] = self._permute(blocks) * self.block + inside
+            numbers[in_full_block] = self._permute(blocks) * size + inside
         return (numbers + stable_hash(f"{self.key}/{self.epoch}/rotated") % self.size) % self.size

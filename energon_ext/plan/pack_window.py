@@ -22,6 +22,8 @@ class PackWindow(Window):
 
     Attributes:
         epoch, position: of the order, at the first document taken.
+        blocks: of the order in this epoch, see :class:`~energon_ext.plan.order.EpochOrder`; None
+            for those that it is given.
         documents, starts: documents and starts of the carried-over pieces, int64 [n].
         stops: stops of the carried-over pieces; None if the packer can compute them.
         rows_before: rows in all earlier plans of the stream.
@@ -33,6 +35,7 @@ class PackWindow(Window):
 
     epoch: int
     position: int
+    blocks: tuple[int, int] | None = None
     documents: np.ndarray = field(default_factory=lambda: _NOTHING)
     starts: np.ndarray = field(default_factory=lambda: _NOTHING)
     stops: np.ndarray | None = None
@@ -56,8 +59,10 @@ class PackWindow(Window):
         return Pieces(numbers, starts, stops, whole)
 
     def to_json(self) -> dict[str, Any]:
+        blocks = list(self.blocks or (1, 1))
         return {
             **super().to_json(),
+            **({"blocks": blocks} if blocks[0] > 1 else {}),
             "epoch": self.epoch,
             "position": self.position,
             "carried": {
@@ -75,10 +80,13 @@ class PackWindow(Window):
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> "PackWindow":
         stops = state["carried"]["stops"]
+        # The blocks of samples belong to the fingerprint of their encoder.
+        blocks = state.get("blocks", (1, 1) if state["kind"] == "planned" else None)
         return cls(
             pass_start=state["pass_start"],
             epoch=state["epoch"],
             position=state["position"],
+            blocks=None if blocks is None else tuple(blocks),
             documents=np.array(state["carried"]["documents"], np.int64),
             starts=np.array(state["carried"]["starts"], np.int64),
             stops=None if stops is None else np.array(stops, np.int64),

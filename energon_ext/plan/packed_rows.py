@@ -53,8 +53,9 @@ class PackedRows(Rows):
 
     State: a :class:`PackWindow`, with two integers per carried-over piece. ``buffer_docs``,
     ``excluded`` and the epochs of ``order`` may change between two steps; the current pack plan is
-    then finished as it was begun. The packer may change, too: the rest of the current plan is then
-    packed again, before any further documents.
+    then finished as it was begun. So may the blocks of ``order``; the current epoch is then
+    finished in its own. The packer may change, too: the rest of the current plan is then packed
+    again, before any further documents.
     """
 
     window: PackWindow
@@ -102,10 +103,12 @@ class PackedRows(Rows):
         raise ConfigError(f"{self.key}: all documents are {reason}; remove the source.")
 
     def options(self) -> dict[str, Any]:
+        has_blocks = self.kind == "planned" and self._order.block > 1
         return {
             "max_epochs": self._order.epochs,
             "packing_buffer_docs": self._buffer_docs,
             "exclude": self.excluded.tolist(),
+            **({"block_docs": self._order.block} if has_blocks else {}),
             **self.lengths.options(),
         }
 
@@ -186,6 +189,7 @@ class PackedRows(Rows):
             pass_start=self._order.first,
             epoch=epoch,
             position=position,
+            blocks=self._order.blocks,
             documents=carried.documents,
             starts=carried.starts,
             stops=self._saved_stops(carried),
@@ -246,6 +250,8 @@ class PackedRows(Rows):
         self._order.restart()
         self._order.epoch, self._order.position = window.epoch, window.position
         self._order.first = window.pass_start
+        if window.blocks is not None and (window.position or window.taken is not None):
+            self._order.blocks = window.blocks  # of an epoch that has begun
         if window.taken is None:  # saved before the first plan, or the first one after a repacking
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
         else:
@@ -289,6 +295,7 @@ class PackedRows(Rows):
             pass_start=self._order.first,
             epoch=self._order.epoch,
             position=self._order.position,
+            blocks=self._order.blocks,
             documents=rest.documents,
             starts=rest.starts,
             stops=self._saved_stops(rest),

@@ -58,7 +58,15 @@ def _check_range(value: Any, where: str) -> None:
 def _check_rows(value: Any, where: str) -> None:
     kind = str(value.get("kind")) if isinstance(value, Mapping) else None
     _require(kind in _ROWS, kind, " or ".join(_ROWS), f"{where}.kind")
-    check_shape(value, _ROWS[str(kind)], where)
+    shape = _ROWS[str(kind)]
+    if "position" in shape and "blocks" in value:
+        shape = {**shape, "blocks": _check_blocks}
+    check_shape(value, shape, where)
+
+
+def _check_blocks(value: Any, where: str) -> None:
+    is_pair = isinstance(value, (list, tuple)) and len(value) == 2
+    _require(is_pair and all(is_count(each) and each for each in value), value, "two sizes", where)
 
 
 def _check_span(value: Any, where: str) -> None:

@@ -18,12 +18,13 @@ import pytest
 
 from energon_ext import PackedTaskEncoder
 from energon_ext.encoders import planning
-from energon_ext.keyed import KeyedPermutation
 from tests.mixture.slow import places_of_equals, uniform
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, write_split
+from tests.plan.test_order import slow_epoch
 from tests.support import LargeTokenizer, write_tokens
 
 MAX_EPOCHS, MAX_PROCESSES = 3, 6
+BLOCK_DOCS, MIXED_DOCS = 2, 6
 ROUNDING = Fraction(1, 10**9)
 
 
@@ -37,32 +38,34 @@ class ListSource:
         self.name, self.documents = name, documents
         self.rows, self.carried = [], []  # pieces are (document, tokens)
         self.epoch = self.place = 0
+        self.order = None  # of the epoch, from its first document on
         self.first_was_label = False
 
     def has_read(self, limit):
         while self.epoch < limit and self.place == len(self.documents):
-            self.epoch, self.place = self.epoch + 1, 0
+            self.epoch, self.place, self.order = self.epoch + 1, 0, None
         return self.epoch >= limit
 
     def ended(self, limit):
         return not self.rows and not self.carried and self.has_read(limit)
 
-    def take(self, limit, buffer_docs, excluded):
+    def take(self, limit, buffer_docs, excluded, block):
         while not self.rows:
             if self.ended(limit):
                 return None
-            self.plan(limit, buffer_docs, excluded)
+            self.plan(limit, buffer_docs, excluded, block)
         return self.rows.pop(0)
 
-    def plan(self, limit, buffer_docs, excluded):
+    def plan(self, limit, buffer_docs, excluded, block):
         if self.carried and self.carried[0][0] in excluded:
             self.first_was_label = False
         pieces = [piece for piece in self.carried if piece[0] not in excluded]
         wanted = max(1, buffer_docs - len({document for document, _ in pieces}))
         if not self.has_read(limit):
-            size = len(self.documents)
-            order = KeyedPermutation(size, f"0/{self.name}/{self.epoch}")(np.arange(size)).tolist()
-            new = order[self.place : self.place + wanted]
+            if self.order is None:
+                size, mixed = len(self.documents), max(1, MIXED_DOCS // block)
+                self.order = slow_epoch(size, f"0/{self.name}", self.epoch, block, mixed)
+            new = self.order[self.place : self.place + wanted]
             self.place += len(new)
             pieces += [(d, self.documents[d]) for d in new if d not in excluded]
         is_last = self.has_read(limit)
@@ -147,7 +150,7 @@ class ListRun:
             picked = pick(shares, [self.row + place for place in missing], attempt, sorted(weights))
             read, retry = dict.fromkeys(shares, 0), []
             for place, name in zip(missing, picked):
-                options = limits[name], mix["buffer"], mix["excluded"][name]
+                options = limits[name], mix["buffer"], mix["excluded"][name], mix["blocks"][name]
                 row = self.sources[name].take(*options) if name in left else None
                 if row is None:
                     left.discard(name)
@@ -214,6 +217,9 @@ class Chain:
             count, longest = self.rng.randint(2, 16), self.rng.choice([4, 60, 60, 150])
             self.documents[name] = numbered_documents(count, 100 + 15_000 * n, seed, longest)
             write_tokens(folder / name, self.documents[name], np.int32)
+            if n % 2 == 0:  # as parts of a random order
+                meta = {"tokenizer": LargeTokenizer().fingerprint(), "shuffled": {"seed": n}}
+                (folder / f"{name}.meta.json").write_text(json.dumps(meta))
 
     def mix(self, step, is_last):
         """Return a new mix that starts at ``step``; the last one reads all sources to the end."""
@@ -227,8 +233,11 @@ class Chain:
             "limits": {n: MAX_EPOCHS if is_last else self.rng.choice([1, 3, 3]) for n in names},
             "buffer": self.rng.choice([1, 3, 20]),
             "excluded": {name: [] for name in names},
+            "blocks": dict.fromkeys(names, 1),
             "skip": [],
         }
+        for name in [name for name in names if name in self.names[::2]]:
+            mix["blocks"][name] = self.rng.choice([1, BLOCK_DOCS, BLOCK_DOCS, 5])
         if not is_last and self.rng.random() < 0.4:
             for name in names:
                 numbers = range(len(self.documents[name]))
@@ -246,6 +255,7 @@ class Chain:
     def write(self, mix):
         entries = [
             {"path": name, "weight": weight, "max_epochs": mix["limits"][name]}
+            | ({"block_docs": mix["blocks"][name]} if name in self.names[::2] else {})
             for name, weight in mix["weights"].items()
         ]
         fields = {"skip": mix["skip"]} if mix["skip"] else {}
@@ -362,6 +372,7 @@ def check_totals(chain, trained, ever_excluded, skipped):
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch):
     monkeypatch.setattr(planning, "MAX_BUFFER_DOCS", 1)
+    monkeypatch.setattr(planning, "MIXED_DOCS", MIXED_DOCS)
 
 
 @pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
