@@ -21,8 +21,8 @@ from energon_ext.keyed import KeyedPermutation
 #: Numbers whose lengths are summed at once.
 _CHUNK = 1 << 16
 
-#: Documents whose lengths and tokens enter a fingerprint, and tokens of each.
-_FINGERPRINT_DOCUMENTS, _FINGERPRINT_TOKENS = 64, 32
+#: Documents whose length enters a fingerprint; those whose tokens do; tokens of each.
+_FINGERPRINT_DOCUMENTS, FINGERPRINT_READ, _FINGERPRINT_TOKENS = 256, 64, 32
 
 
 class Lengths(ABC):
@@ -136,7 +136,7 @@ class Documents(Lengths):
         return {
             "documents": len(self),
             "index": index.hexdigest(),
-            "sample": self.digest_of_middles(sample),
+            "sample": self.digest_of_middles(sample[:FINGERPRINT_READ]),
         }
 
     def digest_of_middles(self, numbers: np.ndarray) -> str:

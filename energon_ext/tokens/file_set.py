@@ -14,7 +14,7 @@ from energon_ext.errors import ConfigError, StoreError
 from energon_ext.storage.file_map import Pages
 from energon_ext.storage.object_store import file_name, is_remote, local_copy
 from energon_ext.storage.range_reader import RemoteTokens, range_reader
-from energon_ext.tokens.documents import Documents, Origin, sample_numbers
+from energon_ext.tokens.documents import FINGERPRINT_READ, Documents, Origin, sample_numbers
 from energon_ext.tokens.index import (
     SHUFFLED,
     Numbers,
@@ -37,7 +37,7 @@ from energon_ext.tokens.unchanged import Share
 
 #: Tokens checked for ids outside the vocabulary, and the most files they are taken from.
 _CHECKED_TOKENS = 1 << 20
-_CHECKED_FILES = 64
+_CHECKED_FILES = 16
 
 _opened: WeakSet["TokenFiles"] = WeakSet()
 
@@ -217,7 +217,7 @@ class TokenFiles(Documents):
             "documents": len(self),
             "tokens": self.num_tokens,
             "index": digest.hexdigest(),
-            "sample": self.digest_of_middles(sample),
+            "sample": self.digest_of_middles(sample[:FINGERPRINT_READ]),
         }
 
     @property
@@ -240,7 +240,7 @@ class TokenFiles(Documents):
         """Raise ConfigError if the files were evidently written with a different tokenizer.
 
         Fingerprints are compared for files that name their tokenizer. About a million ids from at
-        most 64 files must be in ``[0, vocab_size)``.
+        most 16 files must be in ``[0, vocab_size)``.
         """
         self.check_written("tokenizer", name, fingerprint)
         checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]

@@ -23,7 +23,7 @@ DEADLINE_SECONDS = 120.0
 
 #: Pairs in a share up to which both files are asked about; beyond that, only the ``.bin``, which is
 #: by far the larger one. The ``.idx`` is tested anyway when it is opened.
-_BOTH_FILES = 512
+_BOTH_FILES = 16
 
 #: This process's number, and the number of processes that share the files of a source.
 Share = tuple[int, int]
