@@ -85,16 +85,16 @@ def root_of(listing: Listing) -> str:
 def catalog_path(listing: Listing) -> Path:
     """Return where the catalog of a source is kept, whether it exists or not."""
     root = os.path.realpath(root_of(listing))
-    text = json.dumps([root, [[name, sorted(files)] for name, files in _names(listing)]])
+    text = json.dumps([root, _names(listing), [sorted(files) for files in listing.values()]])
     words = re.sub(r"[^\w.-]+", "-", os.path.basename(root))[-60:].strip("-.")
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
     return cache_of(Path(root)) / f"{words}-{digest[:24]}.catalog.json"
 
 
-def _names(listing: Listing) -> list[tuple[str, set[str]]]:
-    """Return the names of the pairs below their common folder, and the suffixes of each."""
+def _names(listing: Listing) -> list[str]:
+    """Return the names of the pairs below their common folder."""
     begin = len(os.path.join(root_of(listing), ""))
-    return [(prefix[begin:], files) for prefix, files in listing.items()]
+    return [prefix[begin:] for prefix in listing]
 
 
 # Checking ---------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def write_catalog(path: Path, listing: Listing, checked: Sequence[tuple[Pair, St
     content = {
         "version": _VERSION,
         "folder": os.path.realpath(root_of(listing)),
-        "names": [name for name, _ in _names(listing)],
+        "names": _names(listing),
         "documents": [pair.documents for pair in pairs],
         "sequences": [pair.sequences for pair in pairs],
         "tokens": [pair.tokens for pair in pairs],
@@ -185,11 +185,9 @@ def read_catalog(path: Path, listing: Listing) -> Catalog | None:
     """Read the catalog of a source; None if there is none that can be read and fits its names."""
     try:
         content = json.loads(read_data(path, _MAX_BYTES))
-        if content["version"] != _VERSION or len(content["names"]) != len(listing):
+        if content["version"] != _VERSION or content["names"] != _names(listing):
             return None
         rows = list(zip(*(content[name] for name in _COLUMNS), strict=True))
-        if [row[0] for row in rows] != [name for name, _ in _names(listing)]:
-            return None
         pairs = [
             _pair(prefix, files, row, content["metas"])
             for (prefix, files), row in zip(listing.items(), rows)
@@ -228,9 +226,8 @@ def _catalog(path: Path, pairs: Sequence[Pair], stamps: Sequence[Stamp]) -> Cata
 # Lengths ----------------------------------------------------------------------------------------
 
 
-def lengths_path(listing: Listing) -> Path:
+def lengths_path(path: Path) -> Path:
     """Return where the lengths of the documents of a source are kept, next to its catalog."""
-    path = catalog_path(listing)
     return path.with_name(path.name.replace(".catalog.json", ".lengths.u4"))
 
 

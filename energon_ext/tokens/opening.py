@@ -75,10 +75,11 @@ def open_pairs(
         pairs = [read_pair(prefix, files) for prefix, files in listing.items()]
         if not needs_catalog(pairs):
             return [check_now(pair) for pair in pairs], None
-    catalog = prepared_catalog(path, listing) or _cached_catalog(path, listing)
+    file = catalog_path(listing)
+    catalog = prepared_catalog(path, listing) or _cached_catalog(path, listing, file)
     if share is not None:
         check_unchanged(catalog, share)
-    lengths = _column(listing, catalog.pairs) if needs_lengths(catalog.pairs) else None
+    lengths = _column(file, catalog.pairs) if needs_lengths(catalog.pairs) else None
     return list(catalog.pairs), lengths
 
 
@@ -152,9 +153,8 @@ def _check_complete(root: str, file: str, prepared: Prepared, listing: Listing) 
         )
 
 
-def _cached_catalog(path: str, listing: Listing) -> Catalog:
+def _cached_catalog(path: str, listing: Listing, file: Path) -> Catalog:
     """Return the catalog in the cache; make it if there is none, or wait for another process."""
-    file = catalog_path(listing)
     try:
         return make_once(
             file,
@@ -165,12 +165,12 @@ def _cached_catalog(path: str, listing: Listing) -> Catalog:
         return _keep(path, listing, check_all(path, listing), None, error)
 
 
-def _column(listing: Listing, pairs: Sequence[Pair]) -> np.ndarray | None:
+def _column(catalog: Path, pairs: Sequence[Pair]) -> np.ndarray | None:
     """Return the lengths of all documents in one file, so that a plan opens no other one.
 
     None if that file is missing and cannot be written, or would take long to write.
     """
-    file = lengths_path(listing)
+    file = lengths_path(catalog)
     documents = sum(pair.documents for pair in pairs)
     if len(pairs) / PAIRS_PER_SECOND > MAX_SECONDS:
         return read_lengths(file, documents)

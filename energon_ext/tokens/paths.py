@@ -116,13 +116,13 @@ def _found(pattern: str) -> Iterator[tuple[str, set[str]]]:
                 continue
             if stem.startswith(".") and not name.startswith("."):
                 continue
-            files = {each for each in ALL_SUFFIXES if stem + each in names}
             if suffix == ".idx":
                 # If the stem is a name, too, the .idx is Energon's, for a JSONL file or a tar.
-                is_pair = ".bin" in files or stem not in names
+                is_pair = stem + ".bin" in names or stem not in names
             else:
-                is_pair = ".idx" not in files and not file.endswith(WEIGHTS_SUFFIX)
+                is_pair = stem + ".idx" not in names and not file.endswith(WEIGHTS_SUFFIX)
             if is_pair:
+                files = {each for each in ALL_SUFFIXES if stem + each in names}
                 yield os.path.join(folder, stem), files
 
 
