@@ -15,15 +15,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.data_files import CACHE_VARIABLE, DEFAULT_CACHE
 from energon_ext.errors import ConfigError
+from energon_ext.storage.claim import make_once
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.tokens import index as token_index
 from energon_ext.tokens import opening, unchanged
 from energon_ext.tokens.catalog import catalog_path
 from energon_ext.tokens.file_set import TokenFiles, open_token_files
 from energon_ext.tokens.paths import list_pairs
 from tests.prepare.runs import memory_unit, run
-from tests.support import write_tokens, write_weights
+from tests.support import (
+    batch_hash,
+    config,
+    loader_for,
+    take,
+    write_mix,
+    write_tokens,
+    write_weights,
+)
 
 CONTENTS = [[[n, n + 1], [n + 2]] for n in range(10, 100, 10)]
 NOBODY = 65534
@@ -424,6 +435,23 @@ def test_prepared_json_is_the_catalog_of_a_prepared_folder(tmp_path, log):
         open_token_files(f"{tmp_path}/out/train/part-*")
 
 
+def test_rows_and_states_are_equal_with_and_without_a_catalog(folder, tmp_path, monkeypatch):
+    mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
+
+    def start():
+        encoder = PackedTaskEncoder(ByteTokenizer(), seq_len=5)
+        dataset = get_train_dataset(mix, worker_config=config(), batch_size=2, task_encoder=encoder)
+        loader = loader_for(dataset)
+        return [batch_hash(batch) for batch in take(loader, 20)], loader.state_dict()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "FEW_PAIRS", 64)
+        plain = start()
+        assert not (folder / DEFAULT_CACHE).exists()
+    assert start() == start() == plain
+    assert lengths_of(folder).exists()
+
+
 def test_a_plan_takes_the_lengths_of_many_pairs_from_one_file(folder, monkeypatch):
     open_token_files(folder)
     assert lengths_of(folder).stat().st_size == 4 * 18
@@ -453,18 +481,44 @@ def test_wrong_lengths_are_found_when_a_document_is_read(folder):
         files.document(4)
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [(34, 1), (34, -2), (42, 2), (42, -2), (50, 2), (50, 2**40)],  # two lengths, two pointers
-)
-def test_readers_find_an_index_that_was_damaged_after_its_check(folder, place, value):
+#: Bytes of the index of two documents that are overwritten, and their new value.
+DAMAGES = [
+    (17, 1, 3),  # the type of a token
+    *((34, 4, value) for value in (1, -2)),  # the first length
+    *((42, 8, value) for value in (2, -2)),  # the first pointer
+    *((50, 8, value) for value in (2, 2**40)),  # the second one
+]
+
+
+@pytest.mark.parametrize(("place", "size", "value"), DAMAGES)
+def test_readers_find_an_index_that_was_damaged_after_its_check(folder, place, size, value):
     open_token_files(folder)
-    index = folder / "part-4.idx"
-    stamp, content = os.stat(index), bytearray(index.read_bytes())
-    size = 4 if place < 42 else 8
-    content[place : place + size] = value.to_bytes(size, "little", signed=True)
-    index.write_bytes(content)
-    os.utime(index, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    overwrite(folder / "part-4.idx", place, value.to_bytes(size, "little", signed=True))
     files = open_token_files(folder)
     with pytest.raises(ConfigError, match=r"part-4.idx: (damaged, document [01] has|has changed)"):
         files.read([9, 8], [0, 0], [1, 1])
+
+
+@pytest.mark.parametrize("value", [-100, 2**40])
+def test_readers_find_a_document_that_lies_outside_of_its_file(folder, value):
+    write_tokens(folder / "part-4", [[1], [2, 3], [4], [5]])
+    open_token_files(folder)
+    # Both pointers move, so the length of the document in between stays the same.
+    pointers = struct.pack("<2q", value, value + 4)
+    overwrite(folder / "part-4.idx", 34 + 4 * 4 + 8, pointers)
+    with pytest.raises(ConfigError, match=r"part-4.idx: damaged, document 1 .* is not in .*.bin"):
+        open_token_files(folder).document(9)
+
+
+def overwrite(path, place, content):
+    """Overwrite bytes of a file, and keep its time."""
+    stamp = os.stat(path)
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(content)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+
+
+def test_a_file_that_was_made_before_the_claim_is_not_made_again(tmp_path):
+    found = iter([None, "made by another process"])
+    assert make_once(tmp_path / "file", lambda: next(found), lambda beat: 1 / 0).startswith("made")
