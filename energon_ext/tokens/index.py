@@ -34,7 +34,6 @@ PREPARED = "prepared.json"
 SHUFFLED = "shuffled"
 
 ALL_SUFFIXES = (*SUFFIXES, META_SUFFIX, WEIGHTS_SUFFIX)
-_WEIGHTS_DTYPES = ("uint8", "float32")
 
 #: Sequences checked per chunk, few enough for the cache of a core.
 _CHECKED_SEQUENCES = 1 << 16
