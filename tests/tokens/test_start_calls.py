@@ -39,7 +39,9 @@ def begin(ranks):
         batch_size=1,
         task_encoder=PackedTaskEncoder(ByteTokenizer(), seq_len=512),
     )
-    next(iter(ExactDataLoader(dataset)))
+    loader = ExactDataLoader(dataset)
+    next(iter(loader))
+    loader.state_dict()  # computes the fingerprint
 
 begin(1)  # loads the modules, and checks the files if no process has yet
 os.path.exists("/BEGIN")
@@ -64,7 +66,7 @@ def mixes(tmp_path_factory):
 
 
 def calls_of(mix, ranks, folder):
-    """Return the calls of a second start, up to its first batch."""
+    """Return the calls of a second start, up to its first batch and state."""
     log = folder / "strace"
     command = ["strace", "-f", "-e", "trace=%file,getdents64", "-o", log, sys.executable, "-c"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
