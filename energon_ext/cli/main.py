@@ -13,6 +13,7 @@ from energon_ext.errors import EnergonExtError
 
 #: One line of help per command, so that listing them imports nothing.
 COMMANDS = {
+    "check": "Check all token files that PATH names, and write their catalog.",
     "checkpoint": "Inspect a checkpoint, or forecast what follows it.",
     "import": "Convert Megatron's --data-path to the metadataset OUTPUT.",
     "measure": "Measure the sample lengths of METADATASET before a run.",

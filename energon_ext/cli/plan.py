@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext plan``: show what a run would read, before it starts."""
 
+import functools
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import click
 
 from energon_ext.cli import MAX_LISTED, echo, one_of, option, table
+from energon_ext.cli.file_calls import KINDS, count_file_calls
 from energon_ext.cli.forecast import (
     draw_forecast,
     imbalance_of,
@@ -17,6 +19,8 @@ from energon_ext.cli.forecast import (
 )
 from energon_ext.cli.mix import mix_options, open_mix, warn_of_undecided_weights, weights_of
 from energon_ext.errors import ConfigError
+from energon_ext.loader.data_loader import ExactDataLoader
+from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice import SpliceIndex
@@ -40,6 +44,7 @@ COUNT = option.Count(1)
 @click.option("--global-batch-size", type=COUNT, default=1, help="Rows per step.")
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
 @click.option("--micro-batch-size", type=COUNT, help="Rows per batch.  [default: all of a rank]")
+@click.option("--start", is_flag=True, help="Count what a rank's start asks the file system.")
 @click.option("--balance", is_flag=True, help="Show how unevenly the work is divided among ranks.")
 @click.option(
     "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Estimate for streamed sources."
@@ -53,6 +58,7 @@ def plan(
     micro_batch_size: int | None,
     steps: int | None,
     train_tokens: int | None,
+    start: bool,
     balance: bool,
     tokens_per_doc: float | None,
     exact: bool,
@@ -71,6 +77,9 @@ def plan(
     each source, and when it ends. Up to 262,144 rows are planned exactly; beyond that, the forecast
     is estimated from the shares.
 
+    With --start, the command opens the dataset as rank 0 of --ranks does at a second start, and
+    counts how often it asks the file system.
+
     Example: energon-ext plan mix.yaml --steps 1000 --global-batch-size 64 --seq-length 4096
     """
     given = {"--at": at, "--steps": steps, "--train-tokens": train_tokens}
@@ -78,16 +87,26 @@ def plan(
     if not forecasts and (png or html or as_json or exact):
         raise ConfigError("--png, --html, --json and --exact are for a forecast: give --steps.")
     positions = [parse_breakpoint(text, "--at") for text in (at or "").split(",") if text]
-    if not forecasts and not balance and (weights := weights_of(metadataset, **options)):
+    if (
+        not forecasts
+        and not balance
+        and not start
+        and (weights := weights_of(metadataset, **options))
+    ):
         _show_shares(weights, positions)
         return
-    dataset, _ = open_mix(
+    open_dataset = functools.partial(
+        open_mix,
         metadataset,
         ranks=ranks,
         batch_size=micro_batch_size or max(1, global_batch_size // ranks),
-        rows_per_step=global_batch_size,
+        rows_per_step=max(global_batch_size, ranks) if start else global_batch_size,
         **options,
     )
+    dataset, _ = open_dataset()
+    if start:
+        echo(_start(open_dataset))
+        return
     blend = find_blend(dataset)
     if train_tokens is not None:
         steps = _steps_for(blend, train_tokens)
@@ -104,6 +123,17 @@ def plan(
         echo("\n" + imbalance_table(imbalance, blend))
     for source in splices_of(dataset):
         echo("\n" + _documents(source, blend))
+
+
+def _start(open_dataset: Callable[[], tuple[Any, Any]]) -> str:
+    """Return a table of the file system calls of a start; an earlier one has loaded the modules."""
+    (dataset, _), opened = count_file_calls(open_dataset)
+    rows = [["", *KINDS], ["dataset", *(f"{opened[kind]:,}" for kind in KINDS)]]
+    if isinstance(dataset, PlannedDataset):
+        batches = iter(ExactDataLoader(dataset))
+        _, read = count_file_calls(lambda: next(batches))
+        rows.append(["first batch", *(f"{read[kind]:,}" for kind in KINDS)])
+    return table(rows)
 
 
 def _steps_for(blend: Blend, tokens: int) -> int:

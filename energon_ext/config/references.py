@@ -4,7 +4,7 @@
 
 # No `from __future__ import annotations` here: Energon's parser reads the annotations.
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Sequence
 
 from megatron.energon import WorkerConfig
 from megatron.energon.epathlib import EPath
@@ -15,9 +15,11 @@ from megatron.energon.metadataset.metadataset_v2 import DatasetReference
 
 from energon_ext.compat import resolve_path, set_dataset
 from energon_ext.errors import ConfigError
-from energon_ext.storage.object_store import as_msc
+from energon_ext.samples.numbered import ALONE
+from energon_ext.storage.object_store import as_msc, file_name, is_remote
 from energon_ext.tokens.file_set import open_token_files
-from energon_ext.tokens.paths import is_token_file, named_pair
+from energon_ext.tokens.index import without_suffix
+from energon_ext.tokens.paths import is_token_file
 
 
 class DocumentFactory(BaseCoreDatasetFactory):
@@ -36,12 +38,15 @@ class DocumentFactory(BaseCoreDatasetFactory):
         subset: DatasetSubset | None = None,
         **sample_options: Any,
     ):
-        self.paths = [EPath(named_pair(path))]
         self.subflavors = subflavors or {}
         self.subset = subset
         self.training = training
         self.worker_config = worker_config
-        self.documents = open_token_files(path)
+        # Commands that only ask for names or tokenizers are not part of a run.
+        is_run = worker_config is not ALONE
+        share = (worker_config.rank, worker_config.world_size) if is_run else None
+        self.documents = open_token_files(path, share)
+        self.paths = [named_path(path, self.documents.prefixes)]
 
     def __len__(self) -> int:
         first, stop = 0, len(self.documents)
@@ -75,6 +80,14 @@ def check_blocks(dataset: BaseCoreDatasetFactory, found: str) -> None:
         )
 
 
+def named_path(path: EPath, prefixes: Sequence[str]) -> EPath:
+    """Return a path without suffix if it names a single pair, any other path unchanged."""
+    name = file_name(path).rstrip("/")
+    stem = without_suffix(name)
+    is_pair = stem != name and (is_remote(name) or list(prefixes) == [stem])
+    return EPath(without_suffix(str(path).rstrip("/"))) if is_pair else path
+
+
 class TokenFileLoader(DatasetLoader):
     """Loads the token files that a reference names."""
 
@@ -84,7 +97,8 @@ class TokenFileLoader(DatasetLoader):
                 f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets only; token files "
                 f"have a new order in every epoch. Remove it."
             )
-        return DocumentFactory(EPath(self.path), **options)
+        path = self.path if isinstance(self.path, EPath) else EPath(self.path)
+        return DocumentFactory(path, **options)
 
 
 @dataclass(kw_only=True)

@@ -82,12 +82,17 @@ def keys_and_names(leaves: Sequence[Leaf]) -> list[tuple[str, SourceNames]]:
     dataset that is listed twice is still read in two different orders.
     """
     portable, absolute, ends = [], [], []
-    shared = _shared_folder([leaf for leaf in leaves if leaf.root is None])
+    shared = _shared_folder([leaf for leaf in leaves if leaf.metadataset is None])
+    # Thousands of leaves have few metadatasets.
+    some = {id(leaf.metadataset): leaf for leaf in leaves}
+    folders = {number: leaf.root for number, leaf in some.items()}
     for leaf in leaves:
         paths = [str(path) for path in leaf.dataset.paths]
         data = leaf.dataset
         read = (_split_name(data), _subset_text(data), leaf.subflavors, leaf.text_key)
-        relative = "+".join(portable_path(path, leaf.root or shared) for path in paths)
+        relative = "+".join(
+            portable_path(path, folders[id(leaf.metadataset)] or shared) for path in paths
+        )
         portable.append(source_key(relative, *read))
         absolute.append(source_key("+".join(paths), *read))
         ends.append(("+".join(map(_last_name, paths)), len(relative)))

@@ -121,14 +121,14 @@ class YamlChecker:
         if split_part is not None and split_part not in splits:
             has = choices(split_part, splits)
             raise ConfigError(f"{path}: no split {split_part!r}; it has {has}")
-        sources = 1
+        sources, folder = 1, path.parent
         for name, node in splits.items():
             for place, reference in _mappings(node, f"splits.{name}", _holds_references):
                 if not _is_reference(reference):
                     continue
                 part = str(reference.get("split_part") or name)
                 sources += self._check_reference(
-                    _resolve(path.parent.__truediv__, reference["path"], f"{path}: {place}.path"),
+                    _resolve(folder.__truediv__, reference["path"], f"{path}: {place}.path"),
                     part if name == split_part else None,
                     reference,
                     found_in=f"{path}: {place}: ",

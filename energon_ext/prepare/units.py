@@ -157,7 +157,7 @@ def _prepare(
         if path.name.partition(".")[0] in missing:
             path.unlink()
     totals = [unit.num_bytes for unit in missing.values()]
-    with _progress_bar(preparation.title, sum(totals) if all(totals) else None) as bar:
+    with progress_bar(preparation.title, sum(totals) if all(totals) else None) as bar:
 
         def advance(num_bytes: int) -> None:
             beat()
@@ -169,7 +169,7 @@ def _prepare(
                 preparation.write_account(name, record)
 
 
-def _progress_bar(title: str, num_bytes: int | None) -> Any:
+def progress_bar(title: str, num_bytes: int | None) -> Any:
     """Return a progress bar, which prints a line every 30 s if it is not on a terminal."""
     is_closed = sys.stderr is None or sys.stderr.closed
     seconds = 0.1 if not is_closed and sys.stderr.isatty() else _SECONDS_BETWEEN_LINES

@@ -117,6 +117,7 @@ Shards = LocalShards | StoredShards
 
 def shards_of(infos: Sequence[ShardInfo]) -> Shards | None:
     """Return the shards of a dataset; None if they are on an unsupported file system."""
-    if all(info.path.is_local() for info in infos):
+    some = infos[:1]  # they are all below one folder
+    if all(info.path.is_local() for info in some):
         return LocalShards(infos)
-    return StoredShards(infos) if all(is_remote(file_name(info.path)) for info in infos) else None
+    return StoredShards(infos) if all(is_remote(file_name(info.path)) for info in some) else None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
@@ -18,12 +19,21 @@ from energon_ext.errors import ConfigError
 #: Without an update for this long, the process with a claim is considered dead.
 STALE_SECONDS = 30.0
 _BEAT_SECONDS = 3.0
-_POLL_SECONDS = 0.2
+_POLL_SECONDS, _LAST_POLL_SECONDS = 0.2, 5.0
+
+#: How long a process waits for another one to make a file; NCCL collectives time out after 600 s.
+WAIT_SECONDS = 480.0
+
+_Made = TypeVar("_Made")
 _MAX_BYTES = 4096
 
 
 class ClaimedError(ConfigError):
     """Another process is writing the file or folder."""
+
+
+class UnwritableError(OSError):
+    """A folder cannot be written to."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,42 @@ def claim(output: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None
         yield beat
     finally:
         path.unlink(missing_ok=True)
+
+
+def make_once(
+    file: Path, read: Callable[[], _Made | None], make: Callable[[Callable[[], None]], _Made]
+) -> _Made:
+    """Return what a file contains; if there is none yet, make it, or wait for another process.
+
+    Args:
+        read: reads the file; None if there is none.
+        make: makes the file, given a function to call often, and returns its content.
+
+    Raises:
+        ConfigError: another process has not finished after ``WAIT_SECONDS``.
+        UnwritableError: there is no file, and the folder cannot be written to.
+    """
+    deadline, pause = time.monotonic() + WAIT_SECONDS, _POLL_SECONDS
+    while (found := read()) is None:
+        with contextlib.ExitStack() as stack:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                beat = stack.enter_context(claim(file))
+            except ClaimedError as error:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"{error} It has not finished in {WAIT_SECONDS:.0f} s; wait for it or stop "
+                        f"it, then start again."
+                    ) from error
+                time.sleep(pause)
+                pause = min(2 * pause, _LAST_POLL_SECONDS)  # thousands of processes may wait
+                continue
+            except OSError as error:
+                raise UnwritableError(str(error)) from error
+            # Another process may have made it before this one claimed it.
+            found = read()
+            return make(beat) if found is None else found
+    return found
 
 
 def check_unclaimed(output: Path, part: Part | None) -> None:

@@ -93,8 +93,8 @@ class Pages:
 
     def __init__(self, array: np.ndarray):
         self._begin, self._item_bytes = array.ctypes.data, array.itemsize
-        self._is_small = array.nbytes < SMALL_BYTES
-        if self._is_small:
+        self.is_small = array.nbytes < SMALL_BYTES
+        if self.is_small:
             return
         first, last = self._begin // mmap.PAGESIZE, (self._begin + array.nbytes) // mmap.PAGESIZE
         self._first, self._is_requested = first, np.zeros(last - first + 1, bool)
@@ -103,7 +103,7 @@ class Pages:
 
     def request(self, items: np.ndarray) -> None:
         """Request the pages of some items of the array, given by their indices."""
-        if self._is_small:
+        if self.is_small:
             return
         pages = (self._begin + items * self._item_bytes) // mmap.PAGESIZE - self._first
         new = np.unique(pages[~self._is_requested[pages]])

@@ -11,6 +11,7 @@ from weakref import WeakSet
 import numpy as np
 
 from energon_ext.errors import ConfigError, StoreError
+from energon_ext.storage.file_map import Pages
 from energon_ext.storage.object_store import file_name, is_remote, local_copy
 from energon_ext.storage.range_reader import RemoteTokens, range_reader
 from energon_ext.tokens.documents import FINGERPRINT_READ, Documents, Origin, sample_numbers
@@ -18,7 +19,6 @@ from energon_ext.tokens.index import (
     SHUFFLED,
     Numbers,
     Pair,
-    check_index,
     open_label_weights,
     open_tokens,
     read_pair,
@@ -29,13 +29,15 @@ from energon_ext.tokens.lookup import (
     has_large_index,
     request_lengths,
 )
+from energon_ext.tokens.opening import check_now, open_pairs
 from energon_ext.tokens.origins import origins_of
-from energon_ext.tokens.paths import pair_prefixes
+from energon_ext.tokens.paths import list_pairs
 from energon_ext.tokens.remote_pairs import remote_pairs
+from energon_ext.tokens.unchanged import Share
 
 #: Tokens checked for ids outside the vocabulary, and the most files they are taken from.
 _CHECKED_TOKENS = 1 << 20
-_CHECKED_FILES = 64
+_CHECKED_FILES = 16
 
 _opened: WeakSet["TokenFiles"] = WeakSet()
 
@@ -43,30 +45,31 @@ _opened: WeakSet["TokenFiles"] = WeakSet()
 class TokenFiles(Documents):
     """The documents of many ``.bin``/``.idx`` pairs, numbered from the first pair to the last.
 
-    Opening checks the indices. The tokens of a file are mapped when one of its documents is read;
-    neither tokens nor lengths of documents are copied.
+    Opening checks the indices of pairs that are given by their paths. The tokens of a file are
+    mapped when one of its documents is read; neither tokens nor lengths are copied.
 
     Args:
-        prefixes: paths without suffix, or pairs in an object store, whose indices are checked on
-            first use. Documents are numbered in this order.
+        prefixes: paths without suffix, or pairs: those that were checked, or those in an object
+            store, which are checked on first use. Documents are numbered in this order.
+
+        lengths: tokens of each document, uint32 [documents]; None to read them from the indices.
 
     Raises:
         ConfigError: a file is missing, damaged, or does not match the others of its pair.
     """
 
-    def __init__(self, prefixes: Sequence[str | Path | Pair]):
+    def __init__(self, prefixes: Sequence[str | Path | Pair], lengths: np.ndarray | None = None):
         self._pairs = [
-            each if isinstance(each, Pair) else read_pair(str(each)) for each in prefixes
+            each if isinstance(each, Pair) else check_now(read_pair(str(each))) for each in prefixes
         ]
         self.prefixes = [pair.prefix for pair in self._pairs]
         self._unfetched = {n for n, pair in enumerate(self._pairs) if pair.objects is not None}
         self.is_remote = bool(self._unfetched)
-        for pair in self._pairs:
-            if pair.objects is None:
-                check_index(pair)
         self._first_documents = _starts([pair.documents for pair in self._pairs])
         self._first_tokens = _starts([pair.tokens for pair in self._pairs])
         self._has_weights = any(pair.weights_dtype is not None for pair in self._pairs)
+        self._lengths = lengths
+        self._pages = None if lengths is None else Pages(lengths)
         _opened.add(self)
 
     def __len__(self) -> int:
@@ -78,6 +81,8 @@ class TokenFiles(Documents):
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
         numbers = np.asarray(numbers, np.int64)
+        if self._lengths is not None:
+            return self._lengths[numbers].astype(np.int64)
         lengths = np.empty(len(numbers), np.int64)
         for pair, where, local in self._by_pair(numbers):
             lengths[where] = document_lengths(pair, local)
@@ -85,10 +90,14 @@ class TokenFiles(Documents):
 
     @functools.cached_property
     def is_large(self) -> bool:
+        if self._pages is not None:
+            return not self._pages.is_small
         return any(has_large_index(pair) for pair in self._pairs)
 
     def request(self, numbers: np.ndarray) -> None:
-        if self.is_large:
+        if self._pages is not None:
+            self._pages.request(numbers)
+        elif self.is_large:
             for pair, _, local in self._by_pair(np.asarray(numbers, np.int64)):
                 request_lengths(pair, local)
 
@@ -97,7 +106,8 @@ class TokenFiles(Documents):
         numbers = np.asarray(numbers, np.int64)
         places = np.empty(len(numbers), np.int64)
         for pair, where, local in self._by_pair(numbers):
-            places[where] = first_tokens(pair, local)
+            planned = None if self._lengths is None else self._lengths[numbers[where]]
+            places[where] = first_tokens(pair, local, planned)
         return (
             places
             if len(self._pairs) == 1
@@ -230,7 +240,7 @@ class TokenFiles(Documents):
         """Raise ConfigError if the files were evidently written with a different tokenizer.
 
         Fingerprints are compared for files that name their tokenizer. About a million ids from at
-        most 64 files must be in ``[0, vocab_size)``.
+        most 16 files must be in ``[0, vocab_size)``.
         """
         self.check_written("tokenizer", name, fingerprint)
         checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]
@@ -274,19 +284,21 @@ class TokenFiles(Documents):
         return next(bare, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenFiles, (self._pairs if self.is_remote else self.prefixes,)
+        return TokenFiles, (self._pairs,)
 
 
-def open_token_files(path: Any) -> TokenFiles:
+def open_token_files(path: Any, share: Share | None = (0, 1)) -> TokenFiles:
     """Open the documents that a path names; ConfigError if a pair is missing or incomplete.
 
     Args:
         path: a pair with or without suffix, a folder with pairs in it or below it, or a pattern
             such as ``web/*/part-*``.
+        share: number of this process, and of all that open the path together: each asks the file
+            system about its share of many files. None to ask about none.
     """
     name = file_name(path)
     if not is_remote(name):
-        return TokenFiles(pair_prefixes(name))
+        return TokenFiles(*open_pairs(name, list_pairs(name), share))
     try:
         return TokenFiles(remote_pairs(name))
     except StoreError as error:

@@ -9,37 +9,31 @@ document and S. (megatron-core, ``core/datasets/indexed_dataset.py``; its reader
 open per pair.)
 """
 
-import json
 import os
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Mapping
+from typing import Any, Callable, Collection, Mapping
 
 import numpy as np
 
-from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file
 from energon_ext.storage.object_store import StoredObject, local_copy
 from energon_ext.storage.range_reader import RemoteTokens
+from energon_ext.tokens.meta import META_SUFFIX as META_SUFFIX
+from energon_ext.tokens.meta import WEIGHTS_SUFFIX as WEIGHTS_SUFFIX
+from energon_ext.tokens.meta import read_meta, weights_dtype
 
 SUFFIXES = (".bin", ".idx")
 
 #: List of all files and counts, which `energon-ext prepare` writes next to its split folders.
 PREPARED = "prepared.json"
 
-#: Tokenizer and type of the weights of a pair that `energon-ext prepare` wrote.
-META_SUFFIX = ".meta.json"
-MAX_META_BYTES = 2**20
-
 #: Field of the meta file that identifies a random order; pairs with the same one are parts of it.
 SHUFFLED = "shuffled"
 
-#: One number per token: uint8 if all are 0 or 1, as for fine-tuning on answers, else float32.
-#: The meta file contains the type, as ``{"label_weights": {"dtype": "uint8"}}``.
-WEIGHTS_SUFFIX = ".weights.bin"
-_WEIGHTS_DTYPES = ("uint8", "float32")
+ALL_SUFFIXES = (*SUFFIXES, META_SUFFIX, WEIGHTS_SUFFIX)
 
 #: Sequences checked per chunk, few enough for the cache of a core.
 _CHECKED_SEQUENCES = 1 << 16
@@ -59,6 +53,7 @@ _TOKEN_TYPES = {
     code: np.dtype(name).newbyteorder("<")
     for code, name in {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 8: "u2"}.items()
 }
+_CODES = {dtype: code for code, dtype in _TOKEN_TYPES.items()}
 
 
 def without_suffix(path: str) -> str:
@@ -71,7 +66,9 @@ def without_suffix(path: str) -> str:
 class Pair:
     """Counts, types and ``.meta.json`` of a pair, known without mapping it.
 
-    ``objects`` are its files by suffix if they are in an object store.
+    Attributes:
+        objects: its files by suffix if they are in an object store.
+        one_sequence_each: whether each document is one sequence; None if its index was not checked.
     """
 
     prefix: str
@@ -82,6 +79,7 @@ class Pair:
     weights_dtype: np.dtype | None
     meta: Mapping[str, Any] | None
     objects: Mapping[str, StoredObject] | None = None
+    one_sequence_each: bool | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -93,8 +91,12 @@ class Index:
     first_sequences: np.ndarray
 
 
-def read_pair(prefix: str) -> Pair:
-    """Read and check the header of a pair: a few hundred bytes, whatever the size of the pair."""
+def read_pair(prefix: str, files: Collection[str] = ALL_SUFFIXES) -> Pair:
+    """Read and check the header of a pair: a few hundred bytes, whatever the size of the pair.
+
+    Args:
+        files: suffixes of the files that it may have; others are not looked for.
+    """
     try:
         num_bytes = os.stat(prefix + ".bin").st_size
         header = read_header(prefix + ".idx", prefix + ".idx")
@@ -102,9 +104,11 @@ def read_pair(prefix: str) -> Pair:
         raise ConfigError(f"{error.filename}: does not exist; a pair needs both files.") from error
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
-    path = prefix + WEIGHTS_SUFFIX
-    weights_bytes = os.path.getsize(path) if os.path.isfile(path) else None
-    meta = read_meta(prefix + META_SUFFIX, prefix + META_SUFFIX)
+    path, weights_bytes, meta = prefix + WEIGHTS_SUFFIX, None, None
+    if WEIGHTS_SUFFIX in files and os.path.isfile(path):
+        weights_bytes = os.path.getsize(path)
+    if META_SUFFIX in files:
+        meta = read_meta(prefix + META_SUFFIX, prefix + META_SUFFIX)
     return pair_of(prefix, header, num_bytes, weights_bytes, meta)
 
 
@@ -115,14 +119,16 @@ def pair_of(
     weights_bytes: int | None,
     meta: Mapping[str, Any] | None,
     objects: Mapping[str, StoredObject] | None = None,
+    one_sequence_each: bool | None = None,
 ) -> Pair:
     """Build a pair; ConfigError if the size of its ``.bin`` or weights does not fit the header."""
     dtype, sequences, documents, expected = header
     if num_bytes != expected:
         raise _of_another_run(prefix, num_bytes, expected)
     tokens = num_bytes // dtype.itemsize
-    weights = _weights_dtype(prefix, meta, tokens, weights_bytes)
-    return Pair(prefix, dtype, sequences, documents, tokens, weights, meta, objects)
+    weights = weights_dtype(prefix, meta, tokens, weights_bytes)
+    counts = sequences, documents, tokens
+    return Pair(prefix, dtype, *counts, weights, meta, objects, one_sequence_each)
 
 
 def _of_another_run(prefix: str, num_bytes: int, expected: int) -> ConfigError:
@@ -135,27 +141,34 @@ def _of_another_run(prefix: str, num_bytes: int, expected: int) -> ConfigError:
 @lru_cache(MAX_MAPS)
 def open_index(pair: Pair) -> Index:
     """Open the index of a pair; an index in an object store is copied and checked first."""
-    path = where = pair.prefix + ".idx"
-    if pair.objects is not None:
-        where = local_copy(pair.objects[".idx"])
-        found, num_bytes = read_header(path, where), pair.tokens * pair.dtype.itemsize
-        if found != (pair.dtype, pair.sequences, pair.documents, num_bytes):
-            raise _of_another_run(pair.prefix, num_bytes, found[-1])
-    content = map_file(where, _index_bytes(pair.sequences, pair.documents))
-    index = _index(content, pair.sequences)
-    if pair.objects is not None:
-        _check(pair, index)
+    if pair.objects is None:
+        return map_index(pair, pair.prefix + ".idx")
+    index = map_index(pair, local_copy(pair.objects[".idx"]))
+    check_index(pair, index)
     return index
 
 
-def check_index(pair: Pair) -> None:
-    """Check that all sequences and documents of an index follow one another without gaps.
+def map_index(pair: Pair, path: str) -> Index:
+    """Map the index at a path; ConfigError if it is not the one that the pair was built from."""
+    try:
+        content = map_file(path, index_bytes(pair))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+    index = _index(content, pair.sequences)
+    described = _described_bytes(pair.dtype, pair.sequences, index)
+    header = _header(pair.dtype, pair.sequences, pair.documents + 1)
+    is_same = content[: _HEADER.size].tobytes() == header
+    if not is_same or described != pair.tokens * pair.dtype.itemsize:
+        raise ConfigError(
+            f"{pair.prefix}.idx: has changed, and no longer describes {pair.documents} documents "
+            f"with {pair.tokens} tokens; copy both files of the pair again, and start again."
+        )
+    return index
 
-    So none overlaps another, starts inside a token or extends past the file. For 10^9 documents
-    this takes 4 s on one core; a run reads these 20 GB anyway. Caching the result would need a file
-    next to the data, which is often read-only, and trust in its time stamps.
-    """
-    _check(pair, open_index(pair))
+
+def index_bytes(pair: Pair) -> int:
+    """Return the least bytes of the index of a pair; Megatron's multimodal ones have more."""
+    return _index_bytes(pair.sequences, pair.documents)
 
 
 def _index_bytes(sequences: int, documents: int) -> int:
@@ -169,40 +182,76 @@ def _index(content: np.ndarray, sequences: int) -> Index:
     return Index(lengths, numbers[: sequences + 1], numbers[sequences:])
 
 
+def _header(dtype: np.dtype, sequences: int, bounds: int) -> bytes:
+    return _HEADER.pack(_MAGIC, 1, _CODES[dtype], sequences, bounds)
+
+
+def _described_bytes(dtype: np.dtype, sequences: int, index: Index) -> int | None:
+    """Return the bytes of the ``.bin`` that an index describes; None if it leaves out sequences."""
+    firsts = index.first_sequences
+    if firsts[0] != 0 or firsts[-1] != sequences:
+        return None
+    if not sequences:
+        return 0
+    return int(index.pointers[sequences - 1]) + int(index.lengths[-1]) * dtype.itemsize
+
+
 def write_index(path: str, dtype: np.dtype, lengths: np.ndarray) -> None:
     """Write the ``.idx`` of consecutive documents with one sequence each."""
     count = len(lengths)
-    code = next(code for code, known in _TOKEN_TYPES.items() if known == dtype)
     with open(path, "wb") as file:
-        file.write(_HEADER.pack(_MAGIC, 1, code, count, count + 1))
+        file.write(_header(dtype, count, count + 1))
         lengths.astype("<i4", copy=False).tofile(file)
         sizes = lengths.astype("<i8") * dtype.itemsize
         (np.cumsum(sizes) - sizes).tofile(file)
         np.arange(count + 1, dtype="<i8").tofile(file)
 
 
-def _check(pair: Pair, index: Index) -> None:
+def check_index(
+    pair: Pair, index: Index, advance: Callable[[int], None] = lambda num_bytes: None
+) -> bool:
+    """Check that all sequences and documents of an index follow one another without gaps.
+
+    So none overlaps another, starts inside a token or extends past the file. For 10^9 documents
+    this takes 4 s on one core.
+
+    Args:
+        advance: called with the number of bytes checked since the last call.
+
+    Returns:
+        Whether each document is one sequence.
+    """
     token_bytes = np.int64(pair.dtype.itemsize)
     for begin in range(0, pair.sequences, _CHECKED_SEQUENCES):
         lengths = index.lengths[begin : begin + _CHECKED_SEQUENCES]
         pointers = index.pointers[: pair.sequences][begin : begin + len(lengths) + 1]
-        sizes = np.diff(pointers)  # the last sequence is covered by the header's check
+        sizes = pointers[1:] - pointers[:-1]  # the last sequence is covered by the header's check
         wrong = lengths < 0
         wrong[: len(sizes)] |= lengths[: len(sizes)] * token_bytes != sizes
         if begin == 0:
             wrong[0] |= pointers[0] != 0
         _refuse(pair, "sequence", begin, wrong)
+        advance(12 * len(lengths))
+    is_one = pair.sequences == pair.documents
     for begin in range(0, pair.documents, _CHECKED_SEQUENCES):
         firsts = index.first_sequences[begin : begin + _CHECKED_SEQUENCES + 1]
-        _refuse(pair, "document", begin, firsts[1:] < firsts[:-1])
+        steps = firsts[1:] - firsts[:-1]
+        _refuse(pair, "document", begin, steps < 0)
+        is_one = is_one and bool((steps == 1).all())
+        advance(8 * len(steps))
+    return is_one
 
 
 def _refuse(pair: Pair, kind: str, begin: int, wrong: np.ndarray) -> None:
     if wrong.any():
-        raise ConfigError(
-            f"{pair.prefix}.idx: damaged, {kind} {begin + int(wrong.argmax())} overlaps another or "
-            f"leaves a gap in {pair.prefix}.bin; write the pair again."
-        )
+        raise _damaged(pair, kind, begin + int(wrong.argmax()))
+
+
+def _damaged(pair: Pair, kind: str, number: int) -> ConfigError:
+    return ConfigError(
+        f"{pair.prefix}.idx: damaged, {kind} {number} overlaps another or leaves a gap in "
+        f"{pair.prefix}.bin; write the pair again."
+    )
 
 
 @lru_cache(MAX_MAPS)
@@ -251,62 +300,8 @@ def _read_header(path: str) -> Header:
             f"{len(content)} bytes, but {sequences} sequences and {bounds - 1} documents take "
             f"{needed}"
         )
-    index = _index(content[:needed], sequences)
-    if index.first_sequences[0] != 0 or index.first_sequences[-1] != sequences:
-        raise ValueError("its documents do not cover all its sequences")
     dtype = _TOKEN_TYPES[code]
-    num_bytes = 0
-    if sequences > 0:
-        last_bytes = int(index.lengths[-1]) * dtype.itemsize
-        num_bytes = int(index.pointers[sequences - 1]) + last_bytes
+    num_bytes = _described_bytes(dtype, sequences, _index(content[:needed], sequences))
+    if num_bytes is None:
+        raise ValueError("its documents do not cover all its sequences")
     return dtype, sequences, bounds - 1, num_bytes
-
-
-def read_meta(name: str, path: str) -> Mapping[str, Any] | None:
-    """Read the ``.meta.json`` at a path, None if there is none; messages use the name."""
-    try:
-        content = read_data(path, MAX_META_BYTES)
-    except FileNotFoundError:
-        return None
-    try:
-        return _parse_meta(content)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{name}: not written by `energon-ext prepare` ({error}).") from error
-
-
-def _weights_dtype(
-    prefix: str, meta: Mapping[str, Any] | None, num_tokens: int, found_bytes: int | None
-) -> np.dtype | None:
-    """Return the type of a pair's label weights, one per token; None if it has none."""
-    path = prefix + WEIGHTS_SUFFIX
-    described = (meta or {}).get("label_weights")
-    if described is None:
-        if found_bytes is None:
-            return None
-        raise ConfigError(
-            f"{path}: would be ignored, since {prefix}.meta.json does not mention it; copy that "
-            f"file too, or remove the weights."
-        )
-    name = described.get("dtype") if isinstance(described, Mapping) else described
-    if name not in _WEIGHTS_DTYPES:
-        raise ConfigError(
-            f"{prefix}.meta.json: the type of label_weights must be "
-            f"{' or '.join(_WEIGHTS_DTYPES)}, found {name!r}."
-        )
-    dtype = np.dtype(name)
-    if found_bytes != num_tokens * dtype.itemsize:
-        found = "does not exist" if found_bytes is None else f"has {found_bytes} bytes"
-        raise ConfigError(
-            f"{path}: {found}, {num_tokens} tokens need {num_tokens * dtype.itemsize} bytes; copy "
-            f"it again."
-        )
-    return dtype
-
-
-@lru_cache(64)
-def _parse_meta(content: bytes) -> Mapping[str, Any]:
-    """Parse a meta file; cached by content, as thousands of pairs may share one tokenizer."""
-    meta = json.loads(content)
-    if not isinstance(meta, dict) or "tokenizer" not in meta:
-        raise ValueError("it has no `tokenizer`")
-    return meta

@@ -17,6 +17,8 @@ _CHUNK = 1 << 16
 @lru_cache(MAX_MAPS)
 def _has_one_sequence_each(pair: Pair) -> bool:
     """Return whether each document of a pair is one sequence, as `energon-ext prepare` writes."""
+    if pair.one_sequence_each is not None:
+        return pair.one_sequence_each
     firsts = open_index(pair).first_sequences
     return pair.sequences == pair.documents and all(
         np.array_equal(part, np.arange(begin, begin + len(part)))
@@ -56,20 +58,27 @@ def document_lengths(pair: Pair, numbers: np.ndarray) -> np.ndarray:
     return _first_tokens(pair, numbers + 1) - _first_tokens(pair, numbers)
 
 
-def first_tokens(pair: Pair, numbers: np.ndarray) -> np.ndarray:
+def first_tokens(pair: Pair, numbers: np.ndarray, planned: np.ndarray | None = None) -> np.ndarray:
     """Return the number of the first token of documents in their pair, int64 [n].
 
+    Args:
+        planned: the lengths by which they were planned, if these are not from the index.
+
     Raises:
-        ConfigError: the index gives a document another length elsewhere, so it is damaged.
+        ConfigError: the index gives a document another length elsewhere, or a place outside the
+            file, so it was damaged after it was checked.
     """
     if _has_one_sequence_each(pair):
         _pages_of_pointers(pair).request(numbers)
     firsts, ends = _first_tokens(pair, numbers), _first_tokens(pair, numbers + 1)
-    wrong = ends - firsts != document_lengths(pair, numbers)
+    wrong = (firsts < 0) | (ends > pair.tokens)
+    wrong |= ends - firsts != document_lengths(pair, numbers)
+    if planned is not None:
+        wrong |= ends - firsts != planned
     if wrong.any():
         raise ConfigError(
-            f"{pair.prefix}.idx: damaged, document {numbers[wrong.argmax()]} has two lengths; "
-            f"write the pair again."
+            f"{pair.prefix}.idx: damaged, document {numbers[wrong.argmax()]} has two lengths or is "
+            f"not in {pair.prefix}.bin; write the pair again."
         )
     return firsts
 

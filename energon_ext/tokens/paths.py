@@ -1,24 +1,34 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The ``.bin``/``.idx`` pairs that a path names: one pair, a folder of pairs, or a pattern."""
+"""The ``.bin``/``.idx`` pairs that a path names: one pair, a folder of pairs, or a pattern.
 
+Each folder is listed once. Which files there are is decided by their names alone: asking the file
+system about each of 10 000 pairs would take longer than everything else at a start.
+"""
+
+import contextlib
 import glob
 import itertools
 import os
+import re
 from collections.abc import Iterator
+from fnmatch import translate
 from typing import Any
 
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.errors import ConfigError
 from energon_ext.storage.object_store import file_name, is_remote
-from energon_ext.tokens.index import SUFFIXES, WEIGHTS_SUFFIX, without_suffix
+from energon_ext.tokens.index import ALL_SUFFIXES, SUFFIXES, WEIGHTS_SUFFIX, without_suffix
 from energon_ext.tokens.remote_pairs import names_remote_pairs
 
 MAX_FOLDERS = 50_000  # that a pattern may match
 
 #: The pairs that `energon-ext prepare` writes; they must not be combined into one source.
 SPLITS = ("train", "val")
+
+#: A folder and the names in it.
+_Listing = tuple[str, set[str]]
 
 
 def is_token_file(path: Any) -> bool:
@@ -35,34 +45,46 @@ def is_token_file(path: Any) -> bool:
     is_pattern = glob.has_magic(text) and "://" not in text and not os.path.exists(text)
     if _single_prefix(text) is not None or is_pattern:
         return True
-    return os.path.isdir(text) and any(os.path.isfile(f"{p}.bin") for p in _matching(_below(text)))
+    return os.path.isdir(text) and any(set(SUFFIXES) <= files for _, files in _found(_below(text)))
 
 
-def pair_prefixes(path: Any) -> list[str]:
-    """Return the pairs that a path names, as sorted paths without suffix.
+def list_pairs(path: Any) -> dict[str, set[str]]:
+    """Return the pairs that a path names, sorted: the suffixes of the files of each prefix.
 
     ConfigError if there is none, one lacks a file, or a folder contains both splits of a prepared
     text.
     """
+    pairs = list_files(path)
+    for prefix, files in pairs.items():
+        if fault := half_of(prefix, files):
+            raise ConfigError(fault)
+    return pairs
+
+
+def half_of(prefix: str, files: set[str]) -> str | None:
+    """Return a message if a pair has only one of its two files."""
+    for suffix, other in (SUFFIXES, SUFFIXES[::-1]):
+        if suffix not in files:
+            return (
+                f"{prefix}{suffix}: does not exist; a pair needs both files. If {prefix}{other} is "
+                f"not part of one, move it away or use a pattern that does not match it."
+            )
+    return None
+
+
+def list_files(path: Any) -> dict[str, set[str]]:
+    """Like :func:`list_pairs`, with pairs that have only one of their two files."""
     text = str(path).rstrip("/")
     prefix = _single_prefix(text)
     if prefix is not None:
-        return [prefix]
-    pattern = _below(text) if os.path.isdir(text) else text
-    prefixes = sorted(_matching(pattern))
-    if not prefixes:
+        return {prefix: {each for each in ALL_SUFFIXES if os.path.lexists(prefix + each)}}
+    is_folder = os.path.isdir(text)
+    pairs = dict(sorted(_found(_below(text) if is_folder else text)))
+    if not any(set(SUFFIXES) <= files for files in pairs.values()):
         raise ConfigError(f"{text}: names no .bin/.idx pair; check the path.")
-    _check_indices(pattern, prefixes)
-    if os.path.isdir(text):
-        _check_splits(text, prefixes)
-    return prefixes
-
-
-def named_pair(path: Any) -> str:
-    """Return a path without suffix if it names a single pair, any other path unchanged."""
-    text, name = str(path).rstrip("/"), file_name(path).rstrip("/")
-    has_suffix = is_remote(name) or _single_prefix(name) not in (None, name)
-    return without_suffix(text) if has_suffix else text
+    if is_folder:
+        _check_splits(text, list(pairs))
+    return pairs
 
 
 def _single_prefix(text: str) -> str | None:
@@ -81,54 +103,57 @@ def _below(folder: str) -> str:
     return os.path.join(glob.escape(folder), "**")
 
 
-def _matching(pattern: str) -> Iterator[str]:
-    """Yield the pairs that match a pattern with or without suffix; hidden names never match."""
-    for index in _glob(_with_suffix(pattern, ".idx")):
-        prefix = without_suffix(index)
-        if os.path.isfile(f"{prefix}.bin") or not os.path.exists(prefix):
-            yield prefix
+def _found(pattern: str) -> Iterator[tuple[str, set[str]]]:
+    """Yield the pairs and halves that match a pattern with or without suffix, and their files."""
+    *above, name = without_suffix(pattern).split("/")
+    if name == "**":
+        above, name = [*above, name], "*"
+    is_match = re.compile(translate(name)).match
+    for folder, names in _listings(above, pattern):
+        for file in names:
+            stem, suffix = os.path.splitext(file)
+            if suffix not in SUFFIXES or not is_match(stem):
+                continue
+            if stem.startswith(".") and not name.startswith("."):
+                continue
+            if suffix == ".idx":
+                # If the stem is a name, too, the .idx is Energon's, for a JSONL file or a tar.
+                is_pair = stem + ".bin" in names or stem not in names
+            else:
+                is_pair = stem + ".idx" not in names and not file.endswith(WEIGHTS_SUFFIX)
+            if is_pair:
+                files = {each for each in ALL_SUFFIXES if stem + each in names}
+                yield os.path.join(folder, stem), files
 
 
-def _glob(pattern: str) -> Iterator[str]:
-    """Yield the matches of a pattern, up to a limit: links may turn few folders into very many."""
-    *above, name = pattern.split("/")
-    folders = ["/" if pattern.startswith("/") else ""]
-    for part in filter(None, above):
-        found = (each for folder in folders for each in _folders(folder, part))
+def _listings(parts: list[str], pattern: str) -> Iterator[_Listing]:
+    """List the folders that match, up to a limit: links may turn few folders into very many."""
+    folders: list[tuple[str, set[str] | None]] = [("/" if pattern.startswith("/") else "", None)]
+    for part in filter(None, parts):
+        found = (each for folder, _ in folders for each in _folders(folder, part))
         folders = list(itertools.islice(found, MAX_FOLDERS + 1))
         if len(folders) > MAX_FOLDERS or pattern.count("**") > 1:
             raise ConfigError(
                 f"{pattern}: matches more than {MAX_FOLDERS:,} folders or has more than one `**`."
             )
-    for folder in folders:
-        yield from glob.iglob(os.path.join(glob.escape(folder), name))
+    for folder, names in folders:
+        if names is None:
+            names = set()
+            with contextlib.suppress(OSError):
+                names = set(os.listdir(folder or os.curdir))
+        yield folder, names
 
 
-def _folders(folder: str, part: str) -> Iterator[str]:
+def _folders(folder: str, part: str) -> Iterator[tuple[str, set[str] | None]]:
     """Yield the folders below another one that match one part of a pattern."""
     if part != "**":
-        yield from glob.iglob(os.path.join(glob.escape(folder), part, ""))
+        for found in glob.iglob(os.path.join(glob.escape(folder), part, "")):
+            yield found, None
         return
-    for path, below, _ in os.walk(folder or os.curdir, followlinks=True):
+    for path, below, files in os.walk(folder or os.curdir, followlinks=True):
+        names = {*below, *files}
         below[:] = [each for each in below if not each.startswith(".")]
-        yield path
-
-
-def _with_suffix(pattern: str, suffix: str) -> str:
-    stem = without_suffix(pattern)
-    return f"{stem}/*{suffix}" if stem.endswith("**") else stem + suffix
-
-
-def _check_indices(pattern: str, prefixes: list[str]) -> None:
-    """Raise ConfigError if any ``.bin`` has no ``.idx``."""
-    known = set(prefixes)
-    for path in sorted(_glob(_with_suffix(pattern, ".bin"))):
-        prefix = without_suffix(path)
-        if prefix not in known and not path.endswith(WEIGHTS_SUFFIX):
-            raise ConfigError(
-                f"{prefix}.idx: does not exist; a pair needs both files. If {path} does not "
-                f"contain tokens, move it away or use a pattern that does not match it."
-            )
+        yield path, names
 
 
 def _check_splits(folder: str, prefixes: list[str]) -> None:

@@ -8,13 +8,11 @@ folder is listed and the index of every pair is copied.
 
 import functools
 import glob
-import json
 import os
 import re
 from fnmatch import translate
 from typing import Any, Mapping
 
-import numpy as np
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.errors import ConfigError
@@ -29,25 +27,21 @@ from energon_ext.storage.object_store import (
 )
 from energon_ext.storage.range_reader import range_reader
 from energon_ext.tokens.index import (
+    ALL_SUFFIXES,
     META_SUFFIX,
     PREPARED,
     SUFFIXES,
     WEIGHTS_SUFFIX,
-    Header,
     Pair,
     pair_of,
     read_header,
-    read_meta,
     without_suffix,
 )
+from energon_ext.tokens.meta import read_meta
+from energon_ext.tokens.prepared import Prepared, parse_prepared
 
-_ALL = (*SUFFIXES, META_SUFFIX, WEIGHTS_SUFFIX)
-
-#: Token types that `energon-ext prepare` writes, by their size in bytes.
-_TOKENS: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
-
-#: Files of pairs by URL; number of documents and tokens by prefix, for the pairs that have it.
-_Found = tuple[dict[str, StoredObject], dict[str, tuple[int, int]]]
+#: Files of pairs by URL, and what is known of them.
+_Found = tuple[dict[str, StoredObject], Prepared | None]
 
 
 def names_remote_pairs(url: str) -> bool:
@@ -66,7 +60,7 @@ def names_remote_pairs(url: str) -> bool:
 def remote_pairs(url: str) -> list[Pair]:
     """Return the pairs that a path in a store names, sorted by name."""
     url = without_suffix(str(as_msc(url)).rstrip("/"))
-    objects, counts = _found(url)
+    objects, prepared = _found(url)
     prefixes = sorted({without_suffix(each) for each in objects if each.endswith(SUFFIXES)})
     prefixes = [each for each in prefixes if not (each + ".bin").endswith(WEIGHTS_SUFFIX)]
     if not prefixes:
@@ -78,11 +72,11 @@ def remote_pairs(url: str) -> list[Pair]:
         for each in files.values()
         if META_SUFFIX in each
     }
-    indices = [each[".idx"] for prefix, each in files.items() if prefix not in counts]
+    indices = [each[".idx"] for each in files.values() if prepared is None]
     copied = [*metas.values(), *indices]
     range_reader().run_all([functools.partial(local_copy, each) for each in copied])
     read = {content: read_meta(meta.url, local_copy(meta)) for content, meta in metas.items()}
-    return [_pair(prefix, each, counts.get(prefix), read) for prefix, each in files.items()]
+    return [_pair(prefix, each, prepared, read) for prefix, each in files.items()]
 
 
 def _content(stored: StoredObject) -> str:
@@ -91,7 +85,9 @@ def _content(stored: StoredObject) -> str:
 
 
 def _files_of(prefix: str, objects: Mapping[str, StoredObject]) -> dict[str, StoredObject]:
-    files = {suffix: objects[prefix + suffix] for suffix in _ALL if prefix + suffix in objects}
+    files = {
+        suffix: objects[prefix + suffix] for suffix in ALL_SUFFIXES if prefix + suffix in objects
+    }
     for suffix in SUFFIXES:
         if suffix not in files:
             raise ConfigError(f"{prefix}{suffix}: does not exist; a pair needs both files.")
@@ -101,25 +97,17 @@ def _files_of(prefix: str, objects: Mapping[str, StoredObject]) -> dict[str, Sto
 def _pair(
     prefix: str,
     files: dict[str, StoredObject],
-    counts: tuple[int, int] | None,
+    prepared: Prepared | None,
     metas: Mapping[str, Any],
 ) -> Pair:
     num_bytes = files[".bin"].size
-    if counts is None:
+    if prepared is None:
         header = read_header(prefix + ".idx", local_copy(files[".idx"]))
     else:
-        header = _header(prefix, num_bytes, *counts)
+        header = prepared.header(prefix)
     meta = metas[_content(files[META_SUFFIX])] if META_SUFFIX in files else None
     weights_bytes = files[WEIGHTS_SUFFIX].size if WEIGHTS_SUFFIX in files else None
     return pair_of(prefix, header, num_bytes, weights_bytes, meta, files)
-
-
-def _header(prefix: str, num_bytes: int, documents: int, tokens: int) -> Header:
-    """Return the header of a prepared pair; it is checked against the index when that is copied."""
-    dtype = _TOKENS.get(num_bytes // tokens if tokens else 4)
-    if dtype is None or tokens * dtype.itemsize != num_bytes:
-        raise ConfigError(f"{prefix}.bin: {num_bytes} bytes for {tokens} tokens; prepare it again.")
-    return dtype, documents, documents, num_bytes
 
 
 def _found(url: str) -> _Found:
@@ -127,16 +115,16 @@ def _found(url: str) -> _Found:
     folder = _folder_of(url) if glob.has_magic(url) else url
     is_wanted = _pattern(url).fullmatch if glob.has_magic(url) else _below(url).fullmatch
     for above in (os.path.dirname(folder), os.path.dirname(os.path.dirname(folder))):
-        objects, counts = _prepared(above)
+        objects, prepared = _prepared(above)
         wanted = {each: objects[each] for each in objects if is_wanted(each)}
         if wanted:
-            return wanted, counts
+            return wanted, prepared
     if not glob.has_magic(url):
-        pair = {url + suffix: find_object(url + suffix) for suffix in _ALL}
+        pair = {url + suffix: find_object(url + suffix) for suffix in ALL_SUFFIXES}
         if pair[url + ".idx"]:
-            return {name: found for name, found in pair.items() if found}, {}
+            return {name: found for name, found in pair.items() if found}, None
     below = {each.url: each for each in objects_below(folder)}
-    return {each: below[each] for each in below if is_wanted(each)}, {}
+    return {each: below[each] for each in below if is_wanted(each)}, None
 
 
 def _folder_of(pattern: str) -> str:
@@ -146,14 +134,14 @@ def _folder_of(pattern: str) -> str:
 
 
 def _below(url: str) -> "re.Pattern[str]":
-    endings = "|".join(map(re.escape, _ALL))
+    endings = "|".join(map(re.escape, ALL_SUFFIXES))
     return re.compile(rf"{re.escape(url)}(/(?!\.)[^/]+)*({endings})")
 
 
 def _pattern(url: str) -> "re.Pattern[str]":
     """Compile a pattern of paths without suffix; ``*`` matches a part of one name."""
     parts = ["[^/]+(/[^/]+)*" if part == "**" else _part(part) for part in url.split("/")]
-    return re.compile("/".join(parts) + f"({'|'.join(map(re.escape, _ALL))})")
+    return re.compile("/".join(parts) + f"({'|'.join(map(re.escape, ALL_SUFFIXES))})")
 
 
 def _part(part: str) -> str:
@@ -165,15 +153,10 @@ def _prepared(folder: str) -> _Found:
     path = f"{folder}/{PREPARED}"
     content = read_object(path) if folder.count("/") > 2 or folder.startswith("msc://") else None
     if content is None:
-        return {}, {}
-    objects, counts = {}, {}
-    try:
-        for unit in json.loads(content)["units"]:
-            for name, known in unit["files"].items():
-                url = f"{folder}/{name}"
-                objects[url] = StoredObject(url, known["bytes"], sha256=known["sha256"])
-            for split, documents in unit["documents"].items():
-                counts[f"{folder}/{split}/{unit['name']}"] = documents, unit["tokens"][split]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: not written by `energon-ext prepare` ({error!r}).") from error
-    return objects, counts
+        return {}, None
+    prepared = parse_prepared(content, folder)
+    objects = {
+        url: StoredObject(url, file.num_bytes, sha256=file.sha256)
+        for url, file in prepared.files.items()
+    }
+    return objects, prepared

@@ -62,10 +62,10 @@ def test_a_metadataset_cannot_ask_for_endless_work(skip, path, message, tmp_path
 def test_a_pattern_still_matches_folder_by_folder(tmp_path):
     for name in ("a/x", "a/b/y", "a/.hidden/z", "c/x"):
         write_tokens(tmp_path / name, [[5, 6, 7]])
-    from energon_ext.tokens.paths import pair_prefixes
+    from energon_ext.tokens.paths import list_pairs
 
     def found(pattern):
-        return [prefix.removeprefix(f"{tmp_path}/") for prefix in pair_prefixes(tmp_path / pattern)]
+        return [prefix.removeprefix(f"{tmp_path}/") for prefix in list_pairs(tmp_path / pattern)]
 
     assert found("*/x") == ["a/x", "c/x"]
     assert found("a/**/*") == ["a/b/y", "a/x"]

@@ -35,6 +35,8 @@ from tests.support import (
 
 tokenizers = pytest.importorskip("tokenizers")
 
+CHECK = ("check", "a", "--tokens")
+
 #: Files to damage, and the commands that read them; only ``out`` and caches may be written.
 COMMANDS = {
     "mix.yaml": [
@@ -44,10 +46,10 @@ COMMANDS = {
         ("import", "out/imported.yaml", "mix.yaml"),
         ("checkpoint", "diff", "run", "mix.yaml"),
     ],
-    "a.idx": [("plan", "mix.yaml"), ("peek", "mix.yaml", "--rows", 1)],
-    "a.bin": [("peek", "mix.yaml", "--rows", 1)],
-    "a.meta.json": [("plan", "mix.yaml"), ("peek", "mix.yaml", "--rows", 1)],
-    "a.weights.bin": [("peek", "mix.yaml", "--rows", 1)],
+    "a.idx": [("plan", "mix.yaml"), ("peek", "mix.yaml", "--rows", 1), CHECK],
+    "a.bin": [("peek", "mix.yaml", "--rows", 1), CHECK],
+    "a.meta.json": [("plan", "mix.yaml"), ("peek", "mix.yaml", "--rows", 1), CHECK],
+    "a.weights.bin": [("peek", "mix.yaml", "--rows", 1), CHECK],
     "run/iter_0000004/data.json": [
         ("checkpoint", "show", "run"),
         ("checkpoint", "diff", "run", "mix.yaml"),

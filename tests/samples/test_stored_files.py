@@ -230,3 +230,24 @@ def test_at_most_sixty_four_shards_are_inspected(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_files, "map_file", mapping)
     assert fingerprint_files(factory)["files"] == 100
     assert len(mapped) == 2 * 64  # each with its index
+
+
+def test_sizes_of_at_most_sixty_four_of_many_shards_are_asked_for(tmp_path, monkeypatch):
+    write_web(tmp_path / "web", [f"text {number}" for number in range(200)], shard_size=2)
+    factory = CrudeWebdataset(
+        EPath(tmp_path / "web"), split_part="train", training=True, worker_config=config()
+    )
+    exact = fingerprint_files(factory)
+    monkeypatch.setattr(stored_files, "_MANY_FILES", 99)
+    file_at, asked = stored_files.file_at, []
+    monkeypatch.setattr(stored_files, "file_at", lambda path: asked.append(path) or file_at(path))
+    found = fingerprint_files(factory)
+    assert len(asked) == 64
+    assert abs(found.pop("bytes") - exact.pop("bytes")) < 10_240 * 100
+    assert {key for key in exact if exact[key] != found[key]} == {"index"}
+    before = fingerprint_files(factory)
+    os.truncate(asked[0], os.path.getsize(asked[0]) + 512)
+    assert fingerprint_files(factory)["index"] != before["index"]
+    (tmp_path / "web" / "shard_007.tar.idx").unlink()
+    with pytest.raises(ConfigError, match="shard_007.tar.idx: does not exist; copy it again, or"):
+        fingerprint_files(factory)

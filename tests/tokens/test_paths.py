@@ -7,7 +7,7 @@ import os
 import pytest
 
 from energon_ext.errors import ConfigError
-from energon_ext.tokens.paths import is_token_file, pair_prefixes
+from energon_ext.tokens.paths import is_token_file, list_pairs
 
 
 def touch(folder, *names):
@@ -19,7 +19,7 @@ def touch(folder, *names):
 
 def names(folder, path):
     """Return the pairs that a path in a folder names, relative to it."""
-    return [os.path.relpath(prefix, folder) for prefix in pair_prefixes(folder / path)]
+    return [os.path.relpath(prefix, folder) for prefix in list_pairs(folder / path)]
 
 
 @pytest.mark.parametrize("path", ["web", "web.bin", "web.idx"])
@@ -35,7 +35,9 @@ def test_half_a_pair_is_reported_with_the_missing_half(tmp_path, left):
     touch(tmp_path, left)
     for path in ("web", left):
         assert is_token_file(tmp_path / path)
-        assert names(tmp_path, path) == ["web"]
+        missing = {"web.bin": "web.idx", "web.idx": "web.bin"}[left]
+        with pytest.raises(ConfigError, match=f"{missing}: does not exist; a pair needs both"):
+            names(tmp_path, path)
 
 
 def test_a_megatron_cache_folder_named_like_a_pair_resolves_to_the_pair(tmp_path):
@@ -87,18 +89,18 @@ def test_brackets_in_an_existing_name_are_not_a_pattern(tmp_path):
 def test_a_pattern_without_a_match_is_an_error(tmp_path):
     assert is_token_file(tmp_path / "web-*")
     with pytest.raises(ConfigError, match=r"web-\*: names no .bin/.idx pair"):
-        pair_prefixes(tmp_path / "web-*")
+        list_pairs(tmp_path / "web-*")
 
 
 @pytest.mark.parametrize("path", ["web", "web/*", "web/?.idx"])
 def test_half_a_pair_among_others_is_an_error(tmp_path, path):
     touch(tmp_path, "web/a.bin", "web/a.idx", "web/b.bin")
     with pytest.raises(ConfigError, match="web/b.idx: does not exist; a pair needs"):
-        pair_prefixes(tmp_path / path)
+        list_pairs(tmp_path / path)
 
 
 def test_splits_of_prepared_text_are_not_one_source(tmp_path):
     touch(tmp_path, "web/train.bin", "web/train.idx", "web/val.bin", "web/val.idx")
     with pytest.raises(ConfigError, match="contains the splits train and val.* /.*/web/train"):
-        pair_prefixes(tmp_path / "web")
+        list_pairs(tmp_path / "web")
     assert names(tmp_path, "web/train") == ["web/train"]
