@@ -14,6 +14,14 @@ from energon_ext.errors import ConfigError
 #: Environment variable with the folder for everything that is computed or fetched only once.
 CACHE_VARIABLE = "ENERGON_EXT_CACHE"
 
+#: Folder next to the data for the same, if the variable is not set.
+DEFAULT_CACHE = ".energon_ext_cache"
+
+
+def cache_of(data: Path) -> Path:
+    """Return the folder for what is computed once from the data in a folder."""
+    return Path(os.environ.get(CACHE_VARIABLE) or data / DEFAULT_CACHE)
+
 
 def open_descriptor(path: str | Path) -> int:
     """Open a file for reading.

@@ -16,8 +16,8 @@ from megatron.energon.metadataset.metadataset_v2 import DatasetReference
 from energon_ext.compat import resolve_path, set_dataset
 from energon_ext.errors import ConfigError
 from energon_ext.storage.object_store import as_msc
-from energon_ext.tokens.file_set import open_token_files
-from energon_ext.tokens.paths import is_token_file, named_pair
+from energon_ext.tokens.formats import find_format, open_documents
+from energon_ext.tokens.paths import named_pair
 
 
 class DocumentFactory(BaseCoreDatasetFactory):
@@ -41,13 +41,18 @@ class DocumentFactory(BaseCoreDatasetFactory):
         self.subset = subset
         self.training = training
         self.worker_config = worker_config
-        self.documents = open_token_files(path)
+        self.documents = open_documents(path)
 
     def __len__(self) -> int:
         first, stop = 0, len(self.documents)
         if self.subset is not None:
             first, stop = self.subset.compute_subset(stop)
         return stop - first
+
+    def read_field(self, name: str) -> None:
+        """Read the tokens from a field that the entry names, if the documents have fields."""
+        if (found := self.documents.of_field(name)) is not None:
+            self.documents = found
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
         raise ConfigError(
@@ -94,7 +99,7 @@ class AnyDatasetReference(DatasetReference):
     def post_initialize(self, mds_path: EPath | None = None) -> None:
         self.path: EPath | str = as_msc(self.path)
         path = resolve_path(self, mds_path)
-        if is_token_file(path):
+        if find_format(path) is not None:
             if self.aux:
                 raise ConfigError(f"{path}: token files have no `aux`; remove it.")
             set_dataset(self, TokenFileLoader(path=path))

@@ -115,7 +115,7 @@ def plan_splice(
     key, shuffle_key = entry.key, entry.names.shuffle_key
     first, stop = document_range(entry, len(files))
     lengths = files.lengths(np.arange(first, stop))
-    keys = None if entry.documents is not None else _keys(files)[first:stop]
+    keys = None if entry.documents is not None else _keys(encoder._tokenized[key])[first:stop]
     numbers = select_documents(
         lengths, splice, seq_len=encoder.seq_len, keys=keys, source=shuffle_key
     )
