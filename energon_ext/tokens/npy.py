@@ -257,7 +257,7 @@ def _ends_in(table: str) -> Iterator[np.ndarray]:
     ends: list[int] = []
     number = end = 0
     try:
-        with gzip.open(open_data(table), "rb") as file:
+        with open_data(table) as packed, gzip.open(packed, "rb") as file:
             while line := file.readline(_MAX_LINE):
                 number += 1
                 start, stop = map(int, line.split(b",", 2)[:2])
