@@ -168,8 +168,8 @@ class SFTTaskEncoder(PackedTaskEncoder):
             if prefix := files.unweighted:
                 raise ConfigError(
                     f"{entry.key}: {prefix} has no label weights, so questions would be trained "
-                    f"like answers; write it with `energon-ext prepare --chat`, give Parquet a "
-                    f"column loss_mask, or use a PackedTaskEncoder."
+                    f"like answers; write it with `energon-ext prepare --chat`, or use a "
+                    f"PackedTaskEncoder."
                 )
             if files.names_tokenizer:  # or nothing says how it was written
                 self._check_answers_of(files)

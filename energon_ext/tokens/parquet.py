@@ -39,8 +39,10 @@ _NUMBERS = ("is_integer", "is_floating", "is_boolean")
 #: Bytes of decoded row groups that a process keeps, and of a row group that may be read at all.
 KEPT_BYTES, MAX_GROUP_BYTES = 2**29, 2**30
 
-#: Row groups of which more than this many bytes are decoded for one document cause a warning.
-_SLOW_GROUP_BYTES = 2**25
+#: Row groups that decode to more bytes cause a warning, unless all of them may be kept.
+_SLOW_GROUP_BYTES = 2**22
+
+_SMALLER_GROUPS = "write the files with smaller row groups (pyarrow: row_group_size=32)"
 
 #: Rows checked at once, and files that are open or known at once.
 _CHECKED_ROWS, _OPEN_FILES, _KNOWN_FILES = 1024, 64, 1 << 14
@@ -74,6 +76,10 @@ class ParquetTokens(MeasuredFiles):
     def of_field(self, name: str) -> Documents:
         return ParquetTokens(self.files, name)
 
+    @property
+    def _packed_bytes(self) -> int:
+        return sum(stored.size for stored in self.files)
+
     @functools.cached_property
     def unweighted(self) -> str | None:
         bare = (f.url for f in self.files if not _columns(f, self.how)[1])
@@ -82,7 +88,12 @@ class ParquetTokens(MeasuredFiles):
     def measure(self, file: int) -> Iterator[np.ndarray]:
         stored, row = self.files[file], 0
         names = _columns(stored, self.how)
-        _check_groups(stored, names[0])
+        largest = _check_groups(stored, names[0])
+        if file == 0 and largest > _SLOW_GROUP_BYTES and self._packed_bytes > KEPT_BYTES // 4:
+            logger.warning(
+                "%s: up to %d MiB are decoded to read one document at random; %s.",
+                *(stored.url, max(1, largest >> 20), _SMALLER_GROUPS),
+            )
         with _errors_of(stored):
             extra = [_ATTENTION] if _ATTENTION in _open(stored).schema_arrow.names else []
             wanted = [name for name in (*names, *extra) if name]
@@ -240,8 +251,8 @@ def _is_list(kind: Any, of: str) -> bool:
     return is_list and getattr(types, of)(kind.value_type)
 
 
-def _check_groups(stored: StoredObject, column: str) -> None:
-    """Raise ConfigError for a row group that is too large to decode; warn of slow ones."""
+def _check_groups(stored: StoredObject, column: str) -> int:
+    """Return the bytes of the largest row group, decoded; ConfigError if that is too many."""
     found = _open(stored).metadata
     largest = 0
     for number in range(found.num_row_groups):
@@ -249,17 +260,12 @@ def _check_groups(stored: StoredObject, column: str) -> None:
         chunks = [group.column(place) for place in range(group.num_columns)]
         sizes = [c.num_values for c in chunks if c.path_in_schema.split(".")[0] == column]
         largest = max(largest, 8 * sum(sizes))
-    advice = "write the file with smaller row groups (pyarrow: row_group_size=256)"
     if largest > MAX_GROUP_BYTES:
         raise ConfigError(
             f"{stored.url}: a row group decodes to up to {largest:,} bytes, more than "
-            f"{MAX_GROUP_BYTES:,}; {advice}."
+            f"{MAX_GROUP_BYTES:,}; {_SMALLER_GROUPS}."
         )
-    if largest > _SLOW_GROUP_BYTES:
-        logger.warning(
-            "%s: up to %d MiB are decoded to read one document at random; %s.",
-            *(stored.url, largest >> 20, advice),
-        )
+    return largest
 
 
 def _decode(stored: StoredObject, number: int, column: str, weights: str | None) -> RowGroup:
