@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_ext.data_files import CACHE_VARIABLE
+from energon_ext.data_files import CACHE_VARIABLE, cache_of
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.prepare.accounts import is_prepared, read_record, skipped_documents
 from energon_ext.prepare.documents import Unit
@@ -25,8 +25,6 @@ from energon_ext.storage.claim import ClaimedError, Part
 from energon_ext.tokens.index import PREPARED
 
 logger = log_of(__name__)
-
-DEFAULT_NAME = ".energon_ext_cache"
 
 #: The only split of a cache folder: one document per sample, in order.
 SPLIT = "tokens"
@@ -86,9 +84,8 @@ class Cached:
 
 def cache_folder(data: Path, name: str, digest: str) -> Path:
     """Return the folder of a source, below the one in CACHE_VARIABLE or next to the data."""
-    root = Path(os.environ.get(CACHE_VARIABLE) or data / DEFAULT_NAME)
     words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
-    return root / f"{words}-{digest[:24]}"
+    return cache_of(data) / f"{words}-{digest[:24]}"
 
 
 def ensure_prepared(wanted: Sequence[Cached]) -> None:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from energon_ext.data_files import CACHE_VARIABLE, cache_of
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.storage.claim import ClaimedError, claimed
+from energon_ext.storage.claim import ClaimedError, claim
 from energon_ext.storage.file_map import map_file
 from energon_ext.storage.object_store import StoredObject, file_at, is_remote
 from energon_ext.tokens.documents import Documents, Origin, watched
@@ -167,7 +167,7 @@ def _make_once(path: Path, write: Callable[[Path, Callable[[], None]], None]) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         while not path.exists():
             try:
-                with claimed(path) as beat:
+                with claim(path) as beat:
                     if not path.exists():  # another process may have made it since
                         write(path, beat)
             except ClaimedError as error:
@@ -194,7 +194,7 @@ def _progress_bar(files: Sequence[StoredObject]) -> Any:
 
 
 def check_unchanged(stored: StoredObject) -> None:
-    """Raise ConfigError if a file has another size than when it was opened."""
+    """Raise ConfigError unless a file is as long as when it was opened."""
     try:
         found = file_at(stored.url)
     except OSError as error:

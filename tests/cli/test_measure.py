@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from energon_ext.prepare.cache import DEFAULT_NAME
+from energon_ext.data_files import DEFAULT_CACHE
 from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import run, write
 from tests.samples.vision import PackedCaptions, length_of_number, write_images
@@ -54,18 +54,18 @@ def test_a_run_uses_lengths_measured_by_several_processes(mix, monkeypatch):
     assert expected in result.stdout
     monkeypatch.setattr("energon_ext.encoders.measured.SECONDS_BY_ENCODING", 1000)
     run(mix, 1, encoder=PackedCaptions())
-    assert len(list((mix.parent / DEFAULT_NAME).iterdir())) == 1
+    assert len(list((mix.parent / DEFAULT_CACHE).iterdir())) == 1
     assert measure(mix).stdout == result.stdout
 
 
 def test_parts_from_several_processes_give_the_table_of_one(mix):
     def files():
-        (folder,) = (mix.parent / DEFAULT_NAME).glob("photos-*")
+        (folder,) = (mix.parent / DEFAULT_CACHE).glob("photos-*")
         return {path.name: path.read_bytes() for path in folder.glob("tokens/*")}
 
     alone = measure(mix).stdout
     expected = files()
-    shutil.rmtree(mix.parent / DEFAULT_NAME)
+    shutil.rmtree(mix.parent / DEFAULT_CACHE)
     for number in (2, 0):
         output = measure(mix, "encoder", "--part", f"{number}/3").stdout
         assert output.endswith(f"photos: part {number}/3 is measured, other parts are not.\n")

@@ -9,7 +9,7 @@ import pytest
 from megatron.energon import stateless
 
 from energon_ext import PackedTaskEncoder
-from energon_ext.prepare.cache import DEFAULT_NAME
+from energon_ext.data_files import DEFAULT_CACHE
 from energon_ext.state.files import write_file
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
@@ -51,7 +51,7 @@ def save(mix, encoder, steps=2):
 
 def forget(mix):
     """Remove everything that was measured or tokenized."""
-    shutil.rmtree(mix.parent / DEFAULT_NAME)
+    shutil.rmtree(mix.parent / DEFAULT_CACHE)
 
 
 @pytest.mark.parametrize("command", ["diff", "forecast", "trace"])
@@ -71,7 +71,7 @@ def test_a_command_without_measured_lengths_asks_for_them_and_writes_none(photos
         f"{photos.parent}/photos: not measured, and a state does not contain the encoder; run "
         f"{measure} first, or give --encoder."
     )
-    assert not (photos.parent / DEFAULT_NAME).exists()
+    assert not (photos.parent / DEFAULT_CACHE).exists()
     assert energon_ext(*arguments, *OWN).stdout == known.stdout
 
 
@@ -112,7 +112,7 @@ def test_text_that_is_not_tokenized_asks_for_it(tmp_path):
     diff = ("checkpoint", "diff", tmp_path / "run", mix)
     line = error_line(energon_ext(*diff))
     assert f"{tmp_path}/web: not tokenized, and a state does not contain the encoder; run" in line
-    assert not (tmp_path / DEFAULT_NAME).exists()
+    assert not (tmp_path / DEFAULT_CACHE).exists()
     result = energon_ext(*diff, "--tokenizer", "bytes")
     assert result.exit_code == 0, result.output
 
@@ -130,7 +130,7 @@ def test_shares_need_neither_encoder_nor_lengths(photos):
         assert result.exit_code == 0, result.output
         shares = {line.split(":")[0]: line.split()[-2:] for line in result.stdout.splitlines()[1:]}
         assert shares == {"photos": ["75.00%", "50.00%"], "charts": ["25.00%", "50.00%"]}
-    assert not (photos.parent / DEFAULT_NAME).exists()
+    assert not (photos.parent / DEFAULT_CACHE).exists()
 
 
 def test_a_forecast_of_samples_without_an_encoder_says_what_failed(photos):

@@ -20,6 +20,7 @@ from megatron.energon import Cooker, SkipSample, TextSample, stateless
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext.data_files import DEFAULT_CACHE
 from energon_ext.encoders import text_sources
 from energon_ext.encoders.text import Document
 from energon_ext.prepare import cache, job, samples
@@ -73,7 +74,7 @@ def hashes(path, count=12, **options):
 
 def caches(folder):
     """Return the names in a cache folder, complete and hidden."""
-    root = folder / cache.DEFAULT_NAME
+    root = folder / DEFAULT_CACHE
     return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
 
 
@@ -312,7 +313,7 @@ def test_building_in_threads_leaves_stdout_alone(mix, capsys):
 def test_the_command_divides_samples_among_processes(mix, tmp_path, monkeypatch):
     expected = hashes(mix)
     for name in caches(tmp_path):
-        os.rename(tmp_path / cache.DEFAULT_NAME / name, tmp_path / name)
+        os.rename(tmp_path / DEFAULT_CACHE / name, tmp_path / name)
     monkeypatch.setattr(samples, "UNIT_SAMPLES", 16)
     call = ("tokenize", mix, "--tokenizer", "bytes", "--jobs", 3)
     assert energon_ext(*call).exit_code == 0
@@ -322,7 +323,7 @@ def test_the_command_divides_samples_among_processes(mix, tmp_path, monkeypatch)
 
 def test_parts_by_several_commands_equal_one_command(mix, tmp_path, monkeypatch):
     expected = hashes(mix)
-    shutil.rmtree(tmp_path / cache.DEFAULT_NAME)
+    shutil.rmtree(tmp_path / DEFAULT_CACHE)
     monkeypatch.setattr(samples, "UNIT_SAMPLES", 16)
     call = ("tokenize", mix, "--tokenizer", "bytes", "--part")
     first = energon_ext(*call, "1/2")
@@ -378,7 +379,7 @@ def end(process):
 
 def parts(tmp_path):
     """Return when the finished parts of an unfinished cache were written, by name."""
-    for work in tmp_path.glob(f"{cache.DEFAULT_NAME}/.lines*.unfinished"):
+    for work in tmp_path.glob(f"{DEFAULT_CACHE}/.lines*.unfinished"):
         output = work.with_name(work.name[1:].removesuffix(".unfinished"))
         return times_of(work / f"tokens/{unit['name']}.idx" for unit in unfinished(output))
     return {}
@@ -405,7 +406,7 @@ def test_a_process_takes_over_from_a_killed_one_and_does_the_rest(mix, tmp_path)
     kept = parts(tmp_path)
     found = pipe.recv()
     second.join()
-    (folder,) = (tmp_path / cache.DEFAULT_NAME).glob("lines*")
+    (folder,) = (tmp_path / DEFAULT_CACHE).glob("lines*")
     assert len(kept) >= 3 and found == hashes(mix)
     assert kept.items() <= times_of(folder.glob("tokens/*.idx")).items()
     assert all(not name.startswith(".") for name in caches(tmp_path))
@@ -416,7 +417,7 @@ def test_a_stopped_process_is_awaited_until_a_deadline(mix, tmp_path):
     wait_for(lambda: parts(tmp_path))
     os.kill(first.pid, signal.SIGSTOP)
     try:
-        (claim,) = (tmp_path / cache.DEFAULT_NAME).glob(".lines*.claim")
+        (claim,) = (tmp_path / DEFAULT_CACHE).glob(".lines*.claim")
         (text,) = [each for each in cached(mix) if f".{each.folder.name}.claim" == claim.name]
         with pytest.raises(ConfigError, match=f"prepared by process {first.pid} on .*not finished"):
             cache.prepare_entry(text, wait_seconds=0.5)
@@ -449,14 +450,14 @@ def test_a_full_disk_is_a_one_line_error_and_the_next_start_continues(mix, tmp_p
     process.join()
     assert "cannot be written to" in message and "(File too large)" in message
     assert f"set {cache.CACHE_VARIABLE} to a writable folder" in message
-    left = [path for path in (tmp_path / cache.DEFAULT_NAME).rglob("*") if path.is_file()]
+    left = [path for path in (tmp_path / DEFAULT_CACHE).rglob("*") if path.is_file()]
     assert not [path for path in left if ".staging" in str(path) or path.suffix == ".claim"]
     assert len(hashes(mix)) == 12
 
 
 def test_a_missing_part_is_named_with_a_remedy(mix, tmp_path):
     load(mix)
-    (part,) = tmp_path.glob(f"{cache.DEFAULT_NAME}/lines*/tokens/part-00000.idx")
+    (part,) = tmp_path.glob(f"{DEFAULT_CACHE}/lines*/tokens/part-00000.idx")
     part.unlink()
     with pytest.raises(ConfigError, match=r"Remove .*/lines.jsonl-\w+ to prepare it again"):
         load(mix)

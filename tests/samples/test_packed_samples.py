@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 from megatron.energon import SampleDecoder, stateless
 
+from energon_ext.data_files import DEFAULT_CACHE
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.cache import DEFAULT_NAME
 from energon_ext.state.schema import seal
 from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
@@ -141,7 +141,7 @@ def test_breakpoints_may_count_the_tokens_of_rows(data):
 def test_lengths_are_measured_once(data, monkeypatch):
     path = alone(data)
     run(path, 1, encoder=PackedCaptions())
-    (table,) = (data / DEFAULT_NAME).iterdir()
+    (table,) = (data / DEFAULT_CACHE).iterdir()
     assert sum(file.stat().st_size for file in table.glob("*/*")) == 8 * 50
     before = {file: file.stat().st_mtime_ns for file in table.rglob("*")}
     run(path, 1, 2, 1, encoder=PackedCaptions())
@@ -155,13 +155,13 @@ def test_another_encoder_version_measures_again(data):
     path = alone(data)
     run(path, 1, encoder=PackedCaptions())
     run(path, 1, encoder=Longer())
-    assert len(list((data / DEFAULT_NAME).iterdir())) == 2
+    assert len(list((data / DEFAULT_CACHE).iterdir())) == 2
 
 
 def test_only_appended_shards_are_measured(data):
     path = alone(data)
     run(path, 1, encoder=PackedCaptions())
-    (table,) = (data / DEFAULT_NAME).iterdir()
+    (table,) = (data / DEFAULT_CACHE).iterdir()
     before = {file.name: file.stat().st_ino for file in table.glob("*/part-*")}
     assert len(before) == 6
     write_images(data / "more", 80)
@@ -374,7 +374,7 @@ def test_a_large_unmeasured_source_is_refused_with_the_command(data, monkeypatch
 def test_a_damaged_length_table_is_named(data, change):
     path = alone(data)
     run(path, 1, encoder=PackedCaptions())
-    file = next((data / DEFAULT_NAME).glob("*/*/part-00001.lengths.bin"))
+    file = next((data / DEFAULT_CACHE).glob("*/*/part-00001.lengths.bin"))
     file.unlink() if change == "removed" else file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(ConfigError, match="the table of lengths is damaged.*Remove"):
         dataset_of(path, encoder=PackedCaptions())

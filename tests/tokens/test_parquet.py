@@ -294,7 +294,7 @@ def test_row_groups_that_are_slow_or_too_large_are_reported(tmp_path, monkeypatc
     monkeypatch.setattr(parquet, "KEPT_BYTES", 100)
     with caplog.at_level(logging.WARNING):
         assert len(open_documents(path)) == 8
-    assert "are decoded to read one document at random; write the file with" in caplog.text
+    assert "are decoded to read one document at random; write the files with" in caplog.text
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 8 * 40 - 1)
     path = write_parquet(tmp_path / "b.parquet", [[n] * 10 for n in range(8)], rows=4)
     with pytest.raises(ConfigError, match=r"b.parquet: a row group decodes to up to 320 bytes"):
