@@ -65,8 +65,7 @@ class CutLengths(Lengths):
             lengths = np.minimum(lengths, max_tokens)
             is_cut = is_long & (lengths > 0)
             candidates = np.flatnonzero(is_cut if untrained is None else lengths > 0)
-            is_trained = self._are_trained(numbers[candidates], lengths[candidates])
-            empty = candidates[~is_trained]
+            empty = candidates[~self._are_trained(begin, whole, lengths, candidates)]
             lengths[empty] = 0
             untrainable.append(numbers[empty])
             self.num_tokens += int(lengths.sum())
@@ -102,20 +101,29 @@ class CutLengths(Lengths):
                 )
         return in_a_row
 
-    def _are_trained(self, numbers: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return whether each document, cut to a length, has a trained label, bool [n]."""
-        is_trained = lengths > 1  # nothing predicts the first token of a document
-        if is_trained.any():
-            stops = lengths[is_trained]
-            firsts = [1] * len(stops)
-            tokens, weights = self.files.read(numbers[is_trained].tolist(), firsts, stops.tolist())
-            trained = np.concatenate(
-                [np.ones(len(t), bool) if w is None else w > 0 for t, w in zip(tokens, weights)]
-            )
+    def _are_trained(
+        self, first: int, whole: np.ndarray, lengths: np.ndarray, candidates: np.ndarray
+    ) -> np.ndarray:
+        """Return True for each candidate that has a trained label, bool [candidates].
+
+        Args:
+            first: number of the first of consecutive documents.
+            whole, lengths: their tokens, before and after cutting.
+            candidates: which of them to check.
+        """
+        is_trained = lengths[candidates] > 1  # nothing predicts the first token of a document
+        checked = candidates[is_trained]
+        if checked.size:
+            begins = np.cumsum(whole)[checked] - whole[checked]
+            begins -= begins[0]
+            bounds = np.stack([begins + 1, begins + lengths[checked]], axis=1).reshape(-1)
+            read = self.files.read_stretch(first + int(checked[0]), first + int(checked[-1]) + 1)
+            tokens, weights = (None if each is None else each[: bounds[-1]] for each in read)
+            trained = np.ones(bounds[-1], bool) if weights is None else weights > 0
             if self._untrained is not None:
-                trained &= np.concatenate(tokens) != self._untrained
-            begins = np.cumsum(stops - 1) - (stops - 1)
-            is_trained[is_trained] = np.logical_or.reduceat(trained, begins)
+                trained &= tokens != self._untrained
+            # Bounds are [begin, end, begin, end, ...]; the last end is the end of the array.
+            is_trained[is_trained] = np.logical_or.reduceat(trained, bounds[:-1])[::2]
         return is_trained
 
     def __len__(self) -> int:

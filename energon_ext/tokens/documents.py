@@ -122,6 +122,15 @@ class Documents(Lengths):
         pieces = list(zip(numbers, starts, stops))
         return [self.tokens(*each) for each in pieces], [self.label_weights(*p) for p in pieces]
 
+    def read_stretch(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the tokens and the label weights of consecutive documents, as one array each."""
+        numbers = np.arange(first, stop)
+        read = self.read(numbers.tolist(), [0] * len(numbers), self.lengths(numbers).tolist())
+        if all(each is None for each in read[1]):
+            return np.concatenate(read[0]), None
+        weights = [np.ones(len(t), np.float32) if w is None else w for t, w in zip(*read)]
+        return np.concatenate(read[0]), np.concatenate(weights)
+
     def prefetch(self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
         """Ask the store for pieces that will be read soon, if it takes long."""
 

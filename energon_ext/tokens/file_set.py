@@ -168,6 +168,13 @@ class TokenFiles(Documents):
             return tokens, [None] * len(tokens)
         return tokens, [_weights_of(pair, part) for pair, part in pieces]
 
+    def read_stretch(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
+        files = self._files_of(np.array([first, stop - 1]))
+        if files[0] != files[1]:
+            return super().read_stretch(first, stop)
+        (tokens,), (weights,) = self.read([first], [0], [self.tokens_in(first, stop)])
+        return tokens, weights
+
     def prefetch(self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
         if not self.is_remote:
             return

@@ -14,6 +14,7 @@ import pytest
 from energon_ext import ConfigError, SFTTaskEncoder
 from energon_ext.data_files import CACHE_VARIABLE, DEFAULT_CACHE
 from energon_ext.tokens import parquet
+from energon_ext.tokens.cut import CutLengths
 from energon_ext.tokens.formats import open_documents
 from tests.plan.runs import SEQ_LEN, Run, write_split
 from tests.support import LargeTokenizer, write_mix, write_tokens, write_weights
@@ -183,6 +184,22 @@ def test_chats_train_the_labels_that_a_column_names(tmp_path, weights):
         return Run(mix, rows=1, encoder=encoder).steps(2)
 
     assert steps("a") == steps("b")
+
+
+@pytest.mark.parametrize("untrained", [None, 3])
+def test_chats_are_cut_as_in_token_files(tmp_path, untrained):
+    random = np.random.default_rng(8)
+    tokens = [random.integers(0, 5, n).tolist() for n in random.integers(0, 12, 1500)]
+    masks = [(random.random(len(each)) < 0.3).astype(int).tolist() for each in tokens]
+    write_weights(write_tokens(tmp_path / "pair", tokens), masks)
+    path = write_parquet(tmp_path / "a.parquet", tokens, loss_mask=(masks, INTS), rows=40)
+    cut = [
+        CutLengths(documents, source="a", max_tokens=6, over_long="cut", untrained=untrained)
+        for documents in (open_documents(tmp_path / "pair"), open_documents(path))
+    ]
+    expected, found = (each.lengths(np.arange(1500)).tolist() for each in cut)
+    assert found == expected
+    assert 0 in [length for length, each in zip(found, tokens) if len(each) > 6]
 
 
 def test_a_file_without_weights_next_to_one_with_weights_is_named(tmp_path):
