@@ -38,7 +38,6 @@ from energon_ext.tokenizers.protocol import (
 )
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.documents import Documents, Lengths
-from energon_ext.tokens.file_set import TokenFiles
 from energon_ext.tokens.reader import DocumentReader
 
 logger = log_of(__name__)
