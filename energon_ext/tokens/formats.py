@@ -50,7 +50,7 @@ def _by_suffix(suffix: str, open_path: Callable[[str], Documents]) -> Format:
     return Format(suffix, open_path, names)
 
 
-#: All formats. The first one that names a path opens it.
+#: All formats, pairs first.
 FORMATS = [
     Format("", open_token_files, is_token_file),
     _by_suffix(".parquet", open_parquet),
@@ -96,7 +96,10 @@ def register_documents(suffix: str, open_path: Callable[[str], Documents]) -> No
 
 
 def find_format(path: Any) -> Format | None:
-    """Return the format of the documents that a path names; None if it names no documents."""
+    """Return the format of the documents that a path names; None if it names no documents.
+
+    ConfigError for a folder with files of two formats, except that pairs come before all others.
+    """
     text = file_name(path).rstrip("/")
     is_there = is_remote(text) or os.path.exists(text) or glob.has_magic(text)
     for each in FORMATS:
@@ -104,7 +107,15 @@ def find_format(path: Any) -> Format | None:
             return each
     if not is_remote(text) and os.path.exists(os.path.join(text, MAIN_FOLDER_NAME)):
         return None
-    return next((each for each in FORMATS if each.names(text)), None)
+    found = [each for each in FORMATS if each.names(text)]
+    if not found or not found[0].suffix:  # Megatron's cache in a folder of pairs has .npy files
+        return found[0] if found else None
+    if len(found) > 1:
+        raise ConfigError(
+            f"{text}: contains {' and '.join(each.suffix for each in found)} files, which cannot "
+            f"be one source; name one kind by a pattern such as {text}/*{found[0].suffix}."
+        )
+    return found[0]
 
 
 def open_documents(path: Any) -> Documents:

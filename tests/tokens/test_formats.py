@@ -16,7 +16,7 @@ from energon_ext.tokens.formats import find_format, open_documents, register_doc
 from tests.cli.command import energon_ext as command
 from tests.plan.runs import SEQ_LEN, Run, write_split
 from tests.support import LargeTokenizer, config, loader_for, write_dataset, write_mix, write_tokens
-from tests.tokens.stores import OWN, STORES, register_own, write_parquet
+from tests.tokens.stores import OWN, STORES, register_own, write_parquet, write_shard
 
 END = 79_999
 LENGTHS = [int(n) for n in np.random.default_rng(5).integers(1, 60, 60)]
@@ -92,6 +92,12 @@ def test_a_fingerprint_depends_on_the_documents_only(tmp_path):
 
     found = {store: fingerprint(store, DOCUMENTS, f"a {store}") for store in OTHERS}
     assert len(set(found.values())) == 1
+    # A saved run goes on only if these stay as they are.
+    assert json.loads(found["npy"]) == {
+        "documents": 60,
+        "index": "8d807055d1358019dc45b3184da96f6c0e1cddc171b66ee890f3226c59e36283",
+        "sample": "2dd3eb4fbd518436007cf44a3dd3204724aa951e0fd562e5c506402357b8f2a5",
+    }
     write_parquet(tmp_path / "whole" / "all.parquet", DOCUMENTS, rows=7)
     assert json.dumps(open_documents(tmp_path / "whole").fingerprint()) == found["npy"]
     longer = [*DOCUMENTS[:-1], [*DOCUMENTS[-1], END]]
@@ -196,6 +202,16 @@ def test_pairs_and_prepared_folders_win_over_other_files_in_a_folder(tmp_path):
     np.save(tmp_path / "texts" / "features.npy", np.arange(3))
     assert find_format(tmp_path / "texts") is None
     assert find_format(tmp_path / "nothing here") is None
+
+
+def test_a_folder_with_files_of_two_formats_is_refused(tmp_path):
+    write_parquet(tmp_path / "web" / "a.parquet", [[1]])
+    write_shard(tmp_path / "web" / "b.npy", [[1]])
+    mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
+    with pytest.raises(
+        ConfigError, match=r"web: contains .parquet and .npy files, which cannot be"
+    ):
+        Run(mix)
 
 
 def test_a_folder_with_several_splits_is_refused(tmp_path):
