@@ -45,6 +45,7 @@ _MODULES = {
     "get_train_dataset": "energon_ext.encoders.load",
     "get_val_datasets": "energon_ext.encoders.load",
     "load_tokenizer": "energon_ext.tokenizers.tokenizers",
+    "register_documents": "energon_ext.tokens.formats",
     "unified_loss": "energon_ext.losses",
     "weight_from_config": "energon_ext.weights",
     "written_tokenizer": "energon_ext.encoders.written_tokenizer",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from energon_ext.streamed.blend import LeastConsumedDataset as LeastConsumedDataset
     from energon_ext.streamed.source import Source as Source
     from energon_ext.tokenizers.tokenizers import load_tokenizer as load_tokenizer
+    from energon_ext.tokens.formats import register_documents as register_documents
     from energon_ext.weights import ScheduleAxis as ScheduleAxis
     from energon_ext.weights import WeightSpec as WeightSpec
     from energon_ext.weights import weight_from_config as weight_from_config

@@ -23,7 +23,6 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
 from energon_ext.samples.numbered import as_worker
-from energon_ext.tokens.file_set import TokenFiles
 
 
 class ShownRow(NamedTuple):
@@ -80,7 +79,7 @@ def peek(
         raise ConfigError(f"--source {source}: matches none of {', '.join(keys)}.")
     for key, entry in zip(keys, blend.sources.values()):
         files = getattr(getattr(entry, "reader", None), "documents", None)
-        if isinstance(files, TokenFiles) and not files.names_tokenizer:
+        if files is not None and not files.names_tokenizer:
             warning = "records no tokenizer; check that --tokenizer is the one that wrote it"
             click.echo(printable(f"{titles.get(key, key)}: {warning}."), err=True)
     sheet, shown = ContactSheet(), 0

@@ -27,7 +27,8 @@ from energon_ext.prepare.job import Job
 from energon_ext.prepare.samples import sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.tokenizers.tokenizers import load_tokenizer
-from energon_ext.tokens.paths import SPLITS, is_token_file
+from energon_ext.tokens.formats import find_format
+from energon_ext.tokens.paths import SPLITS
 
 #: The kinds of input, and the options that are specific to each.
 KINDS = {
@@ -149,7 +150,7 @@ def _energon_units(
     Each source of a metadataset is read once: weights and repetitions describe how often a run
     reads it, not what it contains.
     """
-    if is_token_file(path):
+    if find_format(path) is not None:
         raise ConfigError(f"{path}: is already tokenized; use it in a metadataset directly.")
     if get_dataset_type(EPath(str(path))) is EnergonDatasetType.JSONL:
         raise ConfigError(f"{path}: a JSON Lines file has no splits; read it with --jsonl.")
@@ -162,7 +163,7 @@ def _energon_units(
     for split in splits:
         for entry in load_split(path, split, encoder.decoder, options["trusted_modules"]):
             name = str(entry.dataset.paths[0])
-            if is_token_file(name):
+            if find_format(name) is not None:
                 raise ConfigError(f"{name}: is already tokenized; remove it from {path}.")
             kept_split = split if len(splits) > 1 else None
             document = functools.partial(_document, name, kept_split, options["chat"])

@@ -17,6 +17,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, Node, Tree, check_nested_schedules
 from energon_ext.samples.stored_files import num_samples
 from energon_ext.state.match import SourceNames
+from energon_ext.tokens.documents import Documents
 from energon_ext.weights import ConstantWeight, LiveWeights, ScheduleAxis
 from energon_ext.weights.live import LiveWeight
 
@@ -43,7 +44,7 @@ class Entry(Leaf):
         return {"max_epochs": self.max_epochs, "names": self.names, "shown_as": self.name}
 
     @property
-    def documents(self) -> Any:
+    def documents(self) -> Documents | None:
         """Its tokenized documents; None if it has samples."""
         return self.dataset.documents if isinstance(self.dataset, DocumentFactory) else None
 
@@ -93,6 +94,9 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
         raise ConfigError("The metadataset names no source; list at least one.")
     parts = find_trees(datasets)
     leaves = [leaf for part in parts for leaf in part.leaves]
+    for leaf in leaves:
+        if leaf.text_key is not None and isinstance(leaf.dataset, DocumentFactory):
+            leaf.dataset.read_field(leaf.text_key)
     loaded = [dataset for part in parts for dataset in part.datasets]
     first, *others = runs_of(leaves) or [RunFields()]
     run = first.merge(others, inside=False)

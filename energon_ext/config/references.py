@@ -17,9 +17,8 @@ from energon_ext.compat import resolve_path, set_dataset
 from energon_ext.errors import ConfigError
 from energon_ext.samples.numbered import ALONE
 from energon_ext.storage.object_store import as_msc, file_name, is_remote
-from energon_ext.tokens.file_set import open_token_files
+from energon_ext.tokens.formats import find_format, open_documents
 from energon_ext.tokens.index import without_suffix
-from energon_ext.tokens.paths import is_token_file
 
 
 class DocumentFactory(BaseCoreDatasetFactory):
@@ -45,7 +44,7 @@ class DocumentFactory(BaseCoreDatasetFactory):
         # Commands that only ask for names or tokenizers are not part of a run.
         is_run = worker_config is not ALONE
         share = (worker_config.rank, worker_config.world_size) if is_run else None
-        self.documents = open_token_files(path, share)
+        self.documents = open_documents(path, share)
         self.paths = [named_path(path, self.documents.prefixes)]
 
     def __len__(self) -> int:
@@ -53,6 +52,11 @@ class DocumentFactory(BaseCoreDatasetFactory):
         if self.subset is not None:
             first, stop = self.subset.compute_subset(stop)
         return stop - first
+
+    def read_field(self, name: str) -> None:
+        """Read the tokens from a field that the entry names, if the documents have fields."""
+        if (found := self.documents.of_field(name)) is not None:
+            self.documents = found
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
         raise ConfigError(
@@ -108,7 +112,7 @@ class AnyDatasetReference(DatasetReference):
     def post_initialize(self, mds_path: EPath | None = None) -> None:
         self.path: EPath | str = as_msc(self.path)
         path = resolve_path(self, mds_path)
-        if is_token_file(path):
+        if find_format(path) is not None:
             if self.aux:
                 raise ConfigError(f"{path}: token files have no `aux`; remove it.")
             set_dataset(self, TokenFileLoader(path=path))

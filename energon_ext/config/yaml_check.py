@@ -32,7 +32,7 @@ from energon_ext.config.yaml_file import read_mapping, read_splits
 from energon_ext.errors import CONTROL, ConfigError, printable
 from energon_ext.samples.jsonl_index import ensure_index
 from energon_ext.storage.object_store import as_msc
-from energon_ext.tokens.paths import is_token_file
+from energon_ext.tokens.formats import find_format
 
 MAX_NESTED = 16
 MAX_SOURCES = 100_000
@@ -87,7 +87,9 @@ class YamlChecker:
         if within == FIRST_FORMAT and path.is_file():
             # The first format treats every file as a metadataset, whatever its name.
             return self._check_metadataset(path, split_part, above)
-        if is_token_file(path):  # contains only numbers, which are checked when it is opened
+        if (
+            find_format(path) is not None
+        ):  # contains only numbers, which are checked when it is opened
             if within in METADATASETS and within[0] != "energon_ext":
                 found = f"{found_in}{path}: token files, which {within[1]} cannot read"
                 raise ConfigError(f"{found}; use energon_ext.ScheduledMetadataset.")
@@ -294,10 +296,9 @@ def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
 
 def _why_invalid(path: EPath) -> str:
     if path.is_file():
-        kind = "parquet" if path.name.endswith(".parquet") else "text"
         return (
             f"{path}: neither a metadataset (.yaml) nor a .jsonl file; `energon-ext prepare "
-            f"FOLDER --{kind} {path} --tokenizer NAME` turns it into token files."
+            f"FOLDER --text {path} --tokenizer NAME` turns it into token files."
         )
     if path.is_dir():
         return (

@@ -26,7 +26,7 @@ from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.splicing import check_names
 from energon_ext.encoders.text_sources import load_checked
 from energon_ext.errors import ConfigError
-from energon_ext.tokens.paths import is_token_file
+from energon_ext.tokens.formats import find_format
 
 #: Options that name files of a prepared folder.
 _FOLDER_FILES = ("dataset_config", "split_config")
@@ -136,7 +136,7 @@ def _checked(
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
     files = {name: options.get(name) for name in _FOLDER_FILES}
     root = checker.check(path, split_part, **files)
-    if is_token_file(root):
+    if find_format(root) is not None:
         split_folder = os.path.join(str(path), split_part)
         raise ConfigError(
             f"{path}: token files need a metadataset: a YAML file with `__module__: "

@@ -96,6 +96,7 @@ def plan_tokens_of(entry: Entry, planning: Planning) -> PlannedSource:
     """Plan the rows of token files, which the encoder's ``pack_tokens`` builds."""
     methods, documents = planning.methods, entry.documents
     assert methods is not None, "the planning of samples has the encoder's methods"
+    assert documents is not None, "a source of samples has no tokens to plan"
     check_tokenizer(methods.tokenizer)
     check_written(documents, methods.tokenizer)
     packer = BestFitPacker(methods.packer.seq_len)

@@ -37,8 +37,7 @@ from energon_ext.tokenizers.protocol import (
     saved_tokenizer,
 )
 from energon_ext.tokenizers.tokenizers import load_tokenizer
-from energon_ext.tokens.documents import Lengths
-from energon_ext.tokens.file_set import TokenFiles
+from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.tokens.reader import DocumentReader
 
 logger = log_of(__name__)
@@ -160,7 +159,7 @@ have no transition to train.
     def _rebuilt_by_command(self, tokenizer: str) -> TextEncoder:
         return PackedTaskEncoder(load_tokenizer(tokenizer), self.seq_len)
 
-    def lengths_of(self, files: TokenFiles, key: str) -> Lengths:
+    def lengths_of(self, files: Documents, key: str) -> Lengths:
         """Return the lengths of the documents of token files as they are packed."""
         return files
 
@@ -219,7 +218,7 @@ have no transition to train.
             former_packer=saved_packer if lengths is files else None,
         )
 
-    def token_files(self, entry: Entry, planning: Planning) -> TokenFiles:
+    def token_files(self, entry: Entry, planning: Planning) -> Documents:
         """Return the token files of a source: its own, or those tokenized from its text."""
         files = entry.documents
         if files is None:

@@ -24,8 +24,7 @@ from energon_ext.errors import ConfigError, SampleError
 from energon_ext.tokenizers.protocol import Tokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.cut import OVER_LONG, CutLengths
-from energon_ext.tokens.documents import Lengths
-from energon_ext.tokens.file_set import TokenFiles
+from energon_ext.tokens.documents import Documents, Lengths
 
 
 @edataclass
@@ -159,7 +158,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
             for sample, each in zip(samples, encoded)
         ]
 
-    def token_files(self, entry: Entry, planning: Planning) -> TokenFiles:
+    def token_files(self, entry: Entry, planning: Planning) -> Documents:
         """Return the token files of a source, which must have label weights for the answers."""
         files = super().token_files(entry, planning)
         if entry.documents is not None:
@@ -172,20 +171,22 @@ class SFTTaskEncoder(PackedTaskEncoder):
                     f"like answers; write it with `energon-ext prepare --chat`, or use a "
                     f"PackedTaskEncoder."
                 )
-            self._check_answers_of(files)
+            if files.names_tokenizer:  # or nothing says how it was written
+                self._check_answers_of(files)
         return files
 
-    def _check_answers_of(self, files: TokenFiles) -> None:
+    def _check_answers_of(self, files: Documents) -> None:
         """Raise ConfigError if the files were written with other answers than asked for."""
         for name, value in self._conversations.options().items():
             prefix, written = files.written_with(name)
             if name != "chat_template" and value is not None and value != written:
+                file = prefix or files.origin(0).file
                 raise ConfigError(
-                    f"{name}: {value!r} found, but {prefix or files.prefixes[0]} was written with "
+                    f"{name}: {value!r} found, but {file} was written with "
                     f"{written!r}; prepare it again, or leave the option out."
                 )
 
-    def lengths_of(self, files: TokenFiles, key: str) -> Lengths:
+    def lengths_of(self, files: Documents, key: str) -> Lengths:
         return CutLengths(
             files,
             source=key,

@@ -25,6 +25,7 @@ from energon_ext.splice.frames import Frames, log_plan
 from energon_ext.splice.index import ORDER
 from energon_ext.splice.reader import FrameReader
 from energon_ext.splice.validation import GridIndex
+from energon_ext.tokens.documents import Documents
 from energon_ext.tokens.file_set import TokenFiles
 from energon_ext.tokens.origins import origins_of
 
@@ -107,7 +108,7 @@ def names_of(key: str) -> set[str]:
 def plan_splice(
     encoder: PackedTaskEncoder,
     splice: SpliceFields,
-    files: TokenFiles,
+    files: Documents,
     entry: Entry,
     planning: Planning,
 ) -> PlannedSource:
@@ -115,7 +116,9 @@ def plan_splice(
     key, shuffle_key = entry.key, entry.names.shuffle_key
     first, stop = document_range(entry, len(files))
     lengths = files.lengths(np.arange(first, stop))
-    keys = None if entry.documents is not None else _keys(files)[first:stop]
+    keys = (
+        None if entry.documents is not None else _keys(planning.token_files[entry.key])[first:stop]
+    )
     numbers = select_documents(
         lengths, splice, seq_len=encoder.seq_len, keys=keys, source=shuffle_key
     )

@@ -21,6 +21,8 @@ def with_text_key(encoder: TaskEncoder, entry: Entry) -> TaskEncoder:
         return encoder
     if reason := _why_unused(encoder, entry):
         raise ConfigError(f"{entry.text_key_where}: {entry.text_key!r} found, but {reason}.")
+    if entry.documents is not None:
+        return encoder
     bound = copy.copy(encoder)
     bound.cookers = [Cooker(cook_text_under(entry.text_key))]
     return bound
@@ -35,6 +37,8 @@ def check_text_keys(encoder: TaskEncoder, entries: Sequence[Entry]) -> None:
 def _why_unused(encoder: TaskEncoder, entry: Entry) -> str | None:
     factory, path = entry.dataset, entry.dataset.paths[0]
     if entry.documents is not None:
+        if entry.documents.of_field("") is not None:
+            return None
         return f"{path} are token files, which have no fields; remove it"
     if hasattr(factory, "join_index"):
         return "the samples of a join are made by its joiner; remove it"

@@ -22,7 +22,7 @@ from typing import Any, Callable, Iterator
 from megatron.energon.wrappers.gc_dataset import gc_init_worker
 
 from energon_ext.errors import WorkerError, one_line
-from energon_ext.tokens.file_set import check_open_files
+from energon_ext.tokens.documents import check_open_files
 
 
 class RemoteTraceback(Exception):

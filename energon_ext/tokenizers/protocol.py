@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError
-from energon_ext.tokens.file_set import TokenFiles
+from energon_ext.tokens.documents import Documents
 
 
 class Tokenizer(ABC):
@@ -117,7 +117,7 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
-def check_written(files: TokenFiles, tokenizer: Tokenizer) -> None:
+def check_written(files: Documents, tokenizer: Tokenizer) -> None:
     """Raise ConfigError if token files were not written with a tokenizer."""
     name = tokenizer.name or type(tokenizer).__name__
     files.check_tokenizer(name, tokenizer.fingerprint(), tokenizer.vocab_size)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.tokens.documents import Lengths
-from energon_ext.tokens.file_set import TokenFiles
+from energon_ext.tokens.documents import Documents, Lengths
 
 logger = log_of(__name__)
 
@@ -23,7 +22,7 @@ _CHUNK = 512
 
 
 class CutLengths(Lengths):
-    """The lengths of the documents of token files, each at most as long as a row.
+    """The lengths of tokenized documents, each at most as long as a row.
 
     A document without a trained label in its first ``max_tokens`` tokens has length 0. The
     constructor finds these documents: it checks all of them if ``untrained`` is given, else only
@@ -42,7 +41,7 @@ class CutLengths(Lengths):
 
     def __init__(
         self,
-        files: TokenFiles,
+        files: Documents,
         *,
         source: str,
         max_tokens: int,
@@ -54,7 +53,8 @@ class CutLengths(Lengths):
         self._untrained = untrained
         untrainable, too_long = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         self.num_tokens = in_a_row = 0
-        for numbers in files.chunks(_CHUNK):
+        for begin in range(0, len(files), _CHUNK):
+            numbers = np.arange(begin, min(begin + _CHUNK, len(files)))
             lengths = whole = files.lengths(numbers)
             is_long = whole > max_tokens
             if over_long != "cut":
@@ -65,7 +65,7 @@ class CutLengths(Lengths):
             lengths = np.minimum(lengths, max_tokens)
             is_cut = is_long & (lengths > 0)
             candidates = np.flatnonzero(is_cut if untrained is None else lengths > 0)
-            empty = candidates[~self._are_trained(int(numbers[0]), whole, lengths, candidates)]
+            empty = candidates[~self._are_trained(begin, whole, lengths, candidates)]
             lengths[empty] = 0
             untrainable.append(numbers[empty])
             self.num_tokens += int(lengths.sum())
@@ -107,21 +107,21 @@ class CutLengths(Lengths):
         """Return True for each candidate that has a trained label, bool [candidates].
 
         Args:
-            first: number of the first of consecutive documents of one pair.
+            first: number of the first of consecutive documents.
             whole, lengths: their tokens, before and after cutting.
             candidates: which of them to check.
         """
         is_trained = lengths[candidates] > 1  # nothing predicts the first token of a document
         checked = candidates[is_trained]
         if checked.size:
-            begins, ends = np.cumsum(whole)[checked] - whole[checked], lengths[checked]
-            begins, ends = begins - begins[0], begins - begins[0] + ends
-            read = self.files.read([first + int(checked[0])], [0], [int(ends[-1])])
-            (tokens,), (weights,) = read
-            trained = np.ones(len(tokens), bool) if weights is None else weights > 0
+            begins = np.cumsum(whole)[checked] - whole[checked]
+            begins -= begins[0]
+            bounds = np.stack([begins + 1, begins + lengths[checked]], axis=1).reshape(-1)
+            read = self.files.read_stretch(first + int(checked[0]), first + int(checked[-1]) + 1)
+            tokens, weights = (None if each is None else each[: bounds[-1]] for each in read)
+            trained = np.ones(bounds[-1], bool) if weights is None else weights > 0
             if self._untrained is not None:
                 trained &= tokens != self._untrained
-            bounds = np.stack([begins + 1, ends], axis=1).reshape(-1)
             # Bounds are [begin, end, begin, end, ...]; the last end is the end of the array.
             is_trained[is_trained] = np.logical_or.reduceat(trained, bounds[:-1])[::2]
         return is_trained

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
+from energon_ext.errors import ConfigError
 from energon_ext.keyed import KeyedPermutation
 
 #: Numbers whose lengths are summed at once.
@@ -23,6 +25,12 @@ _CHUNK = 1 << 16
 
 #: Documents whose length enters a fingerprint; those whose tokens do; tokens of each.
 _FINGERPRINT_DOCUMENTS, FINGERPRINT_READ, _FINGERPRINT_TOKENS = 256, 64, 32
+
+#: Tokens of a document that are checked for ids outside the vocabulary.
+_CHECKED_TOKENS = 1 << 14
+
+#: Documents whose files may be truncated while this process reads them.
+watched: WeakSet["Documents"] = WeakSet()
 
 
 class Lengths(ABC):
@@ -94,6 +102,9 @@ class Documents(Lengths):
     #: Whether a request takes long, so that rows of later batches are prefetched.
     is_remote = False
 
+    #: Paths of its files, without suffix if they are pairs.
+    prefixes: Sequence[str] = ()
+
     @property
     def is_shuffled(self) -> bool:
         """True if they are stored in random order, so that a run may read neighbours together."""
@@ -114,12 +125,34 @@ class Documents(Lengths):
         pieces = list(zip(numbers, starts, stops))
         return [self.tokens(*each) for each in pieces], [self.label_weights(*p) for p in pieces]
 
+    def read_stretch(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the tokens and the label weights of consecutive documents, as one array each."""
+        numbers = np.arange(first, stop)
+        read = self.read(numbers.tolist(), [0] * len(numbers), self.lengths(numbers).tolist())
+        if all(each is None for each in read[1]):
+            return np.concatenate(read[0]), None
+        weights = [np.ones(len(t), np.float32) if w is None else w for t, w in zip(*read)]
+        return np.concatenate(read[0]), np.concatenate(weights)
+
     def prefetch(self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
         """Ask the store for pieces that will be read soon, if it takes long."""
 
     def origin(self, number: int) -> Origin:
         """Return where a document comes from."""
         return Origin("", number, None)
+
+    def of_field(self, name: str) -> Documents | None:
+        """Return the documents in a field that the entry names; None if the store has no fields."""
+        return None
+
+    @property
+    def unweighted(self) -> str | None:
+        """A file without label weights; None if all have some."""
+        has_weights = type(self).label_weights is not Documents.label_weights
+        return None if has_weights or not len(self) else self.origin(0).file or "its store"
+
+    def check_files(self) -> None:
+        """Raise ConfigError if a file has changed since it was opened."""
 
     def document(self, number: int) -> np.ndarray:
         """Return the tokens of one document."""
@@ -138,6 +171,34 @@ class Documents(Lengths):
             "index": index.hexdigest(),
             "sample": self.digest_of_middles(sample[:FINGERPRINT_READ]),
         }
+
+    # What the store says about how it was written ------------------------------------------
+
+    @property
+    def names_tokenizer(self) -> bool:
+        """True if the store names the tokenizer that wrote it."""
+        return False
+
+    def written_with(self, field: str) -> tuple[str, Any]:
+        """Return the first file that says how something was written, as (file, value)."""
+        return "", None
+
+    def check_written(self, what: str, name: str, now: Mapping[str, Any]) -> None:
+        """Raise ConfigError if a file names a different tokenizer or chat template."""
+
+    def check_tokenizer(self, name: str, fingerprint: Mapping[str, Any], vocab_size: int) -> None:
+        """Raise ConfigError if ids of 64 documents are not in ``[0, vocab_size)``."""
+        for number in sample_numbers(len(self))[:FINGERPRINT_READ].tolist():
+            length = int(self.lengths(np.array([number]))[0])
+            tokens = self.tokens(number, 0, min(length, _CHECKED_TOKENS))
+            for token in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
+                if not 0 <= token < vocab_size:
+                    file, local, _ = self.origin(number)
+                    where = f"document {local} of {file}" if file else f"Document {local}"
+                    raise ConfigError(
+                        f"{where}: contains token id {token}, but the tokenizer {name} has "
+                        f"{vocab_size} ids; use the tokenizer that it was written with."
+                    )
 
     def digest_of_middles(self, numbers: np.ndarray) -> str:
         """Return a hash of some tokens and label weights from the middle of each document."""
@@ -159,3 +220,9 @@ def sample_numbers(count: int) -> np.ndarray:
     if not count:
         return np.zeros(0, np.int64)
     return KeyedPermutation(count, "fingerprint")(np.arange(min(count, _FINGERPRINT_DOCUMENTS)))
+
+
+def check_open_files() -> None:
+    """Raise ConfigError if a file was truncated since this process opened it."""
+    for documents in list(watched):
+        documents.check_files()

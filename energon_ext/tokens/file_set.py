@@ -6,7 +6,6 @@ import functools
 import hashlib
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
-from weakref import WeakSet
 
 import numpy as np
 
@@ -14,7 +13,13 @@ from energon_ext.errors import ConfigError, StoreError
 from energon_ext.storage.file_map import Pages
 from energon_ext.storage.object_store import file_name, is_remote, local_copy
 from energon_ext.storage.range_reader import RemoteTokens, range_reader
-from energon_ext.tokens.documents import FINGERPRINT_READ, Documents, Origin, sample_numbers
+from energon_ext.tokens.documents import (
+    FINGERPRINT_READ,
+    Documents,
+    Origin,
+    sample_numbers,
+    watched,
+)
 from energon_ext.tokens.index import (
     SHUFFLED,
     Numbers,
@@ -38,8 +43,6 @@ from energon_ext.tokens.unchanged import Share
 #: Tokens checked for ids outside the vocabulary, and the most files they are taken from.
 _CHECKED_TOKENS = 1 << 20
 _CHECKED_FILES = 16
-
-_opened: WeakSet["TokenFiles"] = WeakSet()
 
 
 class TokenFiles(Documents):
@@ -70,7 +73,7 @@ class TokenFiles(Documents):
         self._has_weights = any(pair.weights_dtype is not None for pair in self._pairs)
         self._lengths = lengths
         self._pages = None if lengths is None else Pages(lengths)
-        _opened.add(self)
+        watched.add(self)
 
     def __len__(self) -> int:
         return int(self._first_documents[-1])
@@ -175,6 +178,13 @@ class TokenFiles(Documents):
             return tokens, [None] * len(tokens)
         return tokens, [_weights_of(pair, part) for pair, part in pieces]
 
+    def read_stretch(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
+        files = self._files_of(np.array([first, stop - 1]))
+        if files[0] != files[1]:
+            return super().read_stretch(first, stop)
+        (tokens,), (weights,) = self.read([first], [0], [self.tokens_in(first, stop)])
+        return tokens, weights
+
     def prefetch(self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
         if not self.is_remote:
             return
@@ -184,18 +194,10 @@ class TokenFiles(Documents):
             _prefetch(open_label_weights(pair), part)
 
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Return tokens ``[start, stop)`` of a document and of those after it in its pair."""
         return self.read([number], [start], [stop])[0][0]
 
     def label_weights(self, number: int, start: int, stop: int) -> np.ndarray | None:
         return self.read([number], [start], [stop])[1][0]
-
-    def chunks(self, most: int) -> Iterator[np.ndarray]:
-        """Yield the numbers of all documents in order, at most ``most`` of one pair at a time."""
-        bounds = self._first_documents.tolist()
-        for first, stop in zip(bounds, bounds[1:]):
-            for begin in range(first, stop, most):
-                yield np.arange(begin, min(begin + most, stop))
 
     def origin(self, number: int) -> Origin:
         (file,) = self._files_of(np.array([number])).tolist()
@@ -283,6 +285,10 @@ class TokenFiles(Documents):
         bare = (pair.prefix for pair in self._pairs if pair.tokens and pair.weights_dtype is None)
         return next(bare, None)
 
+    def check_files(self) -> None:
+        for prefix in () if self.is_remote else self.prefixes:
+            read_pair(prefix)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenFiles, (self._pairs,)
 
@@ -303,13 +309,6 @@ def open_token_files(path: Any, share: Share | None = (0, 1)) -> TokenFiles:
         return TokenFiles(remote_pairs(name))
     except StoreError as error:
         raise ConfigError(str(error)) from error
-
-
-def check_open_files() -> None:
-    """Raise ConfigError if a file was truncated since this process opened it."""
-    for files in list(_opened):
-        for prefix in () if files.is_remote else files.prefixes:
-            read_pair(prefix)
 
 
 def _weights_of(pair: Pair, part: slice) -> np.ndarray | None:

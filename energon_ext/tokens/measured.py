@@ -1,0 +1,259 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Documents of files that do not list where each document begins: one pass finds it, and is kept.
+
+What it finds is one file in the cache: where each document ends, in tokens over all files, and the
+first document of each file, as int64. It is mapped, so all processes of a machine share its memory.
+Its name is a digest of the paths, sizes and times of the files, so a changed file is read again. If
+several processes need it at once, one makes it and the others wait.
+"""
+
+import functools
+import glob
+import hashlib
+import json
+import os
+import re
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from energon_ext.data_files import CACHE_VARIABLE, cache_of
+from energon_ext.errors import ConfigError, log_of
+from energon_ext.storage.claim import ClaimedError, claim
+from energon_ext.storage.file_map import map_file
+from energon_ext.storage.object_store import StoredObject, file_at, is_remote
+from energon_ext.tokens.documents import Documents, Origin, watched
+from energon_ext.tokens.paths import MAX_FOLDERS
+
+logger = log_of(__name__)
+
+#: How long a process waits for another one's pass; NCCL collectives time out after 600 s.
+WAIT_SECONDS = 480.0
+_FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.1, 5.0
+
+#: Changes when the content of the file does.
+_VERSION = 1
+
+#: First words of the names of splits, which must not be combined into one source.
+_SPLITS = {"train", "val", "valid", "validation", "dev", "test"}
+
+_INT64 = np.dtype("<i8")
+
+
+class MeasuredFiles(Documents):
+    """The documents of files, numbered from the first file to the last; see the module.
+
+    A subclass needs :meth:`measure` and :meth:`read`.
+
+    Args:
+        files: in the order of their documents.
+        how: JSON values that the lengths depend on in addition to the files.
+    """
+
+    def __init__(self, files: Sequence[StoredObject], how: Any = None):
+        self.files = list(files)
+        self.how = how
+        watched.add(self)
+
+    @abstractmethod
+    def measure(self, file: int) -> Iterator[np.ndarray]:
+        """Yield the tokens of the documents of a file, int64, in order and in parts."""
+
+    @abstractmethod
+    def read(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]: ...
+
+    def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
+        return self.read([number], [start], [stop])[0][0]
+
+    def label_weights(self, number: int, start: int, stop: int) -> np.ndarray | None:
+        return self.read([number], [start], [stop])[1][0]
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.ends[-1])
+
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+        numbers = np.asarray(numbers, np.int64)
+        return self.ends[numbers + 1] - self.ends[numbers]
+
+    def tokens_in(self, first: int, stop: int) -> int:
+        return int(self.ends[max(first, stop)] - self.ends[first])
+
+    def files_of(self, numbers: Sequence[int]) -> np.ndarray:
+        """Return the number of the file of each document."""
+        return np.searchsorted(self.first_documents, np.asarray(numbers), side="right") - 1
+
+    def origin(self, number: int) -> Origin:
+        file = int(self.files_of([number])[0])
+        return Origin(self.files[file].url, number - int(self.first_documents[file]), None)
+
+    def check_files(self) -> None:
+        for stored in self.files:
+            check_unchanged(stored)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.files, self.how)
+
+    # What the pass has found ----------------------------------------------------------------
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Tokens before each document, and of all documents, int64 [documents + 1]."""
+        return self._found[: -len(self.files) - 1]
+
+    @property
+    def first_documents(self) -> np.ndarray:
+        """First document of each file, and the number of all documents, int64 [files + 1]."""
+        return self._found[-len(self.files) - 1 :]
+
+    @functools.cached_property
+    def _found(self) -> np.ndarray:
+        path = self._cache_file()
+        _make_once(path, self._write)
+        content = map_file(str(path), os.path.getsize(path))
+        found = content[: len(content) // 8 * 8].view(_INT64)
+        if len(found) * 8 != len(content) or found[-1] != len(found) - len(self.files) - 2:
+            raise ConfigError(f"{path}: damaged; remove it, and it is made again.")
+        return found
+
+    def _cache_file(self) -> Path:
+        files = [[os.path.realpath(f.url), f.size, f.version] for f in self.files]
+        text = json.dumps([_VERSION, type(self).__name__, self.how, files])
+        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+        folder, name = os.path.split(self.files[0].url)
+        words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
+        return cache_of(Path(folder)) / f"{words}-{digest[:24]}.lengths"
+
+    def _write(self, path: Path, beat: Callable[[], None]) -> None:
+        """Read all files, and write where their documents end."""
+        title = self.files[0].url + (f" and {len(self.files) - 1} more" * (len(self.files) > 1))
+        logger.info("%s: looking for the lengths of its documents, once.", title)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        end, firsts = 0, [0]
+        try:
+            with open(temporary, "wb") as file, _progress_bar(self.files) as bar:
+                np.zeros(1, _INT64).tofile(file)
+                for number, stored in enumerate(self.files):
+                    count = 0
+                    for lengths in self.measure(number):
+                        beat()
+                        ends = end + np.cumsum(lengths, dtype=_INT64)
+                        ends.tofile(file)
+                        end, count = int(ends[-1]) if len(ends) else end, count + len(ends)
+                    check_unchanged(stored)
+                    firsts.append(firsts[-1] + count)
+                    bar.update(stored.size)
+                np.array(firsts, _INT64).tofile(file)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _make_once(path: Path, write: Callable[[Path, Callable[[], None]], None]) -> None:
+    """Make a file unless it is there, or wait while another process makes it."""
+    deadline, pause = time.monotonic() + WAIT_SECONDS, _FIRST_POLL_SECONDS
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while not path.exists():
+            try:
+                with claim(path) as beat:
+                    if not path.exists():  # another process may have made it since
+                        write(path, beat)
+            except ClaimedError as error:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"{error} It has not finished in {WAIT_SECONDS:.0f} s; wait for it or stop "
+                        f"it, then start again."
+                    ) from error
+                time.sleep(pause)
+                pause = min(2 * pause, _LAST_POLL_SECONDS)
+    except OSError as error:
+        raise ConfigError(
+            f"{path.parent}: cannot be written to ({error.strerror or error}); set "
+            f"{CACHE_VARIABLE} to a writable folder."
+        ) from error
+
+
+def _progress_bar(files: Sequence[StoredObject]) -> Any:
+    total = sum(stored.size for stored in files)
+    return tqdm(total=total, desc="lengths", unit="B", unit_scale=True, leave=False, disable=None)
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+def check_unchanged(stored: StoredObject) -> None:
+    """Raise ConfigError unless a file is as long as when it was opened."""
+    try:
+        found = file_at(stored.url)
+    except OSError as error:
+        raise ConfigError(f"{stored.url}: cannot be read ({error.strerror}).") from error
+    if found.size != stored.size:
+        raise ConfigError(
+            f"{stored.url}: has {found.size} bytes, but had {stored.size} when it was opened; it "
+            f"was truncated or replaced, copy it again."
+        )
+
+
+def local_files(path: str, suffix: str) -> list[StoredObject]:
+    """Return the files with a suffix that a path names: one, those below a folder, or a pattern.
+
+    Raises:
+        ConfigError: there is none, they are in an object store, or belong to different splits.
+    """
+    if is_remote(path):
+        raise ConfigError(
+            f"{path}: {suffix} files with token ids are read from a file system only; copy them to "
+            f"one. `energon-ext prepare` turns Parquet with text into token files."
+        )
+    if os.path.isdir(path):
+        names = sorted(names_below(path, suffix))
+        _check_splits(path, names, suffix)
+    elif os.path.exists(path):
+        names = [path]
+    else:
+        names = sorted(filter(os.path.isfile, glob.iglob(path, recursive=True)))
+    if not names:
+        raise ConfigError(f"{path}: names no {suffix} file; check the path.")
+    try:
+        return [file_at(name) for name in names]
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
+
+
+def names_below(folder: str, suffix: str) -> Iterator[str]:
+    """Yield the files with a suffix in a folder and below it; hidden names are ignored."""
+    for number, (path, below, names) in enumerate(os.walk(folder, followlinks=True)):
+        if number >= MAX_FOLDERS:  # links may turn few folders into very many
+            raise ConfigError(f"{folder}: has more than {MAX_FOLDERS:,} folders below it.")
+        below[:] = [each for each in below if not each.startswith(".")]
+        for name in names:
+            if name.endswith(suffix) and not name.startswith("."):
+                yield os.path.join(path, name)
+
+
+def _check_splits(folder: str, names: Sequence[str], suffix: str) -> None:
+    """Raise ConfigError if files of several splits, such as train and test, are below a folder."""
+    first_words = {
+        word: name
+        for name in names
+        for part in os.path.relpath(name, folder).split(os.sep)
+        for word in [re.split(r"[-._]", part)[0]]
+        if word in _SPLITS
+    }
+    if len(first_words) > 1:
+        raise ConfigError(
+            f"{folder}: contains the splits {' and '.join(sorted(first_words))}, which cannot be "
+            f"one source; name one of them, such as {folder}/train*{suffix}."
+        )
