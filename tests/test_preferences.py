@@ -26,6 +26,7 @@ from energon_ext.encoders.reference import write_reference
 from energon_ext.encoders.sft import cook_dialogue
 from energon_ext.errors import SampleError
 from energon_ext.prepare.cache import DEFAULT_NAME
+from energon_ext.samples.context import encoder_context
 from energon_ext.storage.claim import Part
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
@@ -334,8 +335,8 @@ def test_aligned_answers_take_whole_multiples():
 
 def aligned_batch(found):
     task_encoder = PreferenceTaskEncoder(TOKENIZER, SEQ_LEN, alignment=8)
-    task_encoder.source_key, task_encoder.source_keys = "web", ("web",)
-    return task_encoder.batch([task_encoder.pack_selected_samples([found])]).validate()
+    with encoder_context(source_key="web", source_keys=("web",)):
+        return task_encoder.batch([task_encoder.pack_selected_samples([found])]).validate()
 
 
 def test_what_is_ignored_in_a_record_is_counted(tmp_path, caplog):
