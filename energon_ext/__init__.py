@@ -34,6 +34,7 @@ _MODULES = {
     "MultiSpliceTaskEncoder": "energon_ext.encoders.splice",
     "PackedBatch": "energon_ext.batch.packed_batch",
     "PackedTaskEncoder": "energon_ext.encoders.pretrain",
+    "PreferenceTaskEncoder": "energon_ext.encoders.preferences",
     "PromptTaskEncoder": "energon_ext.encoders.prompts",
     "SFTTaskEncoder": "energon_ext.encoders.sft",
     "ScheduleAxis": "energon_ext.weights",
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
     from energon_ext.encoders.load import get_train_dataset as get_train_dataset
     from energon_ext.encoders.load import get_val_datasets as get_val_datasets
     from energon_ext.encoders.mixin import DynamicBlendMixin as DynamicBlendMixin
+    from energon_ext.encoders.preferences import (
+        PreferenceTaskEncoder as PreferenceTaskEncoder,
+    )
     from energon_ext.encoders.pretrain import PackedTaskEncoder as PackedTaskEncoder
     from energon_ext.encoders.prompts import PromptTaskEncoder as PromptTaskEncoder
     from energon_ext.encoders.sft import SFTTaskEncoder as SFTTaskEncoder

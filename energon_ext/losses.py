@@ -15,6 +15,8 @@ import torch.nn.functional as F
 
 from energon_ext.arguments import check_choice, check_number
 from energon_ext.errors import ConfigError, SampleError
+from energon_ext.pair_losses import dpo_loss as dpo_loss
+from energon_ext.pair_losses import preference_margins as preference_margins
 
 if TYPE_CHECKING:
     from energon_ext.batch.packed_batch import PackedBatch

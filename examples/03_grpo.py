@@ -15,31 +15,10 @@
 The evaluation's prompts are in neither data set. A stopped run continues exactly with --resume.
 """
 
-import itertools
-import operator
-import random
-
 from megatron_gpt import run
-from megatron_sampler import MegatronSampler, Sampling, generate
-from policy import CharacterTokenizer, Task, parse_policy_args, warm_up_and_reinforce
-
-TOKENIZER = CharacterTokenizer()
-SAMPLING = Sampling(5, stop_id=TOKENIZER.eos_id, vocab_size=TOKENIZER.vocab_size)
-GREEDY = Sampling(5, temperature=0, stop_id=TOKENIZER.eos_id)
-
-
-def sorting_records(seed):
-    """Return prompts, prompts with random orders of their digits, and a tenth held out."""
-    rng = random.Random(f"sort/{seed}")
-    orders = ["".join(digits) for digits in itertools.product("0123456789", repeat=4)]
-    rng.shuffle(orders)
-    held_out, trained = orders[:1000], orders[1000:]
-    answer = {digits: "".join(sorted(digits)) for digits in orders}
-    prompts = [{"prompt": f"{digits}>", "answer": answer[digits]} for digits in trained]
-    formats = [
-        {"prompt": f"{digits}>", "response": "".join(rng.sample(digits, 4))} for digits in trained
-    ]
-    return prompts, formats, [(f"{digits}>", answer[digits]) for digits in held_out]
+from megatron_sampler import MegatronSampler
+from policy import Task, parse_policy_args, warm_up_and_reinforce
+from sorting import SAMPLING, TOKENIZER, accuracies, sorting_records
 
 
 def build_sampler(model, reward):
@@ -50,17 +29,6 @@ def exact_match(prompt, responses):
     """Return 1 for the sorted digits and an end, else 0."""
     answer = [*TOKENIZER.encode(prompt.metadata["answer"])[1:]]
     return [float(response.tokens == answer) for response in responses]
-
-
-def accuracies(model, held_out):
-    """Return the share of prompts that are answered correctly."""
-    prompts = [TOKENIZER.encode(prompt)[:-1] for prompt, _ in held_out]
-    answers = [TOKENIZER.encode(answer)[1:] for _, answer in held_out]
-    shares = {}
-    for name, sampling in {"sampled": SAMPLING, "greedy": GREEDY}.items():
-        responses, _ = generate(model, prompts, sampling)
-        shares[name] = sum(map(operator.eq, responses, answers)) / len(answers)
-    return shares
 
 
 #: The longest sample: bos 7 2 5 4 > 2 4 5 7 eos.

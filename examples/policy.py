@@ -15,7 +15,8 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 from megatron_gpt import build_model
 from options import add_arguments, count, count_or_none, new_parser
-from train_loop import build_source, train
+from train_data import build_source
+from train_loop import train
 
 from energon_ext import PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.megatron import data_parallel_worker_config
@@ -101,7 +102,7 @@ def warm_up_and_reinforce(args, task):
     prompts, formats, held_out = task.records(args.seed)
     write_data(args.run_dir / "data", {"prompts": prompts, "formats": formats})
     model = build_model(args, task.tokenizer.vocab_size)
-    if not warm_up(copy.copy(args), task, model):
+    if not warm_up(args, task.tokenizer, model):
         grpo(args, task, model, held_out[: args.eval_prompts])
 
 
@@ -111,19 +112,24 @@ def write_data(folder, files):
         folder.mkdir(parents=True, exist_ok=True)
         for name, records in files.items():
             path = folder / f"{name}.jsonl"
-            path.write_text("".join(json.dumps(record) + "\n" for record in records))
+            text = "".join(json.dumps(record) + "\n" for record in records)
+            if path.exists() and path.read_text() == text:
+                continue  # what is known of a file holds until it is written again
+            path.write_text(text)
             CrudeJsonlDatasetFactory.prepare_dataset(EPath(path))
             path.with_suffix(".yaml").write_text(METADATASET.format(path=path.name))
     dist.barrier()
 
 
-def warm_up(args, task, model):
+def warm_up(args, tokenizer, model):
+    """Teach the format of answers; return True if a signal stopped it."""
+    args = copy.copy(args)
     args.train_iters, args.lr, args.stop_after = args.warm_up_iters, 2e-3, None
     args.ratio_limit = None
     args.metadataset = args.run_dir / "data" / "formats.yaml"
     args.micro_batch_rows = 11
     args.global_batch_rows = 11 * parallel_state.get_data_parallel_world_size()
-    encoder = SFTTaskEncoder(task.tokenizer, SEQ_LEN, packing_buffer_docs=64)
+    encoder = SFTTaskEncoder(tokenizer, SEQ_LEN, packing_buffer_docs=64)
     return train(args, args.run_dir / "warm_up", model, build_source(args, encoder))
 
 

@@ -69,10 +69,12 @@ class BatchAssembler:
         tokens = np.full(shape, self.pad_id, np.int64)
         weights = np.ones(shape, np.float32)
         has_rewards = _all_have([row.rewards for row in rows if row.slices], "rewards")
+        has_pairs = _all_have([row.pairs for row in rows if row.slices], "pairs")
         streams = {name: np.zeros(shape, np.float32) for name in _names_of_streams(rows)}
         segments = _Segments(sources)
         for number, row in enumerate(rows):
             starts = self._write(row, tokens[number], weights[number], segments)
+            segments.end_row()
             for name, stream in streams.items():
                 for start, values in zip(starts, _streams_of(row).get(name) or ()):
                     stream[number, start : start + len(values)] = values
@@ -96,6 +98,7 @@ class BatchAssembler:
             cu_seqlens_padded=_int32(segments.aligned_ends) if self.alignment > 1 else None,
             log_probs=columns.pop(_LOG_PROBS, None),
             rewards=torch.tensor(segments.rewards).float() if has_rewards else None,
+            pair_ids=_int32(segments.pairs) if has_pairs else None,
             columns=columns,
         )
 
@@ -121,8 +124,9 @@ class BatchAssembler:
             starts.append(start)
             first = row.first_positions[index] if row.first_positions is not None else 0
             reward = row.rewards[index] if row.rewards is not None else 0.0
+            pair = row.pairs[index] if row.pairs is not None else -1
             # One position less if the last token is only a label.
-            segments.append(min(end, self.seq_len) - start, sources[index], first, reward)
+            segments.append(min(end, self.seq_len) - start, sources[index], first, reward, pair)
         is_empty = not starts and row.slice_sources is None
         if is_empty or end > self.seq_len + 1:
             raise SampleError(
@@ -150,17 +154,26 @@ class _Segments:
         self.sources: list[int] = []  # -1 for padding
         self.first_positions: list[int] = []
         self.rewards: list[float] = []
+        self.pairs: list[int] = []  # -1 for none
+        self._first_pair = 0  # of the current row
         self.aligned_ends: list[int] = [0]  # each with the padding that aligns the next one
         self.documents = [0] * len(sources)  # per source
         self._index_of = {key: index for index, key in enumerate(sources)}
 
-    def append(self, length: int, source: int, first: int = 0, reward: float = 0.0) -> None:
+    def append(
+        self, length: int, source: int, first: int = 0, reward: float = 0.0, pair: int = -1
+    ) -> None:
         """Add a segment, unless it has no positions."""
         if length > 0:
             self.lengths.append(length)
             self.sources.append(source)
             self.first_positions.append(first)
             self.rewards.append(reward)
+            self.pairs.append(pair if pair < 0 else self._first_pair + pair)
+
+    def end_row(self) -> None:
+        """Let the pairs of the next row continue the numbers of this one."""
+        self._first_pair = max(self.pairs) + 1
 
     def align(self, boundaries: set[int], seq_len: int) -> None:
         """Add the boundaries of aligned segments in the next row."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Iterator, TypeVar
 
 import torch
+import torch.nn.functional as F
 
 from energon_ext.batch.transport import (
     buffer_of,
@@ -31,6 +32,7 @@ DTYPES = {
     "source_ids": torch.int32,
     "source_documents": torch.int32,
     "rewards": torch.float32,
+    "pair_ids": torch.int32,
     # Only in a ContextParallelSlice.
     "aligned_ends": torch.int32,
     "document_ends": torch.int32,
@@ -65,6 +67,9 @@ class PackedBatch:
             parallelism: ends of the segments, each with the padding that aligns the next one.
         log_probs: float32 [N] or None, log-probabilities from a sampler, for metrics only.
         rewards: float32 [n] or None, reward of each segment, for metrics only.
+        pair_ids: int32 [n] or None, 0.. for the pairs of answers in the batch, the same for both
+            segments of a pair; -1 for others. Weights are positive on the chosen answer and
+            negative on the rejected one.
         columns: further values of the labels by name, float32 [N] each, for losses of your own.
 
     Example:
@@ -95,6 +100,7 @@ class PackedBatch:
     cu_seqlens_padded: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
     rewards: torch.Tensor | None = None
+    pair_ids: torch.Tensor | None = None
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def as_buffer(self) -> torch.Tensor:
@@ -119,6 +125,26 @@ class PackedBatch:
         return torch.repeat_interleave(
             self.source_ids.long(), self.segment_lengths().long(), output_size=self.num_tokens
         )
+
+    @property
+    def most_pairs(self) -> int:
+        """A number above all ``pair_ids``, known without waiting for a GPU."""
+        return len(self.source_ids)
+
+    def pair_starts(self) -> torch.Tensor:
+        """Return 1 at the first position of each pair, 0 elsewhere: float32 [N].
+
+        Raises:
+            SampleError: the batch has no ``pair_ids``.
+        """
+        if self.pair_ids is None:
+            raise SampleError("The batch has no pair_ids; a PreferenceTaskEncoder makes them.")
+        # Ids rise from pair to pair. With context parallelism, the first position is on one rank.
+        highest = F.pad(self.pair_ids.cummax(0).values, (1, 0), value=-1)
+        is_first = (self.pair_ids > highest[:-1]).repeat_interleave(
+            self.segment_lengths().long(), output_size=self.num_tokens
+        )
+        return (is_first & (self.position_ids == 0)).float()
 
     def padding_mask(self) -> torch.Tensor:
         """Return a mask of the padding: bool [N]."""
@@ -194,6 +220,7 @@ class PackedBatch:
             "source_ids": segments,
             "source_documents": len(self.sources),
             "rewards": segments,
+            "pair_ids": segments,
         }
         columns = {f"columns[{name!r}]": tensor for name, tensor in self.columns.items()}
         for name, dtype in {**DTYPES, **dict.fromkeys(columns, torch.float32)}.items():
@@ -222,6 +249,11 @@ class PackedBatch:
         yield sources.min() >= -1, "source_ids are -1 or an index"
         yield weights.isfinite().all(), "token_weights are finite"
         yield not weights[self.padding_mask()].any(), "token_weights are 0 on padding"
+        if (pairs := self.pair_ids) is not None:
+            found = pairs[pairs >= 0]
+            fits = pairs.min() >= -1 and (found.diff() >= 0).all()
+            fits = fits and (torch.bincount(found) <= 2).all()
+            yield fits, "pair_ids are -1 or rise, and no pair has more than two segments"
         if (padded := self.cu_seqlens_padded) is not None:
             fits = padded[0] == 0 and padded[-1] == self.num_tokens and (padded.diff() > 0).all()
             fits = fits and torch.isin(ends[:-1][sources >= 0], padded).all()

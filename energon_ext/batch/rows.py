@@ -26,6 +26,7 @@ class Row:
         gaps: padding positions before each slice; None for 0.
         log_probs: per slice, float [len(slice)], log-probability of each of its tokens; or None.
         rewards: per slice, or None.
+        pairs: per slice, 0.. for the pairs of answers in this row, in order; or None.
         columns: further values by name, each per slice as log_probs; or None.
         slice_sources: key of each slice, if they differ; each slice then counts as a document. A
             row without slices has an empty list here and is padding.
@@ -50,6 +51,7 @@ class Row:
     gaps: Sequence[int] | None = None
     log_probs: Sequence[np.ndarray] | None = None
     rewards: Sequence[float] | None = None
+    pairs: Sequence[int] | None = None
     slice_sources: Sequence[str] | None = None
     columns: Mapping[str, Sequence[np.ndarray]] | None = None
     num_tokens: int = -1

@@ -19,6 +19,7 @@ from energon_ext.cli import option
 from energon_ext.config.mix import Mix, mix_of
 from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.preferences import PreferenceTaskEncoder
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
@@ -55,9 +56,10 @@ mix_options = option.together(
     option.special_tokens,
     click.option(
         "--task",
-        type=click.Choice(["text", "chat", "prompts"]),
+        type=click.Choice(["text", "chat", "prompts", "preferences"]),
         default="text",
-        help="Pretraining on text, fine-tuning on chats, or prompts for reinforcement learning.",
+        help="Pretraining on text, fine-tuning on chats, prompts for reinforcement learning, or "
+        "preferences.",
     ),
     option.answers,
     click.option(
@@ -203,7 +205,7 @@ def make_encoder(
     packing: str = "bin",
     splice: str | None = None,
 ) -> Any:
-    """Return the task encoder for ``text``, ``chat`` or ``prompts``."""
+    """Return the task encoder for ``text``, ``chat``, ``prompts`` or ``preferences``."""
     if task != "text":
         if splice is not None:
             raise ConfigError(f"--splice: is for text, not for --task {task}.")
@@ -215,6 +217,12 @@ def make_encoder(
                 chat_template=template,
                 answers=answers,
                 answer_end=answer_end,
+            )
+        if answers is not None and task == "preferences":
+            raise ConfigError("--answers: a preference has one answer on each side; remove it.")
+        if task == "preferences":
+            return PreferenceTaskEncoder(
+                tokenizer, seq_length, chat_template=template, answer_end=answer_end
             )
         return PromptTaskEncoder(tokenizer, chat_template=template)
     if splice is None:

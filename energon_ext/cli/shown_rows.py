@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.batch.rows import Row
 from energon_ext.encoders.prompts import Prompt
 
 #: Source, summary and text, with « and » around text that is not trained on.
@@ -81,7 +82,8 @@ def describe_answers(
 
 def describe_tensors(value: Any) -> str:
     """Return the shapes of the tensors of a batch or row that are no per-token values."""
-    known = {field.name for field in dataclasses.fields(PackedBatch)} | {*_TOKENS, *_WEIGHTS}
+    own = (*dataclasses.fields(PackedBatch), *dataclasses.fields(Row))
+    known = {field.name for field in own} | {*_TOKENS, *_WEIGHTS}
     fields = {name: field for name, field in _fields(value).items() if name not in known}
     shown = {name: _shapes(field) for name, field in fields.items()}
     return "; ".join(f"{name} {shapes}" for name, shapes in shown.items() if shapes)
@@ -106,14 +108,21 @@ def decode(ids: Sequence[int], tokenizer: Any) -> str:
 def _segments(batch: PackedBatch, tokenizer: Any) -> Iterator[ShownSegment]:
     """Yield the segments of a row; padding has no text."""
     ends = batch.cu_seqlens.tolist()
-    for first, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
+    sources, pairs = batch.source_ids.tolist(), [-1] * len(batch.source_ids)
+    if batch.pair_ids is not None:
+        pairs = batch.pair_ids.tolist()
+    for first, end, source, pair in zip(ends, ends[1:], sources, pairs):
         if source < 0:
             yield "", f"{end - first} positions", ""
             continue
         part = slice(first, end)
         is_trained = batch.token_weights[part].numpy() != 0
         ids, labels = batch.tokens[part].numpy(), batch.labels[part].numpy()
-        yield batch.sources[source], *_mark(ids, labels, is_trained, tokenizer)
+        about, content = _mark(ids, labels, is_trained, tokenizer)
+        if pair >= 0:
+            is_chosen = bool(batch.token_weights[part].sum() > 0)
+            about = f"pair {pair}, {'chosen' if is_chosen else 'rejected'}: {about}"
+        yield batch.sources[source], about, content
 
 
 def _mark(

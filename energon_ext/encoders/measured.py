@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -76,6 +77,7 @@ def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -
     source = cached_source(encoder, entry)
     units = _units(entry, source)
     seconds = SECONDS_BY_SIZE if methods.sample_length else SECONDS_BY_ENCODING
+    seconds = methods.seconds_per_sample or seconds
     path = entry.metadataset or entry.dataset.paths[0]
     return cached_samples(
         entry,
@@ -131,7 +133,7 @@ def measure_again(
 def _measure(
     methods: SampleMethods,
     document: InputDocument,
-    measure: Callable[[SampleMethods, Any], tuple[np.ndarray, np.ndarray]],
+    measure: Callable[[SampleMethods, Any], Encoded],
     purpose: str = "measured",  # with another one, random numbers are others
 ) -> Encoded | SampleError:
     sample = document.sample
@@ -141,7 +143,7 @@ def _measure(
         return sample
     try:
         with keyed_random(f"{purpose}/{document.origin}"):
-            return Encoded([measure(methods, sample)])
+            return measure(methods, sample)
     except SampleError as error:
         return error
     except EnergonExtError:
@@ -152,16 +154,19 @@ def _measure(
         return SampleError(reason + ("." if is_asked_for else f"; {methods.describe_decoder()}."))
 
 
-def length_and_cost(methods: SampleMethods, sample: Any) -> tuple[np.ndarray, np.ndarray]:
+def length_and_cost(methods: SampleMethods, sample: Any) -> Encoded:
     """Return the tokens and cost of a cooked sample, each as an array of length 1."""
     if methods.sample_length is None:
         return _encoded_length_and_cost(methods, sample)
-    return _to_arrays(f"{methods.name}.sample_length", methods.sample_length(sample))
+    return Encoded([_to_arrays(f"{methods.name}.sample_length", methods.sample_length(sample))])
 
 
-def _encoded_length_and_cost(methods: SampleMethods, sample: Any) -> tuple[np.ndarray, np.ndarray]:
+def _encoded_length_and_cost(methods: SampleMethods, sample: Any) -> Encoded:
     assert methods.length_of is not None, "samples are packed"
-    return _to_arrays(f"{methods.name}.length_of", methods.length_of(methods.encode(sample)))
+    encoded = methods.encode(sample)
+    arrays = _to_arrays(f"{methods.name}.length_of", methods.length_of(encoded))
+    notes = getattr(encoded, "notes", None)  # of our own samples; a user's may mean something else
+    return Encoded([arrays], notes if isinstance(notes, Counter) else {})
 
 
 def _to_arrays(method: str, result: Any) -> tuple[np.ndarray, np.ndarray]:

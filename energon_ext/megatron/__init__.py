@@ -13,6 +13,7 @@ from energon_ext.megatron.loss import check_losses, make_loss_func, mean_losses
 from energon_ext.megatron.moe import scale_router_losses
 from energon_ext.megatron.mtp import mtp_block_spec
 from energon_ext.megatron.packed_params import build_packed_seq_params
+from energon_ext.megatron.reference import write_reference_of
 from energon_ext.megatron.replica import create_replica_group
 from energon_ext.megatron.rope import rope_by_position_ids
 from energon_ext.megatron.step import forward_step, get_batch
@@ -40,4 +41,5 @@ __all__ = [
     "schedule_axis",
     "slice_for_context_parallel",
     "train_valid_test_dataloaders_provider",
+    "write_reference_of",
 ]

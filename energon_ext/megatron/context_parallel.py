@@ -32,6 +32,11 @@ class ContextParallelSlice(PackedBatch):
     longest_aligned: int  # positions of the longest aligned segment
     whole_length: int  # positions
 
+    @property
+    def most_pairs(self) -> int:
+        """A number above all ``pair_ids``, the same on all ranks."""
+        return len(self.document_ends) - 1
+
 
 #: For each class of batches, the class of their slices.
 _slice_classes: dict[Any, Any] = {PackedBatch: ContextParallelSlice}
@@ -78,6 +83,7 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
         max_seqlen=int(lengths.max()),
         source_ids=batch.source_ids[segments],
         rewards=None if batch.rewards is None else batch.rewards[segments],
+        pair_ids=None if batch.pair_ids is None else batch.pair_ids[segments],
         aligned_ends=aligned_ends,
         document_ends=document_ends(batch),
         longest_aligned=int(aligned_ends.diff().max()),

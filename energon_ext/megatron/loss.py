@@ -61,12 +61,14 @@ def make_loss_func(
     Args:
         batch: a batch returned by :func:`get_batch`.
         denominator: ``"weights"`` counts ``sum_i |w_i|``, ``"tokens"`` positions with ``w_i != 0``,
-            ``"responses"`` those where the column ``response_mask`` is 1, also with ``w_i = 0``.
+            ``"responses"`` those where the column ``response_mask`` is 1, also with ``w_i = 0``,
+            ``"pairs"`` the pairs of answers in the batch.
         weight_scale: integer >= 1.
         ratio_limit: if given, the sums (not the counts) use ``w_i * rho_i`` for ``w_i``, with the
             importance weights of :func:`energon_ext.losses.truncated_ratios`.
         position_losses: ``(batch, log_probs) -> losses``, both float32 [N], in place of ``w_i *
-            nll_i``; for example a sum of :func:`energon_ext.losses.clipped_ratio_losses` and
+            nll_i``; for example :func:`energon_ext.losses.dpo_loss`, or a sum of
+            :func:`energon_ext.losses.clipped_ratio_losses` and
             :func:`energon_ext.losses.reference_kl`. It runs on the last pipeline stage, with
             context parallelism on this rank's part of the batch.
 
@@ -81,7 +83,8 @@ def make_loss_func(
         ConfigError: unknown ``denominator``, a ``weight_scale`` below 1 or too large, a
             ``ratio_limit`` for a batch without ``log_probs`` or with ``position_losses``, or
             ``"responses"`` for a batch without ``response_mask``.
-        SampleError: fractional weights with ``weight_scale=1``.
+        SampleError: fractional weights with ``weight_scale=1``, or ``"pairs"`` for a batch without
+            ``pair_ids``.
 
     Example:
         >>> import numpy as np
@@ -107,7 +110,7 @@ def check_loss_inputs(
     position_losses: PositionLosses | None,
 ) -> None:
     """Raise the errors of :func:`make_loss_func`; this waits for the GPU if the batch is on one."""
-    check_choice("denominator", denominator, (*DENOMINATORS, "responses"))
+    check_choice("denominator", denominator, (*DENOMINATORS, "responses", "pairs"))
     if ratio_limit is not None and position_losses is not None:
         raise ConfigError(
             f"ratio_limit: {ratio_limit} found together with position_losses, which replace the "
@@ -229,6 +232,8 @@ def _denominator_of(batch: PackedBatch, denominator: str) -> torch.Tensor:
     weights = batch.token_weights
     if denominator == "responses":
         return column_of(batch, RESPONSE_MASK, 'denominator="responses"')
+    if denominator == "pairs":
+        return batch.pair_starts()
     return weights.abs() if denominator == "weights" else (weights != 0).float()
 
 

@@ -62,12 +62,25 @@ def scale_router_losses(config: TransformerConfig, weight_scale: int) -> None:
     setattr(config, _SCALE, weight_scale)
 
 
-def check_router_losses(model: torch.nn.Module, weight_scale: int) -> None:
-    """Raise ConfigError unless the model's auxiliary losses were scaled by ``weight_scale``."""
+def scale_of_router_losses(model: torch.nn.Module) -> int:
+    """Return the scale that :func:`scale_router_losses` gave a model, 1 for none."""
+    scale: int = getattr(unwrap(model).config, _SCALE, 1)
+    return scale
+
+
+def check_router_losses(model: torch.nn.Module, weight_scale: int, denominator: str) -> None:
+    """Raise ConfigError unless the model's auxiliary losses keep their weight."""
     config = unwrap(model).config
-    is_used = any(np.any(getattr(config, name) or 0) for name in _COEFFICIENTS)
-    scale = getattr(config, _SCALE, 1)
-    if config.num_moe_experts and is_used and scale != weight_scale:
+    used = [name for name in _COEFFICIENTS if np.any(getattr(config, name) or 0)]
+    if not config.num_moe_experts or not used:
+        return
+    if denominator == "pairs":
+        raise ConfigError(
+            f"denominator='pairs': Megatron multiplies the auxiliary losses of routers by tokens, "
+            f"and would divide them by pairs, which are far fewer; set {' and '.join(used)} to 0."
+        )
+    scale = scale_of_router_losses(model)
+    if scale != weight_scale:
         raise ConfigError(
             f"weight_scale={weight_scale}, but the auxiliary losses of the routers are scaled by "
             f"{scale}: call scale_router_losses(config, {weight_scale}) on a new config before "

@@ -45,7 +45,8 @@ def loss_mask_for(
 
     Raises:
         ConfigError: context parallelism, as Megatron does not find a document's parts in its
-            aligned rows, or a ``weight_scale``, which would divide the losses of later tokens.
+            aligned rows, a ``weight_scale``, which would divide the losses of later tokens, or
+            pairs of answers, of which it would train the rejected ones away token by token.
     """
     if not unwrap(model).config.mtp_num_layers:
         return {}
@@ -53,4 +54,8 @@ def loss_mask_for(
     for name, value in (("context_parallel_size", ranks), ("weight_scale", weight_scale)):
         if value != 1:
             raise ConfigError(f"Multi-token prediction needs {name}=1, got {value}.")
+    if batch.pair_ids is not None:
+        raise ConfigError(
+            "Multi-token prediction has no loss on pairs; build the model with mtp_num_layers=None."
+        )
     return {"loss_mask": batch.token_weights[None]}

@@ -138,11 +138,12 @@ def forward_step(
 
     Raises:
         ConfigError: a ``weight_scale`` that the routers were not scaled by (see
-            :func:`energon_ext.megatron.scale_router_losses`); multi-token prediction with a
+            :func:`energon_ext.megatron.scale_router_losses`), or such losses with ``"pairs"``;
+            multi-token prediction with a
             ``weight_scale`` or context parallelism; context parallelism with a
             ``cp_partition_mode`` other than ``"zigzag"``; state-space layers in megatron-core 0.15.
     """
-    check_router_losses(model, weight_scale)
+    check_router_losses(model, weight_scale, denominator)
     _check_state_spaces(model)
     _check_context_parallel(model)
     options = (denominator, weight_scale, ratio_limit, position_losses)

@@ -73,10 +73,12 @@ class LengthTable(Lengths):
         """Read a table written by :mod:`~energon_ext.prepare.units`."""
         units = (read_record(folder / PREPARED) or {}).get("units")
         if not isinstance(units, list):
-            raise _damaged_error(folder, f"{PREPARED} cannot be read")
-        return cls(
-            _column(folder, units, LENGTHS, "<u4"), _column(folder, units, COSTS, "<f4"), longest
+            raise damaged_error(folder, f"{PREPARED} cannot be read")
+        lengths, costs = (
+            read_column(folder, units, suffix, dtype)
+            for suffix, dtype in ((LENGTHS, "<u4"), (COSTS, "<f4"))
         )
+        return cls(lengths, costs, longest)
 
     def __len__(self) -> int:
         return len(self.measured)
@@ -118,8 +120,8 @@ def _digest(column: np.ndarray) -> str:
     return f"{stable_hash(column.tobytes().hex()):016x}"
 
 
-def _column(folder: Path, units: Sequence[Record], suffix: str, dtype: str) -> np.ndarray:
-    """Concatenate the numbers of all units."""
+def read_column(folder: Path, units: Sequence[Record], suffix: str, dtype: str) -> np.ndarray:
+    """Concatenate the numbers in the files of all units with a suffix."""
     parts = [np.zeros(0, dtype)]
     for unit in units:
         file = f"{SPLIT}/{unit['name']}{suffix}"
@@ -127,12 +129,13 @@ def _column(folder: Path, units: Sequence[Record], suffix: str, dtype: str) -> n
         try:
             content = read_data(folder / file, expected)
         except (OSError, ConfigError) as error:
-            raise _damaged_error(folder, str(error)) from error
+            raise damaged_error(folder, str(error)) from error
         if len(content) != expected:
-            raise _damaged_error(folder, f"{file} has {len(content)} bytes")
+            raise damaged_error(folder, f"{file} has {len(content)} bytes")
         parts.append(np.frombuffer(content, dtype))
     return np.concatenate(parts)
 
 
-def _damaged_error(folder: Path, reason: str) -> ConfigError:
-    return ConfigError(f"{folder}: the table of lengths is damaged ({reason}).")
+def damaged_error(folder: Path, reason: str, content: str = "lengths") -> ConfigError:
+    """Return the error of a table whose files do not match."""
+    return ConfigError(f"{folder}: the table of {content} is damaged ({reason}).")

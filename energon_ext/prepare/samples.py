@@ -36,10 +36,11 @@ class SampleSource:
     sample_bytes: int = 0  # approximate bytes per sample, for the progress bar
 
 
-def sample_units(source: SampleSource) -> list[Unit]:
-    """Return units of all samples of a source."""
-    begins = range(0, source.count, UNIT_SAMPLES)
-    ranges = [range(begin, min(begin + UNIT_SAMPLES, source.count)) for begin in begins]
+def sample_units(source: SampleSource, size: int | None = None) -> list[Unit]:
+    """Return units of all samples of a source, each of ``size`` samples, or UNIT_SAMPLES."""
+    size = size or UNIT_SAMPLES
+    begins = range(0, source.count, size)
+    ranges = [range(begin, min(begin + size, source.count)) for begin in begins]
     version = {"path": source.path, "version": dict(source.version)}
     return [unit_of(source, part, {**version, "range": [part.start, part.stop]}) for part in ranges]
 

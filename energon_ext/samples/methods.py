@@ -40,6 +40,7 @@ class SampleMethods:
         encode: makes an encoded sample of a cooked one, by all methods for a single sample.
         decoder: decodes the files of a sample.
         tolerance: unusable samples in a row that end a run.
+        seconds_per_sample: approximate time to encode one on one core; None if unknown.
         length_of, sample_length: the length of an encoded and of a cooked sample, with or without
             its cost.
         pack: builds a row of encoded samples.
@@ -53,6 +54,7 @@ class SampleMethods:
     encode: Method = field(default=_refuse_to_encode)
     decoder: Any = None
     tolerance: int = _TOLERANCE
+    seconds_per_sample: float | None = None
     length_of: Method | None = None
     sample_length: Method | None = None
     pack: Method | None = None
@@ -77,6 +79,7 @@ class SampleMethods:
             encode=functools.partial(_encode, encoder),
             decoder=find(encoder, "decoder"),
             tolerance=get_failure_tolerance(encoder.encode_sample, default) or _TOLERANCE,
+            seconds_per_sample=find(encoder, "seconds_per_sample"),
             length_of=find(encoder, "length_of"),
             sample_length=find(encoder, "sample_length"),
             pack=encoder.pack_selected_samples if identity is not None else None,

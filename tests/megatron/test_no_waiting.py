@@ -5,15 +5,18 @@
 import functools
 import types
 
+import numpy as np
 import pytest
 import torch
 from megatron.core import parallel_state
 
+from energon_ext.losses import dpo_loss
 from energon_ext.megatron import forward_step, mean_losses
 from tests.megatron.pretend_gpu import OnGpu, pretend_gpu
 from tests.megatron.small_gpt import model_parallel, synthetic_batch
 from tests.megatron.small_training import run_ranks
 from tests.megatron.test_context_parallel import LENGTHS, aligned_batch
+from tests.pair_rows import batch_of, random_pair, row_of
 
 LAYOUTS = {
     "one rank": {},
@@ -113,6 +116,18 @@ def test_two_ranks_report_the_losses_of_one(found):
     (alone,), (first, _) = found["one rank"], found["tensor parallel"]
     assert first["losses"] == alone["losses"]
     assert set(alone["losses"]["loss_by_source"]) == {"code", "web"}
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
+def test_the_loss_of_pairs_waits_for_nothing(kind, one_rank):
+    batch = batch_of([row_of([random_pair(np.random.default_rng(0)) for _ in range(3)])], 64)
+    losses = functools.partial(dpo_loss, kind=kind)
+    with pretend_gpu() as counts:
+        step = functools.partial(forward_step, position_losses=losses, denominator="pairs")
+        output, loss_func = step(iter([batch]), Model())
+        loss, count, _ = loss_func(output)
+    assert counts.found()["syncs"] == {}
+    assert count.item() == 3 and loss.item() > 0
 
 
 WAITING = {

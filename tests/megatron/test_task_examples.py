@@ -1,7 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The fine-tuning and reinforcement learning examples: stopped, resumed, and learning."""
+"""The examples of fine-tuning, preferences and answers: stopped, resumed, and learning."""
 
+import math
 import os
 import runpy
 import shutil
@@ -67,6 +68,56 @@ def test_fine_tuning_learns_answers_and_resumes_exactly(chats, tmp_path):
     assert "has checkpoints; use --resume or another --run-dir" in stderr
     stderr = run("02_sft.py", tmp_path / "new", *options, "--resume", succeeds=False)
     assert "has no checkpoint; start the run without --resume" in stderr
+
+
+FEW_PAIRS = [
+    *("--num-layers", "1", "--hidden-size", "32", "--warm-up-iters", "2", "--orders", "60"),
+    *("--train-iters", "4", "--lr-warmup-iters", "1", "--global-batch-rows", "4"),
+    *("--eval-prompts", "8", "--eval-interval", "2"),
+]
+
+
+def test_preferences_begin_at_the_reference_and_resume_exactly(tmp_path):
+    run("10_dpo.py", tmp_path / "whole", *FEW_PAIRS)
+    run("10_dpo.py", tmp_path / "parts", *FEW_PAIRS, "--stop-after", 3)
+    run("10_dpo.py", tmp_path / "parts", *FEW_PAIRS, "--resume")
+    whole = steps_of(tmp_path / "whole" / "dpo")
+    assert steps_of(tmp_path / "parts" / "dpo") == whole and list(whole) == [1, 2, 3, 4]
+    assert whole[1]["loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert whole[4]["loss"] < whole[1]["loss"]
+    for folder in ("whole", "parts"):
+        assert evaluations(tmp_path / folder / "dpo").keys() == {0, 2, 4}
+    assert len(list((tmp_path / "parts" / "data").glob(".energon_ext_cache/pairs.jsonl-*"))) == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("split", ["--tensor-model-parallel-size", STAGES, None])
+def test_preferences_of_a_split_model_have_the_same_losses(split, tmp_path):
+    options = [*FEW_PAIRS, "--num-layers", "2", "--num-workers", "1"]
+    run("10_dpo.py", tmp_path / "one", *options)
+    words = [*options, "--run-dir", str(tmp_path / "two"), *([split, "2"] if split else [])]
+    started = processes.start_script(EXAMPLES / "10_dpo.py", words, tmp_path / "stderr", ranks=2)
+    assert processes.finish(started) == [0, 0], (tmp_path / "stderr").read_text()[-3000:]
+    found, expected = (steps_of(tmp_path / name / "dpo") for name in ("two", "one"))
+    assert list(found) == [1, 2, 3, 4]
+    for step, values in expected.items():
+        assert found[step]["loss"] == pytest.approx(values["loss"], abs=1e-3)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_preferences_teach_to_sort(seed, tmp_path):
+    run("10_dpo.py", tmp_path / "run", "--seed", seed)
+    found = evaluations(tmp_path / "run" / "dpo")
+    assert found[0]["eval/greedy"] <= 0.2
+    assert found[max(found)]["eval/greedy"] >= 0.7
+
+
+@pytest.mark.nightly
+def test_shuffled_preferences_teach_nothing(tmp_path):
+    run("10_dpo.py", tmp_path / "run", "--shuffle-preferences")
+    found = evaluations(tmp_path / "run" / "dpo")
+    assert found[max(found)]["eval/greedy"] <= 0.2
 
 
 @pytest.fixture(scope="module")

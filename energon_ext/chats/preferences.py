@@ -1,0 +1,167 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Two answers to one prompt: from a record to two conversations.
+
+The prompt with each answer becomes the record of a conversation, which
+:mod:`~energon_ext.chats.records` reads as for fine-tuning. Only what follows the prompt is trained.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from energon_ext.chats.messages import remove_nulls
+from energon_ext.chats.reasoning import REASONING_FIELDS
+from energon_ext.chats.records import SHAREGPT_ROLES, Conversation, read_conversation
+from energon_ext.errors import SampleError
+
+SIDES = ("chosen", "rejected")
+
+#: Fields that may have the prompt, as messages or as text.
+_LISTS, _TEXTS = ("prompt", "messages", "conversations"), ("prompt", "instruction")
+
+#: Fields of an answer in records with one answer.
+_OTHER_ANSWERS = ("response", "completion", "output")
+
+#: Fields of a message, at least one of which is filled in an answer.
+_CONTENTS = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
+
+
+def read_preference(record: Any) -> tuple[Conversation, Conversation]:
+    """Make the chosen and the rejected conversation of a record.
+
+    ``chosen`` and ``rejected`` are texts, or messages that follow the prompt, or whole
+    conversations, whose common messages are the prompt. Otherwise the prompt is text or messages
+    under ``prompt``, messages under ``messages`` or ``conversations``, or an Alpaca
+    ``instruction``. Answers within the prompt are not trained.
+
+    Raises:
+        SampleError: an answer is missing or empty, both are equal, or the prompt is unclear.
+
+    Example:
+        >>> record = {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}
+        >>> [found.messages[-1]["content"] for found in read_preference(record)]
+        [' 4', ' 5']
+        >>> question = {"role": "user", "content": "Hi"}
+        >>> answers = [{"role": "assistant", "content": text} for text in ("Hello!", "Go away.")]
+        >>> chosen, _ = read_preference(
+        ...     {"chosen": [question, answers[0]], "rejected": [question, answers[1]]})
+        >>> chosen.messages == [question, answers[0]]
+        True
+    """
+    if not isinstance(record, Mapping):
+        raise SampleError(f"the record is a {type(record).__name__}, a JSON object is needed")
+    fields = {k: v for k, v in record.items() if v is not None and not str(k).startswith("__")}
+    answers = [_answer(fields, side) for side in SIDES]
+    if isinstance(answers[0], str) != isinstance(answers[1], str):
+        raise SampleError("one of `chosen` and `rejected` is text; both or none must be")
+    if remove_nulls(answers[0]) == remove_nulls(answers[1]):
+        raise SampleError("`chosen` and `rejected` are equal, so neither is preferred")
+    others = {name: value for name, value in fields.items() if name not in SIDES}
+    if not isinstance(answers[0], str):
+        others, answers = _separate_prompt(others, answers)
+    name = _name_of_prompt(others)
+    chosen, rejected = (_read(others, name, answer, side) for answer, side in zip(answers, SIDES))
+    return chosen, rejected
+
+
+def _answer(record: Mapping[str, Any], side: str) -> Any:
+    """Return an answer as text or as a list of messages."""
+    answer = record.get(side)
+    if answer is None:
+        raise SampleError(f"needs `chosen` and `rejected`; it has {sorted(map(str, record))}")
+    if isinstance(answer, Mapping):
+        return [answer]
+    if not isinstance(answer, (str, list, tuple)):
+        raise SampleError(f"`{side}` must be text, a message or a list of messages")
+    return answer if isinstance(answer, str) else list(answer)
+
+
+def _separate_prompt(
+    others: Mapping[str, Any], answers: list[list[Any]]
+) -> tuple[dict[str, Any], list[list[Any]]]:
+    """Return the fields with the prompt as messages, and only the messages of the answers."""
+    # `messages` may repeat the chosen conversation, for fine-tuning.
+    chosen = remove_nulls(answers[0])
+    others = {k: v for k, v in others.items() if not (k in _LISTS and remove_nulls(v) == chosen)}
+    given = next((others[each] for each in _LISTS if isinstance(others.get(each), list)), None)
+    if given is not None:
+        is_repeated = all(_common(given, answer) == len(given) for answer in answers)
+        first = len(given) if is_repeated else 0
+        return others, [answer[first:] for answer in answers]
+    common = _common(*answers)
+    if not common:
+        if any(isinstance(others.get(name), str) for name in _TEXTS):
+            raise SampleError("the prompt is text, so `chosen` and `rejected` must be text as well")
+        raise SampleError(
+            "`chosen` and `rejected` have no messages in common; give the prompt as `prompt`"
+        )
+    for answer, side in zip(answers, SIDES):
+        if not _is_answer(answer[common] if len(answer) > common else None):
+            raise SampleError(
+                f"`{side}` has no answer as message {common}, the first that is not in both"
+            )
+    return {**others, "messages": answers[0][:common]}, [answer[common:] for answer in answers]
+
+
+def _name_of_prompt(others: Mapping[str, Any]) -> str:
+    """Return the name of the field with the prompt."""
+    # A text beside messages is a field like others: the messages must contain it.
+    found = [name for name in _LISTS if isinstance(others.get(name), (list, tuple))]
+    found = found or [name for name in _TEXTS if isinstance(others.get(name), str)]
+    if not found:
+        has = sorted([*map(str, others), *SIDES])
+        raise SampleError(f"needs a `prompt`, as text or messages; it has {has}")
+    if len(found) > 1:
+        raise SampleError(f"`{found[0]}` and `{found[1]}` are both given; remove one of them")
+    for name in _OTHER_ANSWERS:
+        if name in others:
+            raise SampleError(f"`{name}` beside `chosen` and `rejected` is not used; remove it")
+    return found[0]
+
+
+def _read(others: Mapping[str, Any], name: str, answer: str | list[Any], side: str) -> Conversation:
+    """Return the conversation of the prompt under a name and an answer."""
+    prompt, record = others[name], dict(others)
+    if isinstance(prompt, str):
+        record["output" if name == "instruction" else "response"] = answer
+    else:
+        del record[name]
+        is_sharegpt = any(isinstance(each, Mapping) and "from" in each for each in prompt[:1])
+        if isinstance(answer, str):
+            speaker, content = ("from", "value") if is_sharegpt else ("role", "content")
+            answer = [{speaker: "gpt" if is_sharegpt else "assistant", content: answer}]
+        asked = [{**each, "weight": 0} if _is_answer(each) else each for each in prompt]
+        record["conversations" if is_sharegpt else "messages"] = [*asked, *answer]
+    try:
+        conversation = read_conversation(record)
+    except SampleError as error:
+        raise SampleError(f"`{side}`: {error}") from error
+    if any(map(_is_empty, conversation.messages)):
+        raise SampleError(f"`{side}` has an empty answer")
+    return conversation
+
+
+def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many messages two lists begin with in common."""
+    pairs = zip(remove_nulls(first), remove_nulls(second))
+    return next(
+        (number for number, (one, other) in enumerate(pairs) if one != other),
+        min(len(first), len(second)),
+    )
+
+
+def _is_answer(message: Any) -> bool:
+    """Return True for a message of the assistant, also in ShareGPT's form."""
+    if not isinstance(message, Mapping):
+        return False
+    speaker = str(message.get("from"))
+    names = (message.get("role"), SHAREGPT_ROLES.get(speaker))
+    return "assistant" in names or speaker == "function_call"
+
+
+def _is_empty(message: Any) -> bool:
+    """Return True for a trained answer without text, calls and reasoning."""
+    if not _is_answer(message) or message.get("weight") == 0:
+        return False
+    said = [message.get(name) for name in _CONTENTS]
+    return not any(each.strip() if isinstance(each, str) else each for each in said)
