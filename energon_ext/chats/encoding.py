@@ -229,7 +229,7 @@ class ConversationEncoder:
     def _unused_variables(self, variables: Mapping[str, Any]) -> list[str]:
         key = tuple(sorted(variables))
         if key not in self._unused:
-            self._unused[key] = self._written.unused(variables) if key else []
+            self._unused[key] = self._written.find_unused(variables) if key else []
         return self._unused[key]
 
     def _finish(

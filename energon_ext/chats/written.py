@@ -50,7 +50,7 @@ class WrittenFields:
             self._check_tools(messages, context, variables)
         return messages
 
-    def unused(self, variables: Mapping[str, Any]) -> list[str]:
+    def find_unused(self, variables: Mapping[str, Any]) -> list[str]:
         """Return the names of variables that the template does not read."""
         known = self._template.variables()
         return [name for name in variables if name not in known]

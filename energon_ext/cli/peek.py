@@ -122,7 +122,7 @@ def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRo
     batches: BatchReader = dataset.batches
     for step in run.fork().draw_steps():
         for row in range(step.num_rows):
-            drawn = step.taken(row)
+            drawn = step.row(row)
             assert drawn is not None, "every row of a step is planned"
             taken, place, number = drawn
             reader, key = batches.readers[number], run.keys[number]

@@ -70,7 +70,7 @@ def stored_samples(
     return [
         StoredSample(number, stop - start if are_packed else None, files)
         for number, start, stop in contents
-        for files in reader.stored(number)
+        for files in reader.read_stored(number)
     ]
 
 

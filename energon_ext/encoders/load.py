@@ -72,7 +72,7 @@ def get_train_dataset(
     if rows_per_step is not None:
         task_encoder = _with_rows_per_step(task_encoder, rows_per_step)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    with _checked(get_train_dataset, checker, path, split_part, worker_config, options) as root:
+    with _check_first(get_train_dataset, checker, path, split_part, worker_config, options) as root:
         return megatron.energon.get_train_dataset(
             root,
             worker_config=worker_config,
@@ -102,7 +102,7 @@ def get_val_datasets(
     """
     check_integer("get_val_datasets: batch_size", batch_size, 1)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    with _checked(get_val_datasets, checker, path, split_part, worker_config, options) as root:
+    with _check_first(get_val_datasets, checker, path, split_part, worker_config, options) as root:
         # Energon builds each source separately, which would hide a name that no source has.
         files = {name: options[name] for name in _FOLDER_FILES if name in options}
         check_names(load_checked(root, split_part, task_encoder.decoder, **files))
@@ -117,7 +117,7 @@ def get_val_datasets(
 
 
 @contextlib.contextmanager
-def _checked(
+def _check_first(
     function: Callable[..., Any],
     checker: YamlChecker,
     path: str | Path | EPath,

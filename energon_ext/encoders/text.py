@@ -107,13 +107,13 @@ class TextDecoder(SampleDecoder):
         pass  # the base class would create decoders of images and audio
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        return {name: _decoded(name, value) for name, value in sample.items()}
+        return {name: _decode(name, value) for name, value in sample.items()}
 
     def config(self) -> dict[str, Any]:
         return {"decoded": ["json", "txt"]}
 
 
-def _decoded(name: str, value: Any) -> Any:
+def _decode(name: str, value: Any) -> Any:
     suffix = name.rpartition(".")[2].lower()
     if not isinstance(value, bytes) or name.startswith("__") or suffix not in ("json", "txt"):
         return value

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from megatron.energon import Cooker, CrudeSample, TaskEncoder
 
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.text import cook_text, cook_text_under
+from energon_ext.encoders.text import TextEncoder, cook_text, cook_text_under
 from energon_ext.errors import ConfigError
 
 
@@ -45,6 +45,7 @@ def _why_unused(encoder: TaskEncoder, entry: Entry) -> str | None:
     if factory.__sample_type__ is not CrudeSample:
         kind = getattr(factory.__sample_type__, "__name__", "samples")
         return f"the dataset.yaml of {path} says where the fields of a {kind} are; remove it"
-    if [cooker.cook for cooker in encoder.cookers] != [cook_text]:
+    cooks = [cooker.cook for cooker in encoder.cookers]
+    if cooks != [cook_text] or not isinstance(encoder, TextEncoder):
         return f"{type(encoder).__name__} reads samples in its own way; remove it"
     return None

@@ -69,7 +69,7 @@ class BestFitPacker(Packer):
             raise ConfigError(f"packing_carry: {self.carry!r} found, a number < 1 is needed.")
         check_integer("alignment", self.alignment, 1)
 
-    def resumed(self, carried: Pieces) -> Pieces:
+    def with_stops(self, carried: Pieces) -> Pieces:
         stops = np.minimum(carried.starts + self.seq_len + 1, carried.lengths)
         return replace(carried, stops=stops)
 

@@ -57,7 +57,7 @@ class Packer(ABC):
             last: no more documents will come, so nothing is carried over.
         """
 
-    def resumed(self, carried: Pieces) -> Pieces:
+    def with_stops(self, carried: Pieces) -> Pieces:
         """Compute the stops of carried-over pieces, here the ends of their documents.
 
         A state contains only their starts, unless they stop elsewhere.

@@ -73,12 +73,12 @@ class Pieces:
         stops = np.minimum(starts + longest, parts.stops)
         return replace(parts, starts=starts, stops=stops)
 
-    def joined(self) -> "Pieces":
+    def join(self) -> "Pieces":
         """Undo :meth:`cut`: join pieces of a document that share their boundary token.
 
         Example:
             >>> nine = Pieces.whole(np.array([0]), np.array([9])).cut(4)
-            >>> nine.joined().ranges()
+            >>> nine.join().ranges()
             [(0, 0, 9)]
         """
         firsts: list[int] = []
@@ -96,7 +96,7 @@ class Pieces:
             joined_to.setdefault((document, stop), []).append(index)
         return replace(self[np.array(firsts, np.int64)], stops=np.array(stops, self.stops.dtype))
 
-    def with_windows_joined(self, ends: np.ndarray) -> "Pieces":
+    def join_windows(self, ends: np.ndarray) -> "Pieces":
         """Undo the cutting of a stream into windows that share their boundary token.
 
         Args:
@@ -104,7 +104,7 @@ class Pieces:
 
         Example:
             >>> nine = Pieces.whole(np.array([0]), np.array([9])).cut(4)
-            >>> nine.with_windows_joined(np.array([1, 2, 3])).ranges()
+            >>> nine.join_windows(np.array([1, 2, 3])).ranges()
             [(0, 0, 9)]
         """
         is_first = np.ones(len(self), bool)

@@ -47,7 +47,7 @@ def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
     begun, weights = _begun(plan, progress.done), {}
     for live in run.live_weights:
         live.wait(begun - 1)  # the planner may be another process that has read more lines
-        weights[live.key] = live.used(begun)
+        weights[live.key] = live.describe_used(begun)
     return {
         "__class__": STATE_CLASS,
         "version": STATE_VERSION,

@@ -53,7 +53,7 @@ class PackWindow(Window):
         whole = lengths.lengths(numbers)
         if stops is None:
             rest = Pieces(numbers, starts, whole, whole)
-            return packer.resumed(rest) if (starts < whole).all() else None
+            return packer.with_stops(rest) if (starts < whole).all() else None
         if len(stops) != len(starts) or not ((starts < stops) & (stops <= whole)).all():
             return None
         return Pieces(numbers, starts, stops, whole)

@@ -221,7 +221,7 @@ class PackedRows(Rows):
     def _saved_stops(self, carried: Pieces) -> np.ndarray | None:
         """Return the stops of carried-over pieces to save; None if the packer can compute them."""
         whole = dataclasses.replace(carried, stops=carried.lengths)
-        is_implied = np.array_equal(carried.stops, self._packer.resumed(whole).stops)
+        is_implied = np.array_equal(carried.stops, self._packer.with_stops(whole).stops)
         return None if is_implied else carried.stops
 
     def _pack(self, packer: Packer, window: PackWindow, carried: Pieces, new: Pieces) -> None:
@@ -283,13 +283,13 @@ class PackedRows(Rows):
         rows_before = 0
         if former.cuts_documents:
             rows_before = window.rows_before + self.next_row if len(rest) else 0  # a new stream
-            rest = rest.with_windows_joined(plan.ends[self.next_row :] - taken)
+            rest = rest.join_windows(plan.ends[self.next_row :] - taken)
             # If one token is left of a document, it was the last label read; skip it.
             is_read = rest.starts[:1] == rest.lengths[:1] - 1
             if rows_before and not self._packer.cuts_documents and is_read.any():
                 rest = rest[1:]
         else:  # rows are in random order
-            rest = rest[np.lexsort((rest.starts, rest.documents))].joined()
+            rest = rest[np.lexsort((rest.starts, rest.documents))].join()
         rest = rest[self.lengths.lengths(rest.documents) > 0]  # excluded ones may not fit: 0
         self.window = PackWindow(
             pass_start=self._order.first,

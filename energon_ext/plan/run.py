@@ -225,6 +225,6 @@ class Run(Blend):
 
 
 def _describe(step: Step, row: int) -> DescribedRow:
-    found = step.taken(row)
+    found = step.row(row)
     taken, index, source = found or step.first()
     return source, taken.description(index), found is None

@@ -35,7 +35,7 @@ class Reader(Protocol):
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray | None:
         """Return tokens of a document; None if it has none before it is encoded."""
 
-    def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
+    def read_stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         """Return the files of a sample by extension, to display them; empty for tokens."""
 
 

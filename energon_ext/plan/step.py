@@ -42,7 +42,7 @@ class Step:
             costs[places] = length_costs + taken.further_costs()
         return costs
 
-    def taken(self, number: int) -> tuple[TakenRows, int, int] | None:
+    def row(self, number: int) -> tuple[TakenRows, int, int] | None:
         """Return a row as (rows taken together, index in them, source number); None if missing."""
         return self._places.get(number if self._order is None else int(self._order[number]))
 

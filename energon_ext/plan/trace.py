@@ -35,7 +35,7 @@ def rows_of(step: Step, topology: Topology, keys: Sequence[str]) -> Iterator[Tra
     for number in range(topology.rows_per_step):
         round_, place = divmod(number, topology.rows_per_round)
         source, contents = None, []
-        if (row := step.taken(number)) is not None:
+        if (row := step.row(number)) is not None:
             taken, index, source_number = row
             source, contents = keys[source_number], taken.contents(index)
         yield TracedRow(number, place // topology.batch_rows, round_, source, contents)

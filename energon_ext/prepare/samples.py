@@ -66,12 +66,12 @@ def _read(source: SampleSource, numbers: range) -> Documents:
 
 def _read_one(samples: NumberedSamples, number: int) -> tuple[str, Any]:
     """Return the key and the sample with a number; an error is returned in place of the sample."""
-    stored = samples.stored(number)
+    stored = samples.read_stored(number)
     if stored is None:  # excluded by the split
         return str(number), None
     key = key_of(stored)
     try:
-        sample = samples.cooked(stored)
+        sample = samples.cook(stored)
     except SampleError as error:  # from a cooker, with the name of the sample
         return key, error
     except (SkipSample, DecodingError, *SKIPPABLE_ERRORS) as error:

@@ -49,13 +49,13 @@ class LineReader:
 
 def guard_readers(dataset: Any) -> Any:
     """Make a dataset check what it reads against its index; returns the dataset."""
-    _, inner = _unwrapped(dataset)
+    _, inner = _unwrap(dataset)
     if isinstance(inner, WebdatasetSampleLoaderDataset):
-        inner.join_readers = [_guarded(reader) for reader in inner.join_readers]
+        inner.join_readers = [_guard(reader) for reader in inner.join_readers]
     return dataset
 
 
-def _unwrapped(dataset: Any) -> tuple[list[Callable[[Any], Any]], Any]:
+def _unwrap(dataset: Any) -> tuple[list[Callable[[Any], Any]], Any]:
     """Return the functions that a dataset maps over its samples, in order, and its loader."""
     stages: list[Callable[[Any], Any]] = []
     while isinstance(dataset, MapDataset):
@@ -64,7 +64,7 @@ def _unwrapped(dataset: Any) -> tuple[list[Callable[[Any], Any]], Any]:
     return stages, dataset
 
 
-def _guarded(reader: Any) -> Any:
+def _guard(reader: Any) -> Any:
     if isinstance(reader, IJsonlReader):
         return LineReader(reader)
     return TarReader(reader) if isinstance(reader, ITarReader) else reader
@@ -75,7 +75,7 @@ class NumberedSamples:
 
     def __init__(self, dataset: SavableDataset, path: str):
         self.path = path
-        self._stages, inner = _unwrapped(guard_readers(dataset))
+        self._stages, inner = _unwrap(guard_readers(dataset))
         if not isinstance(inner, WebdatasetSampleLoaderDataset):
             raise ConfigError(
                 f"{path}: a {type(inner).__name__} cannot be read by number; write it as JSON "
@@ -83,8 +83,8 @@ class NumberedSamples:
             )
         self._readers = inner.join_readers
 
-    def stored(self, number: int) -> Any:
-        """Read a sample as it is stored, for :meth:`cooked`; None if the split excludes it."""
+    def read_stored(self, number: int) -> Any:
+        """Read a sample as it is stored, for :meth:`cook`; None if the split excludes it."""
         try:
             data = tuple(reader[number] for reader in self._readers)
         except EnergonExtError:
@@ -108,7 +108,7 @@ class NumberedSamples:
         shards = [reader.shards for reader in self._readers if isinstance(reader, TarReader)]
         return sum(each.sample_bytes() for each in shards if isinstance(each, StoredShards))
 
-    def cooked(self, stored: Any) -> Any:
+    def cook(self, stored: Any) -> Any:
         """Decode and cook a stored sample for the encoder; raises any error of these stages."""
         sample = stored
         for stage in self._stages:

@@ -59,14 +59,14 @@ class SampleReader:
         samples_per_row = 1 if self.table is None else self.table.samples_per_row
         return math.ceil(self.samples.stored_bytes() * samples_per_row)
 
-    def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
+    def read_stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         """Return the files of a sample by extension, per dataset of a join; empty if excluded."""
-        sample = self.samples.stored(number)
+        sample = self.samples.read_stored(number)
         return () if sample is None else [part for part in sample.data if part is not None]
 
     def origin(self, number: int) -> Origin:
         """Return the shard of a sample, its number, and its key."""
-        first, *_ = [*self.stored(number), {}]
+        first, *_ = [*self.read_stored(number), {}]
         key = str(first.get("__key__", "excluded by the split"))
         return Origin(str(first.get("__shard__", "")), number, key)
 
@@ -92,7 +92,7 @@ class SampleReader:
     def _read_samples(self, numbers: Sequence[int], epoch: int) -> list[Any]:
         samples, free = [], self._row_tokens
         for number in numbers:
-            if (found := self._encoded(number, epoch, free)) is not None:
+            if (found := self._encode(number, epoch, free)) is not None:
                 sample, tokens = found
                 samples.append(sample)
                 free -= tokens
@@ -108,7 +108,7 @@ class SampleReader:
             chosen = self.numbers[draw % len(self.numbers)]
             if chosen in self.excluded:
                 continue
-            if (found := self._encoded(chosen, epoch, self._row_tokens)) is not None:
+            if (found := self._encode(chosen, epoch, self._row_tokens)) is not None:
                 return found[0]
         raise SampleError(
             f"{self.key}: {len(self._failures)} samples in a row cannot be used, the first: "
@@ -125,15 +125,15 @@ class SampleReader:
             f"encoder if its methods expect something else."
         )
 
-    def _encoded(self, number: int, epoch: int, free: int) -> tuple[Any, int] | None:
+    def _encode(self, number: int, epoch: int, free: int) -> tuple[Any, int] | None:
         """Read and encode a sample; None if it cannot be used or has more than ``free`` tokens."""
-        stored = self.samples.stored(number)
+        stored = self.samples.read_stored(number)
         if stored is None:
             self._failures.append(("", "The split excludes it."))
             return None
         try:
             with keyed_random(f"{self.seed}/{self.key}/{number}/{epoch}"):
-                sample = self.methods.encode(self.samples.cooked(stored))
+                sample = self.methods.encode(self.samples.cook(stored))
                 tokens = self._tokens_of(sample)
             self._has_worked = True
         except SampleError as error:

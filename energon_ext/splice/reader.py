@@ -57,7 +57,7 @@ class FrameReader:
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
         return self.documents.tokens(self.first + number, start, stop)
 
-    def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
+    def read_stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         return ()
 
     def _read_frame(self, frame: Contents) -> Row:

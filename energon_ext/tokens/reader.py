@@ -74,7 +74,7 @@ class DocumentReader:
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
         return self.documents.tokens(number, start, stop)
 
-    def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
+    def read_stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         return ()
 
 

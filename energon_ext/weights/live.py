@@ -249,7 +249,7 @@ class LiveWeights:
         """Return how many lines begin within the first ``steps`` steps of a run."""
         return bisect_left(self.lines, steps, key=lambda line: line.from_step)
 
-    def used(self, steps: int) -> dict[str, Any]:
+    def describe_used(self, steps: int) -> dict[str, Any]:
         """Return the number and digest of the lines that planned the first ``steps`` steps."""
         return dict(self._states[self._count(steps)])
 

@@ -115,7 +115,7 @@ def test_carried_pieces_are_restored_from_documents_and_starts(make, lengths, se
         saved = json.loads(json.dumps([numbers.tolist(), starts.tolist()]))
         numbers, starts = np.array(saved, np.int64).reshape(2, -1)
         whole = np.array(lengths, np.int64)[numbers]
-        resumed = packer.resumed(Pieces(numbers, starts, whole, whole))
+        resumed = packer.with_stops(Pieces(numbers, starts, whole, whole))
         assert resumed.ranges() == plan.carried.ranges()
         assert resumed.lengths.tolist() == plan.carried.lengths.tolist()
 

@@ -44,7 +44,7 @@ def contents(steps):
     found = []
     for step in steps:
         for row in range(8):
-            taken, index, source = step.taken(row)
+            taken, index, source = step.row(row)
             found.append((source, taken.contents(index)))
     return found
 
@@ -80,7 +80,7 @@ def test_a_fork_copies_the_rows_of_a_source_when_it_first_draws_from_it(monkeypa
     fork = run.fork()
     assert copied == []
     (step,) = take(fork.draw_steps(), 1)
-    drawn = {f"s{step.taken(row)[2]}" for row in range(8)}
+    drawn = {f"s{step.row(row)[2]}" for row in range(8)}
     assert len(copied) == len(drawn) < 9
 
 

@@ -33,9 +33,9 @@ def test_a_trace_gives_rank_micro_batch_and_contents_of_every_row():
     assert [each["source"] for each in found] == ["a", "b", "b", None, "a", "a", None, "b"]
     assert found[3] == {"row": 3, "rank": 1, "micro_batch": 0, "source": None, "contents": []}
     for place, expected in ((0, 0), (4, 1), (5, 2)):
-        taken, number, _ = step.taken(place)
+        taken, number, _ = step.row(place)
         assert number == expected and found[place]["contents"] == taken.contents(number) != []
-    assert [step.taken(number) is None for number in range(8)] == [
+    assert [step.row(number) is None for number in range(8)] == [
         each["source"] is None for each in found
     ]
 

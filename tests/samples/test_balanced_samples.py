@@ -45,7 +45,7 @@ def test_row_cost_sums_tokens_and_images(data):
     run.options = dataclasses.replace(run.options, cost=None)  # in their natural order
     step = next(run.fork().draw_steps())
     for row, cost in enumerate(step.costs(AttentionCost(1, 0), ROWS).tolist()):
-        taken, place, _ = step.taken(row)
+        taken, place, _ = step.row(row)
         numbers, *_ = taken.description(place)
         assert cost == sum(length_of_number(n) + 100 * (n % 3) for n in numbers)
 

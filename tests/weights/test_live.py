@@ -273,7 +273,7 @@ LINES = [line(2, 3, web=7), line(4, 5, web=1), line(6, 7, web=0)]
 )
 def test_a_state_refuses_changed_lines_that_were_used(path, steps, text):
     path.write_text("".join(LINES))
-    saved = read(path).used(steps)
+    saved = read(path).describe_used(steps)
     path.write_text(text)
     with pytest.raises(StateMismatchError, match=f"lines for the steps before {steps}") as error:
         LiveWeights(path).check_used(saved, steps)
@@ -293,7 +293,7 @@ def test_a_state_refuses_changed_lines_that_were_used(path, steps, text):
 )
 def test_lines_not_yet_used_may_change(path, steps, text):
     path.write_text("".join(LINES))
-    saved = read(path).used(steps)
+    saved = read(path).describe_used(steps)
     path.write_text(text)
     LiveWeights(path).check_used(saved, steps)
 
@@ -309,8 +309,8 @@ def test_lines_before_a_step_are_cut_at_it(path):
 
 def test_an_empty_first_line_equals_no_line(path):
     path.write_text(line(0, 1) + "".join(LINES))
-    saved = read(path).used(2), read(path).used(4)
+    saved = read(path).describe_used(2), read(path).describe_used(4)
     path.write_text("".join(LINES))
-    assert saved == (read(path).used(2), read(path).used(4))
+    assert saved == (read(path).describe_used(2), read(path).describe_used(4))
     path.write_text(line(0, 1))
     LiveWeights(path).check_used(saved[0], 2)
