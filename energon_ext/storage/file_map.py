@@ -76,7 +76,17 @@ def map_file(path: str, num_bytes: int) -> np.ndarray:
 SMALL_BYTES = 1 << 24
 
 #: Pages between two wanted ones up to which one request covers both.
-_GAP = 8
+_GAP = 1
+
+
+def read_at_random(array: np.ndarray) -> None:
+    """Tell the kernel that items of a mapped array are read here and there.
+
+    Of a large array, it would otherwise read 128 kB around each item.
+    """
+    if array.nbytes >= SMALL_BYTES:
+        begin = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+        _LIBC.madvise(begin, array.ctypes.data + array.nbytes - begin, mmap.MADV_RANDOM)
 
 
 class Pages:
@@ -99,7 +109,7 @@ class Pages:
         first, last = self._begin // mmap.PAGESIZE, (self._begin + array.nbytes) // mmap.PAGESIZE
         self._first, self._is_requested = first, np.zeros(last - first + 1, bool)
         self._array = array  # keeps the map
-        self._advise(0, len(self._is_requested), mmap.MADV_RANDOM)
+        read_at_random(array)
 
     def request(self, items: np.ndarray) -> None:
         """Request the pages of some items of the array, given by their indices."""
@@ -109,8 +119,9 @@ class Pages:
         new = np.unique(pages[~self._is_requested[pages]])
         self._is_requested[new] = True
         for run in np.split(new, np.flatnonzero(np.diff(new) > _GAP) + 1) if len(new) else ():
-            self._advise(int(run[0]), int(run[-1]) + 1, mmap.MADV_WILLNEED)
+            self._request(int(run[0]), int(run[-1]) + 1)
 
-    def _advise(self, first: int, stop: int, advice: int) -> None:
+    def _request(self, first: int, stop: int) -> None:
         begin = (self._first + first) * mmap.PAGESIZE
-        _LIBC.madvise(begin, (stop - first) * mmap.PAGESIZE, advice)  # only advice: never fails us
+        # Only advice: a failure is no error.
+        _LIBC.madvise(begin, (stop - first) * mmap.PAGESIZE, mmap.MADV_WILLNEED)

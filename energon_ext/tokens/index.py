@@ -18,7 +18,7 @@ from typing import Any, Callable, Collection, Mapping
 import numpy as np
 
 from energon_ext.errors import ConfigError
-from energon_ext.storage.file_map import map_file
+from energon_ext.storage.file_map import map_file, read_at_random
 from energon_ext.storage.object_store import StoredObject, local_copy
 from energon_ext.storage.range_reader import RemoteTokens
 from energon_ext.tokens.meta import META_SUFFIX as META_SUFFIX
@@ -154,6 +154,8 @@ def map_index(pair: Pair, path: str) -> Index:
         content = map_file(path, index_bytes(pair))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+    if pair.one_sequence_each is not None:  # else it is read as a whole, to check it
+        read_at_random(content)
     index = _index(content, pair.sequences)
     described = _described_bytes(pair.dtype, pair.sequences, index)
     header = _header(pair.dtype, pair.sequences, pair.documents + 1)
@@ -285,6 +287,7 @@ def read_header(name: str, path: str) -> Header:
 
 def _read_header(path: str) -> Header:
     content = map_file(path, os.stat(path).st_size)
+    read_at_random(content)
     header = content[: _HEADER.size].tobytes()
     magic, version, code, sequences, bounds = _HEADER.unpack(header)
     if magic != _MAGIC or version != 1:

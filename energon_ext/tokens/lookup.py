@@ -85,7 +85,8 @@ def first_tokens(pair: Pair, numbers: np.ndarray, planned: np.ndarray | None = N
 
 def _first_tokens(pair: Pair, numbers: np.ndarray) -> np.ndarray:
     index = open_index(pair)
-    sequences = index.first_sequences[numbers]
+    is_one_each = _has_one_sequence_each(pair)
+    sequences = numbers if is_one_each else index.first_sequences[numbers]
     firsts = index.pointers[sequences] // pair.dtype.itemsize
     # There is no pointer to the end of the last sequence.
     return np.where(sequences == pair.sequences, pair.tokens, firsts)
