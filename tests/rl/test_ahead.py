@@ -169,6 +169,26 @@ def test_a_save_waits_for_answers_in_flight_if_the_resume_must_be_exact(sums):
     assert states[0]["answered"] and not states[0]["drawn"]
 
 
+def test_the_server_gets_weights_only_while_this_rank_has_nothing_in_flight(sums):
+    """Another rank may fall short, and ask for the weights of a step within a version."""
+    policy, dataset = begin_while_answers_wait(sums)
+    failed = []
+
+    def synchronize():
+        try:
+            dataset._answers._synchronize(99)
+        except AssertionError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=synchronize)
+    thread.start()
+    time.sleep(0.2)
+    assert thread.is_alive()
+    policy.may_answer.set()
+    thread.join(WAIT_SECONDS)
+    assert not failed and policy.weights == policy.trained
+
+
 def test_otherwise_a_save_does_not_wait_and_the_prompts_are_asked_again(sums):
     policy, dataset = begin_while_answers_wait(sums, exact=False)
     state = dataset.save_state()  # returns, although the policy does not answer
