@@ -15,7 +15,8 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 from megatron_gpt import build_model
 from options import add_arguments, count, count_or_none, new_parser
-from train_loop import build_source, train
+from train_data import build_source
+from train_loop import train
 
 from energon_ext import PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.megatron import data_parallel_worker_config
