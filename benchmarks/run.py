@@ -36,6 +36,7 @@ BENCHMARKS = (
     "object_store",
     "any_dataset",
     "memory",
+    "sampling_ahead",
 )
 
 

@@ -5,7 +5,8 @@
     checkpoints/
       iter_0000030/                        the model, by megatron.core.dist_checkpointing, and
         data.json                          the cursor of a planned run
-        data_rank00003.json                or the state of each data-parallel rank
+        data_rank00003.json                or the state of each data-parallel rank, for answers
+        answers_rank00003_DIGEST.npz       with their tensors
         run.json                           other state of the run; written last
       latest_checkpointed_iteration.txt    30
 
@@ -61,13 +62,14 @@ class Checkpoints:
             write_model: function that writes the model into an empty folder, on all ranks together.
             run: JSON object for run.json, on rank 0.
             cursor: cursor of a planned run, on rank 0.
-            states: for a streamed run, (data-parallel rank, state) pairs of this process.
+            states: for a streamed run or answers, (data-parallel rank, folder -> state) pairs of
+                this process.
         """
         folder = self.folder_of(step)
 
         def write_states():
-            for rank, state in states:
-                write_state(folder / f"data_rank{rank:05d}.json", state)
+            for rank, save in states:
+                write_state(folder / f"data_rank{rank:05d}.json", save(folder))
 
         def publish():
             if cursor is not None:

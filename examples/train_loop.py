@@ -207,7 +207,8 @@ class Run:
             elif dist.get_rank() == parallel_state.get_model_parallel_src_rank():
                 # All stages and tensor-parallel ranks have the same state.
                 rank = parallel_state.get_data_parallel_rank()
-                states = [(rank, self.source.save_state())]
+                save = self.source.save_state
+                states = [(rank, save if self.is_rl else lambda folder: save())]
             log.write("consumption", step, **consumed, **self.counts())
         write_model = partial(save_model, self.model, self.optimizer)
         path = checkpoints.save(
@@ -246,20 +247,21 @@ class Run:
             )
         run = checkpoints.run_of(step)
         check_fingerprint(run["arguments"], fixed_arguments(self.args))
-        on_all_ranks(lambda: self.restore_source(checkpoints.data_of(step)))
-        load_model(self.model, self.optimizer, checkpoints.folder_of(step))
+        folder = checkpoints.folder_of(step)
+        on_all_ranks(lambda: self.restore_source(checkpoints.data_of(step), folder))
+        load_model(self.model, self.optimizer, folder)
         changes = getattr(self.source, "changes", ())
         self.consumed = Consumption.from_json(run["consumed"], changes)
         return step
 
-    def restore_source(self, states):
+    def restore_source(self, states, folder):
         if self.source is None:
             return
         ranks = parallel_state.get_data_parallel_world_size()
         if None in states:
             self.source.load_state_dict(states[None])
         elif self.is_rl:
-            self.source.restore_state([*states.values()])
+            self.source.restore_state([*states.values()], folder)
         elif sorted(states) == [*range(ranks)]:
             self.source.restore_state(states[parallel_state.get_data_parallel_rank()])
         else:

@@ -175,7 +175,7 @@ def test_a_full_disk_loses_only_the_current_save(tmp_path):
     try:
         with pytest.raises(EnergonExtError, match="iter_0000002: the save failed") as caught:
             Checkpoints(tmp_path).save(
-                2, write_model=write_model, run={}, states=[(0, list(range(10_000)))]
+                2, write_model=write_model, run={}, states=[(0, lambda folder: list(range(10_000)))]
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -197,7 +197,9 @@ def save_on_two_ranks(rank, root, pipe):
 
     def attempt(step, write_model=write_part, state=rank):
         try:
-            checkpoints.save(step, write_model=write_model, run={}, states=[(rank, state)])
+            checkpoints.save(
+                step, write_model=write_model, run={}, states=[(rank, lambda folder: state)]
+            )
         except EnergonExtError as error:
             return f"{type(error).__name__}: {error}"
         return checkpoints.newest()

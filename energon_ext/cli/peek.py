@@ -68,7 +68,7 @@ def peek(
     If METADATASET is the folder of a run with reinforcement learning, the last answers in its
     metrics.jsonl are shown instead: energon-ext peek runs/grpo
     """
-    if (metadataset / metrics.FILE_NAME).is_file():
+    if (Path(metadataset) / metrics.FILE_NAME).is_file():
         _show_answers(metrics.Run.load(metadataset), rows, source)
         return
     dataset, tokenizer = open_mix(metadataset, **options)

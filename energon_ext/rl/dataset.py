@@ -4,7 +4,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable
+from pathlib import Path
+from typing import Any, Callable, TypeVar
 
 import torch.distributed as dist
 
@@ -13,16 +14,16 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.loader.planned_dataset import PlannedDataset
-from energon_ext.rl.advantages import AdvantageFunction
 from energon_ext.rl.answers import Answers
 from energon_ext.rl.group_queue import GroupQueue
 from energon_ext.rl.group_rows import WaitingGroup, build_row
 from energon_ext.rl.place import Place
-from energon_ext.rl.prompt_plan import PromptPlan
+from energon_ext.rl.prompt_plan import PlannedPrompt, PromptPlan
+from energon_ext.rl.request import Answered
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.rounds import Rounds
 from energon_ext.rl.sampler import BatchSampler, Sampler
-from energon_ext.rl.scoring import Scoring
+from energon_ext.rl.scoring import Scoring, ScoringOptions
 from energon_ext.rl.state import RLState, restored
 from energon_ext.state.match import SourceChange
 from energon_ext.state.together import end_together
@@ -35,12 +36,14 @@ _SIZES = (
     *("epochs_per_batch", "max_attempts"),
 )
 
+T = TypeVar("T", PlannedPrompt, WaitingGroup, Answered)
+
 #: Arguments of :class:`~energon_ext.rl.answers.Answers`.
 _OF_ANSWERS = ("sampler", "replica_group", "sync_weights", "seed", "max_attempts")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class RLDataset:
+class RLDataset(ScoringOptions):
     """Yields a :class:`~energon_ext.PackedBatch` of ``rows`` rows from sampled answers.
 
     1. Take the next batch of prompts from the plan that all data-parallel ranks share, and sample
@@ -84,6 +87,12 @@ class RLDataset:
         epochs_per_batch: passes over the answers of a step, each an optimizer step with the same
             batches, as in PPO: for a loss with a ratio to the policy that answered, such as
             :func:`energon_ext.losses.clipped_ratio_losses`.
+        ahead: steps whose answers are asked for together, while the steps before train: the prompts
+            of the steps ``[n + ahead, n + 2 * ahead)`` get the weights of step n, a multiple of
+            ``ahead``. All steps of ``[n, n + ahead)`` are one version. The sampler runs in a
+            thread. 0 asks for the answers of a step when it begins.
+        exact: let :meth:`save_state` wait for the answers that are asked for ahead. Otherwise their
+            prompts are asked again after a resume, with the weights of that time.
         sync_weights: ``step -> None``, to give a server the weights: called on every rank with an
             RLDataset before the first answers of a step, after a resume and after an error.
         replica_group: the ranks of one model, which all have an RLDataset with the same arguments:
@@ -122,17 +131,12 @@ class RLDataset:
     seq_len: int
     rows: int
     groups_per_batch: int
-    advantages: str | AdvantageFunction = "grpo"
-    reward_weights: Mapping[str, float] | None = None
-    reward_clip: float | None = None
-    advantage_clip: float | None = None
-    drop_equal: bool = True
-    min_reward_std: float = 1e-6
-    mask_truncated: bool = False
     max_attempts: int = 1000
     max_staleness: int | None = None
     batches_per_step: int = 1
     epochs_per_batch: int = 1
+    ahead: int = 0
+    exact: bool = True
     sync_weights: Callable[[int], Any] | None = None
     replica_group: dist.ProcessGroup | None = None
     pad_id: int = 0
@@ -142,7 +146,8 @@ class RLDataset:
     def __post_init__(self) -> None:
         check_integers("RLDataset", **{name: getattr(self, name) for name in _SIZES})
         staleness = 0 if self.max_staleness is None else self.max_staleness
-        check_integers("RLDataset", least=0, pad_id=self.pad_id, max_staleness=staleness)
+        least_0 = {"pad_id": self.pad_id, "max_staleness": staleness, "ahead": self.ahead}
+        check_integers("RLDataset", least=0, **least_0)
         methods = ("sample_and_score_batch", "sample_and_score")
         if not any(callable(getattr(self.sampler, name, None)) for name in methods):
             raise ConfigError(
@@ -153,8 +158,10 @@ class RLDataset:
                 f"replica_group: the ranks of a {type(self.sampler).__name__} sample together; "
                 f"leave replica_group out."
             )
-        names = [each.name for each in fields(Scoring)]
-        self._scoring = Scoring(**{name: getattr(self, name) for name in names})
+        if self.ahead:
+            self._check_ahead()
+        options = {each.name: getattr(self, each.name) for each in fields(ScoringOptions)}
+        self._scoring = Scoring(**options)
         self._plan = PromptPlan(self.prompts)
         self._workers = self.prompts.worker_config
         self._assembler = BatchAssembler(self.seq_len, pad_id=self.pad_id, alignment=self.alignment)
@@ -167,11 +174,24 @@ class RLDataset:
             rules=self._scoring.rules(self._plan.vocab_size),
             rounds=Rounds(self._workers, self.sampler, self.replica_group),
             rank=self._workers.rank,
+            groups_ahead=self.ahead * self.batches_per_step * self.groups_per_batch,
             **{name: getattr(self, name) for name in _OF_ANSWERS},
         )
         self._place = Place()
         self._kept: list[list[WaitingGroup]] = []  # the batches of a pass that will be repeated
         self._has_begun = False
+
+    def _check_ahead(self) -> None:
+        if hasattr(self.sampler, "agree"):
+            raise ConfigError(
+                f"ahead: a {type(self.sampler).__name__} samples from the model in training, which "
+                f"changes while it samples; use a server, or ahead=0."
+            )
+        if self.max_staleness == 0:
+            raise ConfigError(
+                "max_staleness: 0 found, but with `ahead` all answers are one version old; use at "
+                "least 1."
+            )
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -218,10 +238,11 @@ class RLDataset:
         batch = self._assembler(rows, self._plan.sources)
         if not place.passes:
             self._queue.remove(len(groups))
-            self._kept.append(groups)
+            if self.epochs_per_batch > 1:
+                self._kept.append(groups)
         self._rollout.end_batch([place.step - waiting.step for waiting in groups])
         version = place.version
-        place.end_batch(self.batches_per_step, 1, self.epochs_per_batch)
+        place.end_batch(self.batches_per_step, max(1, self.ahead), self.epochs_per_batch)
         if place.version > version:
             self._kept = []
         return batch
@@ -238,11 +259,18 @@ class RLDataset:
 
     # State --------------------------------------------------------------------------------------
 
-    def save_state(self) -> dict[str, Any]:
-        """Return the state of this rank after the last batch, as JSON values."""
-        return self._state().to_json()
+    def save_state(self, folder: Path | None = None) -> dict[str, Any]:
+        """Return the state of this rank after the last batch, as JSON values.
+
+        Args:
+            folder: an existing folder for a binary file with the answers, whose name and digest are
+                in the state; None to have the answers in the state itself. With ``ahead`` there are
+                many.
+        """
+        return self._state().to_json(folder)
 
     def _state(self) -> RLState:
+        drawn, answered, asked_in = self._answers.in_flight(self.exact)
         common = {"max_staleness": self.max_staleness, "seed": self.seed}
         return RLState(
             fingerprint={**common, **self._scoring.fingerprint()},
@@ -251,26 +279,34 @@ class RLDataset:
             rank=self._workers.rank,
             batches_per_step=self.batches_per_step,
             epochs_per_batch=self.epochs_per_batch,
+            ahead=self.ahead,
             place=Place(**vars(self._place)),
-            kept=self._kept if self.epochs_per_batch > 1 else (),
-            drawn=self._answers.drawn,
+            asked_in=asked_in,
+            kept=self._kept,
+            drawn=drawn,
             groups=self._queue.groups,
+            answered=answered,
             rollout=self._rollout.save_state(),
         )
 
-    def restore_state(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    def restore_state(
+        self,
+        states: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        folder: Path | None = None,
+    ) -> None:
         """Continue after the batch that a state was saved after.
 
         Args:
             states: the states of all data-parallel ranks, in any order, whose prompts and groups
                 the present ranks share; or only that of this rank, if their number is the same.
+            folder: the folder of the files with their answers, if they have such files.
 
         Raises:
-            StateFormatError: a state is damaged, has another version, or one is missing.
+            StateFormatError: a state or its file is damaged or missing, or has another version.
             StateMismatchError: a state was saved with other arguments, or by another class.
             ConfigError: this dataset has already drawn prompts.
         """
-        saved = restored(states, self._state())
+        saved = restored(states, self._state(), folder)
         if any(self._queue.arrange(groups) is None for groups in saved.kept):
             raise ConfigError(
                 "seq_len, rows: the answers of a step that must be repeated no longer fit; resume "
@@ -281,8 +317,13 @@ class RLDataset:
         self._plan.restore_state(saved.prompts)
         self._place, self._kept = Place(**vars(saved.place)), [*map(list, saved.kept)]
         self._rollout.restore_state(saved.rollout)
-        sources = [*(each.source for each in saved.drawn), *(each.source for each in saved.groups)]
-        if removed := {*sources} - {*self._plan.sources}:
+        drawn, answered = self._known(saved.drawn), self._known(saved.answered)
+        self._answers.restore(drawn, answered, saved.asked_in)
+        self._queue.restore(self._known(saved.groups))
+
+    def _known(self, items: Sequence[T]) -> list[T]:
+        """Return the prompts or groups of sources that this dataset has; log if others are gone."""
+        known = [each for each in items if each.source in self._plan.sources]
+        if removed := {each.source for each in items} - {*self._plan.sources}:
             _logger.warning("Dropped prompts and groups of removed sources: %s", sorted(removed))
-        self._answers.drawn = [each for each in saved.drawn if each.source not in removed]
-        self._queue.restore(each for each in saved.groups if each.source not in removed)
+        return known

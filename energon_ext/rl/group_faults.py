@@ -19,6 +19,12 @@ _OPTIONAL = (
     *("response_lens", "truncated", "response_mask"),
     *("advantages", "sample_weights", "columns"),
 )
+#: Fields of one kind of numbers, besides the tokens.
+_KINDS = {
+    "response_lens": "integers",
+    "response_mask": "bool",
+    "truncated": "bool",
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ def _faults(group: Any, prompt: Prompt, rules: GroupRules) -> Iterator[str]:
     yield from _faults_of_kinds(group, rules.reward_names)
     tokens = group.tokens
     least = 1 if group.advantages is not None else rules.least_answers
-    if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < least:
+    if tokens.dim() != 2 or not _is_integer(tokens) or len(tokens) < least:
         yield f"tokens must be integers [N >= {least}, T], got {_shape(tokens)}" + (
             "; groups of one answer need drop_equal=False and advantages='reinforce', a function, "
             "or those of the sampler"
@@ -81,12 +87,23 @@ def _faults_of_kinds(group: ScoredGroup, reward_names: Sequence[str]) -> Iterato
             f"rewards have the names {found}, needed are {needed}; give the RLDataset "
             f"reward_weights with a factor for each name, or return rewards without names"
         )
-    if reserved := {RESPONSE_MASK, "log_probs"} & {*(group.columns or ())}:
+    if reserved := {RESPONSE_MASK, "log_probs"} & {*map(str, group.columns or ())}:
         yield f"columns has the name {min(reserved)!r}, which the batch uses itself; take another"
+    columns = {} if group.columns is None else group.columns
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
+        yield f"columns must be tensors by name, got {columns!r:.80}"
     for name, value in _tensors(group):
-        is_absent = value is None and name in _OPTIONAL
-        if not isinstance(value, torch.Tensor) and not is_absent:
+        if value is None and name in _OPTIONAL:
+            continue
+        if not isinstance(value, torch.Tensor):
             yield f"{name} must be a tensor, got a {type(value).__name__}"
+        if value.layout != torch.strided or value.is_complex():
+            yield f"{name} must be a dense tensor of real numbers, got {_shape(value)}"
+        kind = _KINDS.get(name)
+        if kind == "integers" and not _is_integer(value):
+            yield f"{name} must be integers, got {_shape(value)}"
+        if kind == "bool" and value.dtype != torch.bool:
+            yield f"{name} must be bool, got {_shape(value)}"
 
 
 def _tensors(group: ScoredGroup) -> Iterator[tuple[str, Any]]:
@@ -102,7 +119,7 @@ def _faults_of_prompts(group: ScoredGroup, prompt: Prompt) -> Iterator[str]:
     tokens, found, length = group.tokens, group.prompt_len, len(prompt.tokens)
     (samples, width), place = tokens.shape, f"in {_shape(tokens)} tokens"
     if isinstance(found, torch.Tensor):
-        if found.is_floating_point() or list(found.shape) != [samples]:
+        if not _is_integer(found) or list(found.shape) != [samples]:
             yield f"prompt_len must be an integer or integers [{samples}], got {_shape(found)}"
         if not 1 <= int(found.min()) <= int(found.max()) < width:
             yield f"prompt_len is {found.tolist()} {place}; a response needs at least one token"
@@ -131,19 +148,19 @@ def _faults_of_values(group: ScoredGroup) -> Iterator[str]:
             yield f"{name} must be {' or '.join(map(str, allowed))}, got {_shape(value)}"
         if not bool(torch.isfinite(value).all()):
             yield f"{name} must be finite, got {value.tolist()!s:.80}"
-    if (mask := group.response_mask) is not None and mask.dtype != torch.bool:
-        yield f"response_mask must be bool, got {_shape(mask)}"
     if (largest := float(group.log_probs.detach().max())) > _MAX_LOG_PROB:
         yield f"log_probs must be at most 0, got {largest:g}"
     lengths = group.response_lens
     if lengths is None:
         return
     allowed_lengths = [width - length for length in group.prompt_lengths()]
-    if lengths.is_floating_point() or not all(
-        1 <= length <= most for length, most in zip(lengths.tolist(), allowed_lengths)
-    ):
+    if not all(1 <= length <= most for length, most in zip(lengths.tolist(), allowed_lengths)):
         most = max(allowed_lengths)
         yield f"response_lens must be integers from 1 to {most}, got {lengths.tolist()}"
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -4,13 +4,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError, log_of
 from energon_ext.rl.group_rows import WaitingGroup, arrange
-from energon_ext.rl.place import Place
+from energon_ext.rl.request import Answered
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import Unanswered
-from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.rl.scoring import Scoring
 
 _logger = log_of(__name__)
@@ -34,23 +32,16 @@ class GroupQueue:
         self.groups: list[WaitingGroup] = []
         self._last_refusal = ""
 
-    def add(
-        self, number: int, prompt: Prompt, group: ScoredGroup | Unanswered, place: Place
-    ) -> None:
-        """Add a group of answers, unless nothing can be learned from it.
-
-        Args:
-            number: number of the prompt.
-            place: steps and version of the policy when it answered.
-        """
-        key, source = prompt.__key__, prompt.source
+    def add(self, answered: Answered) -> None:
+        """Add the answers to a prompt, unless nothing can be learned from them."""
+        key, source, group = answered.key, answered.source, answered.group
         if isinstance(group, Unanswered):
             _logger.warning("Prompt %s is dropped: %s", key, group.reason)
             self._last_refusal = group.reason
             self.metrics.add(source, None, "unanswered_groups")
             return
         group, parts = self._scoring.combine_rewards(group)
-        waiting = WaitingGroup(number, key, source, group, place.step, place.version)
+        waiting = WaitingGroup(**{**vars(answered), "group": group})
         dropped = None
         if not self._scoring.teaches(group):
             dropped = "zero_var_groups"

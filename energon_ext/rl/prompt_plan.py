@@ -89,11 +89,16 @@ class PromptPlan:
         return self._run.epoch_limits
 
     @property
+    def prompts_per_call(self) -> int:
+        """Prompts of a batch."""
+        return self._run.topology.batch_rows
+
+    @property
     def vocab_size(self) -> int:
         return int(self._run.fingerprint.get("vocab_size", 2**31))
 
     def draw(self, ranks: Sequence[int], own: int) -> list[PlannedPrompt]:
-        """Take a batch for each of some ranks, in order; return that of rank ``own``.
+        """Take a batch for each of some ranks, in order; return those of rank ``own``.
 
         At the end of the plan, the last ranks get fewer prompts or none.
         """
@@ -104,7 +109,7 @@ class PromptPlan:
             if round_ is None:
                 break
             if rank == own:
-                prompts = [
+                prompts += [
                     PlannedPrompt(first + place, self.sources[source], row)
                     for place, (source, row, is_padding) in enumerate(round_.rows)
                     if not is_padding

@@ -24,7 +24,10 @@ class Need(IntEnum):
     NOTHING = 0
     ANSWERS = 1  # to prompts that it has drawn before
     PROMPTS = 2  # and their answers
-    FAILED = 3
+
+
+#: What a rank says that failed.
+_FAILED = -1
 
 
 class Rounds:
@@ -51,32 +54,33 @@ class Rounds:
                 f"energon_ext.megatron.data_parallel_worker_config()."
             )
 
-    def agree(self, need: Need, error: Exception | None = None) -> list[Need]:
-        """Return what each data-parallel rank needs; if one of the ranks failed, all raise.
+    def agree(self, own: int, error: Exception | None = None) -> list[int]:
+        """Return what each data-parallel rank says; if one of the ranks failed, all raise.
+
+        Args:
+            own: what this rank says, >= 0: a :class:`Need`, or a count.
+            error: why this rank failed, if it did.
 
         Raises:
             SamplerError: another rank failed; own errors are raised as they are.
         """
-        if error is not None:
-            need = Need.FAILED
+        has_failed = error is not None
         # A rank of a model that fails alone must be heard by the other ranks of this model.
         if self._agree is not None:
-            has_failed = self._agree(int(need == Need.FAILED)) > 0
+            has_failed = self._agree(int(has_failed)) > 0
         elif self._replica is not None:
-            has_failed = any(on_all_ranks(lambda: need == Need.FAILED, self._replica))
-        else:
-            has_failed = need == Need.FAILED
-        needs = self._gather(Need.FAILED if has_failed else need)
+            has_failed = any(on_all_ranks(lambda: error is not None, self._replica))
+        found = self._gather(_FAILED if has_failed else own)
         if error is not None:
             raise error
-        if Need.FAILED in needs:
+        if _FAILED in found:
             raise SamplerError("another rank failed to sample; see its error")
-        return needs
+        return found
 
-    def _gather(self, need: Need) -> list[Need]:
+    def _gather(self, own: int) -> list[int]:
         if self._size == 1:
-            return [need]
-        own = torch.tensor([int(need)], device=collective_device())
-        found = [torch.empty_like(own) for _ in range(self._size)]
-        dist.all_gather(found, own, group=self._group)
-        return [Need(int(each)) for each in found]
+            return [own]
+        said = torch.tensor([own], device=collective_device())
+        found = [torch.empty_like(said) for _ in range(self._size)]
+        dist.all_gather(found, said, group=self._group)
+        return [int(each) for each in found]

@@ -71,13 +71,20 @@ def ask_together(
 
     if replica_group is None:
         return ask()
+    check_question(prompts, seeds, replica_group)
+    return from_first_rank(ask, replica_group)
+
+
+def check_question(
+    prompts: Sequence[Prompt], seeds: Sequence[int], replica_group: dist.ProcessGroup
+) -> None:
+    """Raise SamplerError on all ranks of a group unless they ask for the same prompts."""
     question = [[prompt.__key__ for prompt in prompts], list(seeds)]
     if any(other != question for other in on_all_ranks(lambda: question, replica_group)):
         raise SamplerError(
             "the ranks of a replica_group ask for different prompts; give their RLDatasets the "
             "same data-parallel rank, seed and state"
         )
-    return from_first_rank(ask, replica_group)
 
 
 def run_together(

@@ -26,9 +26,9 @@ from energon_ext.rl.scored_group import ScoredGroup
 _METRICS = ("mean", "std")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """How rewards become weights; the arguments of these names of an RLDataset."""
+@dataclass(kw_only=True, eq=False)
+class ScoringOptions:
+    """Options by which rewards become weights, described at ``RLDataset``."""
 
     advantages: str | AdvantageFunction = "grpo"
     reward_weights: Mapping[str, float] | None = None
@@ -37,6 +37,11 @@ class Scoring:
     drop_equal: bool = True
     min_reward_std: float = 1e-6
     mask_truncated: bool = False
+
+
+@dataclass(kw_only=True, eq=False)
+class Scoring(ScoringOptions):
+    """Computes the weights of tokens from the rewards of groups."""
 
     def __post_init__(self) -> None:
         check_advantages(self.advantages)

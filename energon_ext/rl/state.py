@@ -9,13 +9,17 @@ drew but did not sample, groups that wait, and counts.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from energon_ext.errors import StateFormatError, StateMismatchError
+from energon_ext.rl.answer_file import read_tensors, write_tensors
 from energon_ext.rl.group_rows import WaitingGroup
 from energon_ext.rl.place import Place
 from energon_ext.rl.prompt_plan import PlannedPrompt
+from energon_ext.rl.request import Answered
 from energon_ext.rl.rollout_metrics import add_up
+from energon_ext.rl.sampler import Unanswered
 from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.plain import from_plain, to_plain
@@ -26,6 +30,7 @@ _CLASS, _VERSION = "EnergonExtRL", 2
 _FIELDS = {
     "drawn": [{str: object}],
     "groups": [{str: object}],
+    "answered": [{str: object}],
     "kept": [[{str: object}]],
     "rollout": {str: object},
 }
@@ -36,11 +41,14 @@ _COMMON = {
     "ranks": COUNT,
     "batches_per_step": COUNT,
     "epochs_per_batch": COUNT,
+    "ahead": COUNT,
     "place": {each.name: COUNT for each in dataclasses.fields(Place)},
 }
-_SHAPE = {**_COMMON, "rank": COUNT, **_FIELDS}
+#: Further fields of a rank.
+_OWN = {"rank": COUNT, "asked_in": (None, COUNT)}
+_SHAPE = {**_COMMON, **_OWN, **_FIELDS, "file": (None, {"name": str, "digest": str})}
 
-T = TypeVar("T", PlannedPrompt, WaitingGroup)
+T = TypeVar("T", PlannedPrompt, WaitingGroup, Answered)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +61,12 @@ class RLState:
         ranks, rank: number of data-parallel ranks, and this one.
         batches_per_step: batches of an optimizer step on a rank.
         epochs_per_batch: passes over the same answers.
+        ahead: steps of a version, which are asked for ahead; 0 for none.
         place: counts of steps and passes.
+        asked_in: the last version in which prompts were asked ahead.
         drawn: prompts without answers yet.
         groups: groups that wait.
+        answered: answers that were asked for ahead.
         kept: the groups of each batch of a pass that will be repeated.
         rollout: state of :class:`~energon_ext.rl.RolloutMetrics`.
     """
@@ -66,40 +77,52 @@ class RLState:
     rank: int
     batches_per_step: int
     epochs_per_batch: int
+    ahead: int
     place: Place
+    asked_in: int | None = None
     drawn: Sequence[PlannedPrompt] = field(default=())
     groups: Sequence[WaitingGroup] = field(default=())
+    answered: Sequence[Answered] = field(default=())
     kept: Sequence[Sequence[WaitingGroup]] = field(default=())
     rollout: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        fields = {
+    def to_json(self, folder: Path | None = None) -> dict[str, Any]:
+        """Return JSON values; the tensors of answers are in a new file if there is a folder."""
+        fields: Any = {
             "drawn": [vars(prompt) for prompt in self.drawn],
             "groups": [*map(_save_group, self.groups)],
+            "answered": [*map(_save_group, self.answered)],
             "kept": [[*map(_save_group, groups)] for groups in self.kept],
             "rollout": self.rollout,
         }
-        own = {name: getattr(self, name) for name in (*_COMMON, "rank")}
+        file = None
+        if folder is not None:
+            fields, file = write_tensors(fields, folder, self.rank)
+        own = {name: getattr(self, name) for name in (*_COMMON, *_OWN)}
         own["place"] = dict(vars(self.place))
-        return seal({"__class__": _CLASS, "version": _VERSION, **own, **to_plain(fields)})
+        head = {"__class__": _CLASS, "version": _VERSION, "file": file}
+        return seal({**head, **own, **to_plain(fields)})
 
     @classmethod
-    def from_json(cls, state: Any) -> "RLState":
-        """Raises StateFormatError if the state is damaged, or has another version."""
+    def from_json(cls, state: Any, folder: Path | None = None) -> "RLState":
+        """Raises StateFormatError if the state or its file is damaged, or has another version."""
         content = check_seal(state)
         check_class(content, _CLASS, _VERSION, _SHAPE, "Restore a state that an RLDataset saved.")
         fields = from_plain({name: content[name] for name in _FIELDS})
-        own = {name: content[name] for name in (*_COMMON, "rank")}
+        if content["file"] is not None:
+            fields = read_tensors(fields, folder, content["file"])
+        own = {name: content[name] for name in (*_COMMON, *_OWN)}
         return cls(
             **{**own, "place": Place(**content["place"])},
             drawn=[PlannedPrompt(**each) for each in fields["drawn"]],
-            groups=[_read_group(**each) for each in fields["groups"]],
-            kept=[[_read_group(**each) for each in groups] for groups in fields["kept"]],
+            groups=[_read_group(WaitingGroup, **each) for each in fields["groups"]],
+            answered=[_read_group(Answered, **each) for each in fields["answered"]],
+            kept=[[_read_group(WaitingGroup, **each) for each in part] for part in fields["kept"]],
             rollout=fields["rollout"],
         )
 
 
-def restored(states: Any, now: RLState) -> RLState:
+def restored(states: Any, now: RLState, folder: Path | None = None) -> RLState:
     """Return the state with which a rank continues, after all checks.
 
     With as many ranks as saved the states, each continues with its own. Otherwise prompts and
@@ -109,13 +132,15 @@ def restored(states: Any, now: RLState) -> RLState:
     Args:
         states: the JSON values of all ranks, or only of this one.
         now: state of the new dataset.
+        folder: folder of the files of the states.
 
     Raises:
         StateFormatError: a state is damaged, or they are not those of all ranks of one save.
         StateMismatchError: they were saved with another configuration, or cannot be distributed.
     """
     is_one = isinstance(states, Mapping) or not isinstance(states, Sequence)
-    found = sorted(map(RLState.from_json, [states] if is_one else states), key=lambda s: s.rank)
+    given = [RLState.from_json(state, folder) for state in ([states] if is_one else states)]
+    found = sorted(given, key=lambda state: state.rank)
     if not found:
         raise StateFormatError("No data state was given; give those of all ranks that saved one.")
     first = found[0]
@@ -134,7 +159,7 @@ def restored(states: Any, now: RLState) -> RLState:
     if not is_one:
         _check_together(found)
     if first.place.batches or first.kept:
-        names = ("ranks", "batches_per_step", "epochs_per_batch")
+        names = ("ranks", "batches_per_step", "epochs_per_batch", "ahead")
         changed = {name: (getattr(first, name), getattr(now, name)) for name in names}
         if changed := {name: values for name, values in changed.items() if len({*values}) > 1}:
             raise StateMismatchError(
@@ -150,6 +175,8 @@ def restored(states: Any, now: RLState) -> RLState:
         rank=now.rank,
         drawn=_share((each for state in found for each in state.drawn), now),
         groups=_share((each for state in found for each in state.groups), now),
+        answered=_share((each for state in found for each in state.answered), now),
+        asked_in=None if any(state.asked_in is None for state in found) else first.asked_in,
         rollout=add_up([state.rollout for state in found], is_first=now.rank == 0),
     )
 
@@ -176,10 +203,10 @@ def _share(items: Iterable[T], now: RLState) -> list[T]:
     return sorted(items, key=lambda each: each.number)[now.rank :: now.ranks]
 
 
-def _save_group(waiting: WaitingGroup) -> dict[str, Any]:
+def _save_group(waiting: WaitingGroup | Answered) -> dict[str, Any]:
     group = {name: value for name, value in vars(waiting.group).items() if value is not None}
     return {**vars(waiting), "group": group}
 
 
-def _read_group(group: dict[str, Any], **fields: Any) -> WaitingGroup:
-    return WaitingGroup(group=ScoredGroup(**group), **fields)
+def _read_group(kind: Any, group: dict[str, Any], **fields: Any) -> Any:
+    return kind(group=Unanswered(**group) if "reason" in group else ScoredGroup(**group), **fields)

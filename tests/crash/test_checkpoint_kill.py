@@ -27,7 +27,9 @@ def save(checkpoints, step, kind):
 
     content = {"step": step, "rows": list(range(200))}
     data = (
-        {"cursor": seal(content)} if kind == "cursor" else {"states": [(0, content), (1, content)]}
+        {"cursor": seal(content)}
+        if kind == "cursor"
+        else {"states": [(rank, lambda folder: content) for rank in (0, 1)]}
     )
     checkpoints.save(step, write_model=write_model, run={"step": step}, **data)
 

@@ -54,7 +54,7 @@ def dataset_on(path, sampler, group, rank, ranks, **options):
     return RLDataset(prompts, sampler, seed=SEED, **{**sizes, **options})
 
 
-def run_chain(path):
+def run_chain(path, ahead):
     """Run the parts of the chain one after the other, each on the first ranks of this world."""
     rank, states, parts = dist.get_rank(), None, []
     groups = {ranks: dist.new_group(list(range(ranks))) for ranks, _ in CHAIN}
@@ -62,7 +62,7 @@ def run_chain(path):
         part, state = {}, None
         if rank < ranks:
             sampler = Recorded()
-            dataset = dataset_on(path, sampler, groups[ranks], rank, ranks)
+            dataset = dataset_on(path, sampler, groups[ranks], rank, ranks, ahead=ahead)
             if states is not None:
                 dataset.restore_state(states[::-1])
             trained = []
@@ -73,7 +73,9 @@ def run_chain(path):
                 trained += [batch.tokens[a:b].tolist() for a, b, source in spans if source >= 0]
             state = dataset.save_state()
             part = {"asked": sampler.log, "trained": trained, "counts": dataset.counts}
-            part["waiting"] = [each["key"] for each in state["groups"]]
+            answered = [each.group.rewards.tolist() for each in dataset._state().answered]
+            part["answered"] = len(answered)
+            part["waiting"] = len(state["groups"]) + sum(len({*each}) > 1 for each in answered)
         parts.append(part)
         states = [None] * dist.get_world_size()
         dist.all_gather_object(states, state)
@@ -110,9 +112,10 @@ def sums(tmp_path_factory):
     return write_sums(tmp_path_factory.mktemp("prompts"))
 
 
-@pytest.fixture(scope="module")
-def found(sums, tmp_path_factory):
-    return run_ranks(4, functools.partial(run_chain, sums), tmp_path_factory.mktemp("chain"))
+@pytest.fixture(scope="module", params=[0, 2], ids=["in rounds", "ahead"])
+def found(sums, tmp_path_factory, request):
+    work = functools.partial(run_chain, sums, request.param)
+    return run_ranks(4, work, tmp_path_factory.mktemp("chain"))
 
 
 def asked_in_all(found):
@@ -138,7 +141,7 @@ def test_each_prompt_is_asked_once_an_epoch_with_the_answers_of_one_rank(sums, f
 def test_every_answer_that_teaches_is_trained_on_once_or_waits(found):
     groups = sum(len(set(rewards)) > 1 for *_, rewards in asked_in_all(found))
     trained = sum(len(part.get("trained", [])) for rank in found for part in rank["parts"])
-    waiting = sum(len(rank["parts"][-1].get("waiting", [])) for rank in found)
+    waiting = sum(rank["parts"][-1]["waiting"] for rank in found)
     assert trained == 3 * GROUPS_PER_STEP * sum(batches for _, batches in CHAIN)
     assert groups == trained // 3 + waiting
 
@@ -147,7 +150,8 @@ def test_waiting_groups_are_shared_by_the_new_ranks(found):
     """Each rank asks for as little as it needs, so the counts show that none was lost."""
     last = [rank["parts"][-1]["counts"] for rank in found]
     asked = asked_in_all(found)
-    assert sum(counts["groups"] for counts in last) == len(asked)
+    answered = sum(rank["parts"][-1]["answered"] for rank in found)
+    assert sum(counts["groups"] for counts in last) + answered == len(asked)
     assert [counts["batches"] for counts in last] == [8] * 4
 
 

@@ -239,7 +239,7 @@ def ranks(byte_prompts, tmp_path_factory):
 
 def share_of_large_tokens(prompt, responses):
     """1 for an answer of four tokens above 7; random answers get one half or stop early."""
-    return [sum(token > 7 for token in response) / 4 for response in responses]
+    return [sum(token > 7 for token in each.tokens) / 4 for each in responses]
 
 
 def reinforce(path, sizes, steps):

@@ -234,6 +234,25 @@ def test_a_column_must_be_in_all_groups_of_a_batch(one_prompt):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        (
+            {"response_mask": torch.ones(2).bool()},
+            r"response_mask must be \[2, 2\], got bool \[2\]",
+        ),
+        ({"truncated": torch.tensor([0.5, 0.0])}, r"truncated must be bool, got float32 \[2\]"),
+        ({"response_lens": torch.tensor([True, True])}, "response_lens must be integers, got bool"),
+        (
+            {"advantages": torch.zeros(2, 2, 1)},
+            r"advantages must be \[2\] or \[2, 2\], got float32",
+        ),
+        ({"advantages": torch.tensor([math.inf, 1])}, "advantages must be finite"),
+        ({"advantages": "grpo"}, "advantages must be a tensor, got a str"),
+        ({"sample_weights": torch.tensor([1 + 1j, 0])}, "sample_weights must be a dense tensor of"),
+        ({"advantages": torch.tensor([1.0, 0.0]).to_sparse()}, "advantages must be a dense tensor"),
+        ({"log_probs": torch.zeros(2, 2) * 1j}, r"log_probs must be a dense .*, got complex64"),
+        ({"columns": [torch.zeros(2, 2)]}, "columns must be tensors by name, got"),
+        ({"columns": {3: torch.zeros(2, 2)}}, "columns must be tensors by name, got"),
+        ({"columns": {"ref": None}}, r"columns\['ref'\] must be a tensor, got a NoneType"),
+        ({"tokens": torch.ones(2, 5).bool()}, r"tokens must be integers .*, got bool \[2, 5\]"),
         ({"response_mask": torch.ones(2, 1).bool()}, r"response_mask must be \[2, 2\], got bool"),
         ({"response_mask": torch.ones(2, 2)}, r"response_mask must be bool, got float32 \[2, 2\]"),
         ({"response_mask": [[True]]}, "response_mask must be a tensor, got a list"),

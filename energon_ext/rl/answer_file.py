@@ -1,0 +1,74 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A binary file next to a state, for the tensors of answers."""
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from energon_ext.errors import StateFormatError
+from energon_ext.state.files import read_small_file, write_file
+
+#: Key of a mapping in place of a tensor in the file.
+_TENSOR = "__tensor__"
+
+
+def write_tensors(values: Any, folder: Path, rank: int) -> tuple[Any, dict[str, str]]:
+    """Write the tensors in lists and mappings to a new file, named by its content.
+
+    Returns:
+        The values with references in place of tensors, and the file's ``name`` and ``digest``.
+    """
+    arrays: list[np.ndarray] = []
+
+    def replace(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            arrays.append(value.numpy())
+            return {_TENSOR: len(arrays) - 1}
+        if isinstance(value, dict):
+            return {key: replace(each) for key, each in value.items()}
+        return [replace(each) for each in value] if isinstance(value, list) else value
+
+    values = replace(values)
+    buffer = io.BytesIO()
+    np.savez(buffer, *arrays)
+    content = buffer.getvalue()
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"answers_rank{rank:05d}_{digest[:16]}.npz"
+    write_file(folder / name, content)
+    return values, {"name": name, "digest": digest}
+
+
+def read_tensors(values: Any, folder: Path | None, file: dict[str, str]) -> Any:
+    """Return the values of :func:`write_tensors` with their tensors.
+
+    Raises:
+        StateFormatError: the file is missing or was changed, or its folder was not given.
+    """
+    name = file["name"]
+    if folder is None:
+        raise StateFormatError(
+            f"The state has its answers in {name}; give the folder of this file."
+        )
+    path = folder / Path(name).name
+    content = read_small_file(path, path.stat().st_size if path.is_file() else 0)
+    if hashlib.sha256(content).hexdigest() != file["digest"]:
+        raise StateFormatError(
+            f"{path}: is damaged, or belongs to another state. Copy it again, or resume from "
+            f"another checkpoint."
+        )
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        tensors = [torch.from_numpy(arrays[f"arr_{n}"]) for n in range(len(arrays.files))]
+
+    def replace(value: Any) -> Any:
+        if isinstance(value, dict):
+            if {*value} == {_TENSOR}:
+                return tensors[value[_TENSOR]]
+            return {key: replace(each) for key, each in value.items()}
+        return [replace(each) for each in value] if isinstance(value, list) else value
+
+    return replace(values)
