@@ -20,12 +20,12 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.chats.templates import PlainChatTemplate
+from energon_ext.data_files import DEFAULT_CACHE
 from energon_ext.encoders import reference as references
 from energon_ext.encoders.preferences import cook_preference
 from energon_ext.encoders.reference import write_reference
 from energon_ext.encoders.sft import cook_dialogue
 from energon_ext.errors import SampleError
-from energon_ext.prepare.cache import DEFAULT_NAME
 from energon_ext.samples.context import encoder_context
 from energon_ext.storage.claim import Part
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
@@ -226,7 +226,7 @@ def test_a_run_continues_only_with_its_reference(mix):
 def test_a_damaged_reference_is_refused(tmp_path, damage):
     path = alone(tmp_path, [pair(n) for n in range(9)])
     write_reference(path, encoder("m"), by_labels)
-    (file,) = (tmp_path / DEFAULT_NAME).glob("*/tokens/*.log_probs.bin")
+    (file,) = (tmp_path / DEFAULT_CACHE).glob("*/tokens/*.log_probs.bin")
     if damage == "counts":
         file = file.with_name(file.name.replace(".log_probs", ".counts"))
         file.write_bytes(np.frombuffer(file.read_bytes(), "<u4")[::-1].tobytes())

@@ -74,7 +74,7 @@ class PackedRows(Rows):
         kind: str = "planned",
         former_packer: Callable[[Mapping[str, Any]], Packer] | None = saved_packer,
     ):
-        super().__init__(source, lengths.fingerprint)
+        super().__init__(source, lengths.fingerprint())
         self.kind = kind
         self.lengths = lengths
         self._packer = packer

@@ -9,9 +9,7 @@ are the whole state.
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Mapping
 
@@ -71,8 +69,7 @@ class Rows(ABC):
 
     Args:
         key: key of the source.
-        fingerprint: returns JSON values that change with the data; it may read some of them, so it
-            is called when they are first needed.
+        fingerprint: JSON values that change with the data.
 
     Attributes:
         kind: names the kind of rows in a state.
@@ -88,14 +85,9 @@ class Rows(ABC):
     may_be_repacked = False
     can_exclude = False
 
-    def __init__(self, key: str, fingerprint: Callable[[], Mapping[str, Any]]):
+    def __init__(self, key: str, fingerprint: Mapping[str, Any]):
         self.key = key
-        self._make_fingerprint = functools.cache(fingerprint)  # copies share it
-
-    @property
-    def fingerprint(self) -> Mapping[str, Any]:
-        """JSON values that change with the data."""
-        return self._make_fingerprint()
+        self.fingerprint = dict(fingerprint)
 
     @property
     @abstractmethod

@@ -52,7 +52,7 @@ class Frames(Rows):
         metadata: Sequence[Mapping[str, Any]] = (),
         key: str = "",
     ):
-        super().__init__(key, lambda: fingerprint)
+        super().__init__(key, fingerprint)
         self.examples = examples
         self.names = list(names)
         self.metadata = list(metadata)

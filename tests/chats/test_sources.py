@@ -109,7 +109,7 @@ def test_a_source_of_a_run_gives_the_same_and_so_does_each_sample(kind, model, e
     else:
         write_records(tmp_path / "chats.jsonl", RECORDS)
     mix = write_mix(tmp_path / "mix.yaml", [("chats.jsonl", 1)])
-    (files,) = ensure_tokenized(encoder, load_split(mix, "train", encoder)).values()
+    (files,) = ensure_tokenized(encoder, load_split(mix, "train", encoder.decoder)).values()
     assert documents(files) == expected
     identity = {"__key__": "7", "__restore_key__": (), "__subflavors__": None}
     samples = [cook_dialogue({**identity, "json": record}) for record in RECORDS]

@@ -432,7 +432,7 @@ def cached(mix):
     from energon_ext.encoders.text_sources import cached_text, load_split
 
     encoder = PackedTaskEncoder(ByteTokenizer(), 64)
-    return [cached_text(encoder, entry) for entry in load_split(mix, "train", encoder)]
+    return [cached_text(encoder, entry) for entry in load_split(mix, "train", encoder.decoder)]
 
 
 def fill_the_disk(mix, there):

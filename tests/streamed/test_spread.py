@@ -9,7 +9,7 @@ import pytest
 from megatron.energon import DefaultTaskEncoder, TextSample, stateless
 
 from energon_ext import DynamicBlendMixin, get_train_dataset
-from energon_ext.encoders import sources
+from energon_ext.encoders import mixin
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.schema import check_seal, seal
 from energon_ext.streamed.blend import STATE_CLASS
@@ -107,7 +107,7 @@ def as_version_3(value):
 
 def test_a_run_whose_sources_began_at_workers_by_name_continues_there(data, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "line_up", lambda sources: None)
+        patch.setattr(mixin, "line_up", lambda sources: None)
         read, states = read_on(data / "two.yaml", 3, most=1)
         expected, _ = read_on(data / "two.yaml", 3)
     states = [seal(as_version_3(check_seal(state))) for state in states]
