@@ -23,6 +23,7 @@ from energon_ext.packing import BestFitPacker
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.packed_rows import PackedRows
 from energon_ext.plan.plan import Plan
+from energon_ext.tokens.documents import Lengths
 from energon_ext.weights import ConstantWeight, weight_from_config
 
 SEQ_LEN = 8192
@@ -32,18 +33,18 @@ ROWS = 2**15  # per round
 REFERENCES = 100_000
 
 
-class WebLikeDocuments:
+class WebLikeDocuments(Lengths):
     """Lengths of documents without any tokens."""
 
     def __init__(self, seed, count=200_000):
         lengths = np.exp(np.random.default_rng(seed).normal(6.2, 1.2, count)).astype(np.int64)
-        self.lengths = np.clip(lengths, 1, 200_000)
+        self._lengths = np.clip(lengths, 1, 200_000)
 
     def __len__(self):
-        return len(self.lengths)
+        return len(self._lengths)
 
-    def locate(self, numbers):
-        return numbers, self.lengths[numbers]
+    def lengths(self, numbers):
+        return self._lengths[numbers]
 
     def fingerprint(self):
         return {}

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +40,12 @@ class BatchReader:
 
     def read(self, rows: Sequence[DescribedRow]) -> Any:
         """Read rows, those of one source together, and build a batch from them."""
-        self.prefetch(rows)
+        by_source = self._by_source(rows)
+        for source, (_, descriptions) in by_source.items():
+            self.readers[source].prefetch(descriptions)
         found: list[Any] = [None] * len(rows)
-        for source, places in self._by_source(rows).items():
-            read = self.readers[source].read([rows[place][1] for place in places])
-            for place, row in zip(places, read):
+        for source, (places, descriptions) in by_source.items():
+            for place, row in zip(places, self.readers[source].read(descriptions)):
                 found[place] = row
         for place, (source, description, is_padding) in enumerate(rows):
             if is_padding:
@@ -59,17 +59,19 @@ class BatchReader:
 
     def prefetch(self, rows: Sequence[DescribedRow]) -> None:
         """Ask the storage to prefetch rows."""
-        for source, places in self._by_source(rows).items():
-            self.readers[source].prefetch([rows[place][1] for place in places])
+        for source, (_, descriptions) in self._by_source(rows).items():
+            self.readers[source].prefetch(descriptions)
 
     @staticmethod
-    def _by_source(rows: Sequence[DescribedRow]) -> dict[int, list[int]]:
-        """Return the places of the rows of each source, without padding."""
-        places = defaultdict[int, list[int]](list)
-        for place, (source, _, is_padding) in enumerate(rows):
+    def _by_source(rows: Sequence[DescribedRow]) -> dict[int, tuple[list[int], list[Any]]]:
+        """Return the places and the descriptions of the rows of each source, without padding."""
+        found: dict[int, tuple[list[int], list[Any]]] = {}
+        for place, (source, description, is_padding) in enumerate(rows):
             if not is_padding:
-                places[source].append(place)
-        return places
+                places, descriptions = found.setdefault(source, ([], []))
+                places.append(place)
+                descriptions.append(description)
+        return found
 
 
 class RoundReader(Dataset[Any]):

@@ -111,11 +111,9 @@ class TokenFiles(Documents):
         for pair, where, local in self._by_pair(numbers):
             planned = None if self._lengths is None else self._lengths[numbers[where]]
             places[where] = first_tokens(pair, local, planned)
-        return (
-            places
-            if len(self._pairs) == 1
-            else places + self._first_tokens[self._files_of(numbers)]
-        )
+        if len(self._pairs) == 1:
+            return places
+        return places + self._first_tokens[self._files_of(numbers)]
 
     def tokens_in(self, first: int, stop: int) -> int:
         if first >= stop:
@@ -159,24 +157,28 @@ class TokenFiles(Documents):
             )
             self._unfetched -= wanted
 
-    def _found(self, numbers: Sequence[int]) -> list[tuple[Pair, int]]:
-        """Return the pair of each document, and its first token in the pair."""
+    def _find(self, numbers: Sequence[int]) -> Iterator[tuple[Pair, list[int], list[int]]]:
+        """Yield each pair with some documents, which they are, and their first tokens in it."""
         wanted = np.array(numbers, np.int64)
-        files = self._files_of(wanted)
-        firsts = self.places(wanted) - self._first_tokens[files]
-        return [(self._pairs[file], first) for file, first in zip(files.tolist(), firsts.tolist())]
+        for pair, where, local in self._by_pair(wanted):
+            planned = None if self._lengths is None else self._lengths[wanted[where]]
+            firsts = first_tokens(pair, local, planned).tolist()
+            is_all = isinstance(where, slice)
+            yield pair, list(range(len(firsts))) if is_all else where.tolist(), firsts
 
     def read(
         self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
     ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        pieces = [
-            (pair, slice(first + start, first + stop))
-            for (pair, first), start, stop in zip(self._found(numbers), starts, stops)
-        ]
-        tokens = [open_tokens(pair)[part] for pair, part in pieces]
-        if not self._has_weights:
-            return tokens, [None] * len(tokens)
-        return tokens, [_weights_of(pair, part) for pair, part in pieces]
+        tokens: list[Any] = [None] * len(numbers)
+        weights: list[Any] = [None] * len(numbers)
+        for pair, places, firsts in self._find(numbers):
+            found = open_tokens(pair)
+            for place, first in zip(places, firsts):
+                part = slice(first + starts[place], first + stops[place])
+                tokens[place] = found[part]
+                if self._has_weights:
+                    weights[place] = _weights_of(pair, part)
+        return tokens, weights
 
     def read_stretch(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
         files = self._files_of(np.array([first, stop - 1]))
@@ -188,10 +190,11 @@ class TokenFiles(Documents):
     def prefetch(self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
         if not self.is_remote:
             return
-        for (pair, first), start, stop in zip(self._found(numbers), starts, stops):
-            part = slice(first + start, first + stop)
-            _prefetch(open_tokens(pair), part)
-            _prefetch(open_label_weights(pair), part)
+        for pair, places, firsts in self._find(numbers):
+            for place, first in zip(places, firsts):
+                part = slice(first + starts[place], first + stops[place])
+                _prefetch(open_tokens(pair), part)
+                _prefetch(open_label_weights(pair), part)
 
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
         return self.read([number], [start], [stop])[0][0]
