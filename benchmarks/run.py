@@ -36,6 +36,7 @@ BENCHMARKS = (
     "object_store",
     "any_dataset",
     "memory",
+    "start",
     "sampling_ahead",
 )
 
