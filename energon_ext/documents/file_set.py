@@ -1,7 +1,24 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""See :mod:`energon_ext.tokens.file_set`."""
+"""Token files as scripts for earlier snapshots read them: by places instead of numbers."""
 
-from energon_ext.tokens.file_set import TokenFiles, open_token_files
+from typing import Any
 
-__all__ = ["TokenFiles", "open_token_files"]
+import numpy as np
+
+from energon_ext.tokens import file_set
+
+
+class TokenFiles(file_set.TokenFiles):
+    """Token files whose documents may also be looked up by a place, which is now their number."""
+
+    def locate(self, numbers: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return the place of each document and its length in tokens, both int64 [n]."""
+        places = np.asarray(numbers, np.int64)
+        return places, self.lengths(places)
+
+
+def open_token_files(path: Any) -> TokenFiles:
+    """Open the documents that a path names; see :mod:`energon_ext.tokens.file_set`."""
+    rebuild, arguments = file_set.open_token_files(path).__reduce__()
+    return TokenFiles(*arguments)

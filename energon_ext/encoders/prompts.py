@@ -18,6 +18,7 @@ from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
 from energon_ext.errors import ConfigError, SampleError
+from energon_ext.samples.context import encoder_context
 from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
 
 
@@ -112,6 +113,11 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
             raise SampleError(f"prompt has {len(tokens)} tokens; 1 to {limit} allowed.")
         source, metadata = self.source_key, sample.metadata
         return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=metadata)
+
+    def encode_prompt(self, sample: PromptText, source: str) -> Prompt:
+        """Encode a prompt of a source as tokens, outside a dataset."""
+        with encoder_context(source_key=source):
+            return self.encode_sample(sample)
 
     def _encode(self, sample: PromptText) -> np.ndarray:
         if isinstance(sample.prompt, str):
