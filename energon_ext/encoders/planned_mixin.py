@@ -128,7 +128,8 @@ class PlannedMixin:
         context = {"source_keys": keys, "pad_id": planning.pad_id}
         readers = [source.reader for source in run.sources.values()]
         assemble = functools.partial(self._batch_of, context)
-        batches = BatchReader(readers, assemble, padding)
+        pad = None if padding is None else functools.partial(_pad, run.keys, padding)
+        batches = BatchReader(readers, assemble, pad)
         return PlannedDataset(run, batches, worker_config=worker_config)
 
     def _batch_of(self, context: Mapping[str, Any], rows: list[Any]) -> Any:
@@ -164,3 +165,14 @@ class PlannedMixin:
             packer = packer_of(encoder)
             fingerprint |= {"seq_len": packer.seq_len, "packing": packer.to_json()}
         return fingerprint
+
+
+def _pad(
+    keys: Sequence[str],
+    padding: Callable[[Callable[[], Any]], Any],
+    source: int,
+    read: Callable[[], Any],
+) -> Any:
+    """Make padding of a row of a source, given by its number."""
+    with encoder_context(source_key=keys[source]):
+        return padding(read)
