@@ -54,8 +54,15 @@ class PlannedMixin:
 
     @property
     def source_key(self) -> str:
-        """Key of the source whose samples are encoded or packed."""
-        return current_context().source_key
+        """Key of the source whose samples are encoded or packed; ConfigError anywhere else."""
+        key = current_context().source_key
+        if not key:  # an empty one would be taken for a source
+            raise ConfigError(
+                f"{type(self).__qualname__}.source_key: unknown, since no planned sample is "
+                f"encoded or packed in this thread; use `__subflavors__` of the sample, or pass "
+                f"the key to a thread of your own."
+            )
+        return key
 
     @property
     def source_keys(self) -> tuple[str, ...]:

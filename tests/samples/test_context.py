@@ -3,13 +3,18 @@
 """What the methods of an encoder know of the source that they are called for."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from megatron.energon import stateless
 
+from energon_ext import PackedTaskEncoder
+from energon_ext.errors import ConfigError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.samples.test_planned_samples import dataset_of, write
 from tests.samples.test_tokens_beside_samples import CaptionsAndText
-from tests.support import loader_for
+from tests.samples.vision import PlannedCaptions
+from tests.support import loader_for, take, write_dataset
 
 
 @pytest.fixture
@@ -68,3 +73,41 @@ def test_methods_know_the_source_of_rows_of_tokens(data):
     dataset = dataset_of(path, encoder=encoder)
     list(loader_for(dataset))
     assert encoder.seen["pack_tokens"] == encoder.seen["make_padding"] == set(dataset.run.keys)
+
+
+class InAThread(PlannedCaptions):
+    @stateless
+    def encode_sample(self, sample):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: self.source_key).result()
+        return super().encode_sample(sample)
+
+
+class InABatch(PlannedCaptions):
+    def encode_batch(self, batch):
+        return self.source_key, batch
+
+
+class InText(PackedTaskEncoder):
+    """Its tokens are cached for all sources that have the same files."""
+
+    encoding_fingerprint = {"version": 1}
+
+    @stateless
+    def encode_document(self, sample):
+        sample.text = f"{self.source_key} {sample.text}"
+        return super().encode_document(sample)
+
+
+@pytest.mark.parametrize("encoder", [InAThread, InABatch])
+def test_a_source_that_is_unknown_is_refused_and_not_empty(data, encoder):
+    path = write(data / "photos.yaml", {"path": "photos"})
+    with pytest.raises(ConfigError, match=rf"^{encoder.__name__}.source_key: unknown, since no "):
+        take(loader_for(dataset_of(path, encoder=encoder())), 1)
+
+
+def test_cached_tokens_do_not_depend_on_the_key_of_a_source(tmp_path):
+    write_dataset(tmp_path / "web", ["some text"])
+    path = write(tmp_path / "mix.yaml", {"path": "web"})
+    with pytest.raises(ConfigError, match=r"source_key: unknown, .*use `__subflavors__`"):
+        dataset_of(path, encoder=InText(ByteTokenizer(), 16))
