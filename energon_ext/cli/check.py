@@ -167,7 +167,7 @@ def _keep(listing: Mapping[str, set[str]], checked: _Checked, part: Part | None)
         if needs_catalog([pair for pair, _ in checked]):
             pairs = [pair for pair, _ in checked]
             if needs_lengths(pairs):
-                write_lengths(lengths_path(file), pairs)
+                write_lengths(lengths_path(file, [stamp for _, stamp in checked]), pairs)
             write_catalog(file, listing, checked)
             echo(f"  the catalog is {file}")
         for each in parts:

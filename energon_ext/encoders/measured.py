@@ -28,6 +28,7 @@ from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
+from energon_ext.samples.context import encoder_context
 from energon_ext.samples.methods import SampleMethods
 from energon_ext.samples.numbered import as_worker
 from energon_ext.samples.reader import keyed_random
@@ -84,7 +85,7 @@ def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -
         source,
         {"path": source.path, "first": units[0].description["path"]},  # differs by split
         encoding=methods.identity,
-        encode=functools.partial(measure_all, methods),
+        encode=functools.partial(measure_all, methods, entry.key),
         writer=LengthWriter,
         meta={},
         units=units,
@@ -97,10 +98,10 @@ def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -
 
 
 def measure_all(
-    methods: SampleMethods, documents: Sequence[InputDocument]
+    methods: SampleMethods, key: str, documents: Sequence[InputDocument]
 ) -> list[Encoded | SampleError]:
-    """Return the length and cost of each sample, or the error that it raised."""
-    with as_worker():
+    """Return the length and cost of each sample of a source, or the error that it raised."""
+    with as_worker(), encoder_context(source_key=key):
         return [_measure(methods, document, length_and_cost) for document in documents]
 
 
@@ -123,7 +124,7 @@ def measure_again(
         for row, measure in enumerate((as_before, as_in_a_run)):
             # Read it each time, as encoders may change the sample they get.
             (document,) = (item for item in unit.read() if isinstance(item, InputDocument))
-            with as_worker():
+            with as_worker(), encoder_context(source_key=entry.key):
                 measured = measure(document)
             if isinstance(measured, Encoded):
                 lengths[row, column] = measured.documents[0][0].sum()

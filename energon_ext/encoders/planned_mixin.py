@@ -54,8 +54,15 @@ class PlannedMixin:
 
     @property
     def source_key(self) -> str:
-        """Key of the source whose samples are encoded or packed."""
-        return current_context().source_key
+        """Key of the source whose samples are encoded or packed; ConfigError anywhere else."""
+        key = current_context().source_key
+        if not key:  # an empty one would be taken for a source
+            raise ConfigError(
+                f"{type(self).__qualname__}.source_key: unknown, since no planned sample is "
+                f"encoded or packed in this thread; use `__subflavors__` of the sample, or pass "
+                f"the key to a thread of your own."
+            )
+        return key
 
     @property
     def source_keys(self) -> tuple[str, ...]:
@@ -128,7 +135,8 @@ class PlannedMixin:
         context = {"source_keys": keys, "pad_id": planning.pad_id}
         readers = [source.reader for source in run.sources.values()]
         assemble = functools.partial(self._batch_of, context)
-        batches = BatchReader(readers, assemble, padding)
+        pad = None if padding is None else functools.partial(_pad, run.keys, padding)
+        batches = BatchReader(readers, assemble, pad)
         return PlannedDataset(run, batches, worker_config=worker_config)
 
     def _batch_of(self, context: Mapping[str, Any], rows: list[Any]) -> Any:
@@ -164,3 +172,14 @@ class PlannedMixin:
             packer = packer_of(encoder)
             fingerprint |= {"seq_len": packer.seq_len, "packing": packer.to_json()}
         return fingerprint
+
+
+def _pad(
+    keys: Sequence[str],
+    padding: Callable[[Callable[[], Any]], Any],
+    source: int,
+    read: Callable[[], Any],
+) -> Any:
+    """Make padding of a row of a source, given by its number."""
+    with encoder_context(source_key=keys[source]):
+        return padding(read)

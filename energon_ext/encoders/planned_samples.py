@@ -3,18 +3,20 @@
 """Plans the samples of any TaskEncoder by number, if the encoder and its sources allow it."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from megatron.energon import TaskEncoder
 from megatron.energon.task_encoder.base import get_stateless
 
+from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.planning import Planning, document_range, shuffles_over_epochs
 from energon_ext.encoders.sources import open_alone
 from energon_ext.packing import BestFitPacker, Packer
 from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.source import PlannedSource
+from energon_ext.samples.context import encoder_context
 from energon_ext.samples.methods import SampleMethods, can_pack, find, overrides
 from energon_ext.samples.numbered import NumberedSamples
 from energon_ext.samples.one_each import OneEach
@@ -103,10 +105,23 @@ def plan_tokens_of(entry: Entry, planning: Planning) -> PlannedSource:
     return planning.pack(
         entry,
         documents,
-        DocumentReader(documents, entry.key, packer.seq_len, methods.pack_tokens),
+        DocumentReader(documents, entry.key, packer.seq_len, _pack_with(methods, entry.key)),
         packer,
         former_packer=lambda packing: dataclasses.replace(packer, seq_len=packing["seq_len"]),
     )
+
+
+def _pack_with(methods: SampleMethods, key: str) -> Callable[[Row], Any] | None:
+    """Return the ``pack_tokens`` of an encoder, which then knows the source of the row."""
+    pack = methods.pack_tokens
+    if pack is None:
+        return None
+
+    def pack_tokens(row: Row) -> Any:
+        with encoder_context(source_key=key):
+            return pack(row)
+
+    return pack_tokens
 
 
 def describe_samples(

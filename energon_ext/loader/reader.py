@@ -30,13 +30,14 @@ class BatchReader:
     Attributes:
         readers: one per source, in the order of their keys.
         assemble: makes a batch of rows.
-        padding: makes a row that counts as nothing, to complete the last step, given a function
-            that reads one of its rows; None if an incomplete last step is dropped.
+        padding: makes a row that counts as nothing, to complete the last step, given the number of
+            a source and a function that reads one of its rows; None if an incomplete last step is
+            dropped.
     """
 
     readers: Sequence[Reader]
     assemble: Callable[[list[Any]], Any]
-    padding: Callable[[Callable[[], Any]], Any] | None
+    padding: Callable[[int, Callable[[], Any]], Any] | None
 
     def read(self, rows: Sequence[DescribedRow]) -> Any:
         """Read rows, those of one source together, and build a batch from them."""
@@ -50,7 +51,8 @@ class BatchReader:
         for place, (source, description, is_padding) in enumerate(rows):
             if is_padding:
                 assert self.padding is not None, "an incomplete step is dropped without padding"
-                found[place] = self.padding(functools.partial(self.read_row, source, description))
+                read = functools.partial(self.read_row, source, description)
+                found[place] = self.padding(source, read)
         return self.assemble(found)
 
     def read_row(self, source: int, description: Any) -> Any:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -226,9 +226,13 @@ def _catalog(path: Path, pairs: Sequence[Pair], stamps: Sequence[Stamp]) -> Cata
 # Lengths ----------------------------------------------------------------------------------------
 
 
-def lengths_path(path: Path) -> Path:
-    """Return where the lengths of the documents of a source are kept, next to its catalog."""
-    return path.with_name(path.name.replace(".catalog.json", ".lengths.u4"))
+def lengths_path(path: Path, stamps: Iterable[Stamp]) -> Path:
+    """Return where the lengths of the documents of a source are kept, next to its catalog.
+
+    Pairs that were written again under the same names have other lengths in another file.
+    """
+    digest = hashlib.sha256("".join(stamp.digest for stamp in stamps).encode()).hexdigest()
+    return path.with_name(path.name.replace(".catalog.json", f"-{digest[:24]}.lengths.u4"))
 
 
 def write_lengths(

@@ -79,7 +79,7 @@ def open_pairs(
     catalog = prepared_catalog(path, listing) or _cached_catalog(path, listing, file)
     if share is not None:
         check_unchanged(catalog, share)
-    lengths = _column(file, catalog.pairs) if needs_lengths(catalog.pairs) else None
+    lengths = _column(file, catalog) if needs_lengths(catalog.pairs) else None
     return list(catalog.pairs), lengths
 
 
@@ -165,12 +165,12 @@ def _cached_catalog(path: str, listing: Listing, file: Path) -> Catalog:
         return _keep(path, listing, check_all(path, listing), None, error)
 
 
-def _column(catalog: Path, pairs: Sequence[Pair]) -> np.ndarray | None:
+def _column(path: Path, catalog: Catalog) -> np.ndarray | None:
     """Return the lengths of all documents in one file, so that a plan opens no other one.
 
     None if that file is missing and cannot be written, or would take long to write.
     """
-    file = lengths_path(catalog)
+    pairs, file = catalog.pairs, lengths_path(path, catalog.stamps)
     documents = sum(pair.documents for pair in pairs)
     if len(pairs) / PAIRS_PER_SECOND > MAX_SECONDS:
         return read_lengths(file, documents)

@@ -435,6 +435,16 @@ def test_prepared_json_is_the_catalog_of_a_prepared_folder(tmp_path, log):
         open_token_files(f"{tmp_path}/out/train/part-*")
 
 
+def test_a_folder_that_is_prepared_again_is_read_with_its_new_lengths(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    texts = ["some text", "more", "a"]
+    for part in (texts, texts[::-1]):  # as many documents and tokens, in another order
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        run([memory_unit(part, f"{n}") for n in range(5)], tmp_path / "out")
+        files = open_token_files(tmp_path / "out" / "train")
+        assert documents(files) == documents(TokenFiles(files.prefixes))
+
+
 def test_rows_and_states_are_equal_with_and_without_a_catalog(folder, tmp_path, monkeypatch):
     mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
 
