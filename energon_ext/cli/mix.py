@@ -142,13 +142,22 @@ class _MixReader(DefaultTaskEncoder):
 
 
 def weights_of(
-    metadataset: Path, *, split_part: str, trusted_modules: tuple[str, ...], **options: Any
+    metadataset: Path,
+    *,
+    split_part: str,
+    trusted_modules: tuple[str, ...],
+    encoder: str | None = None,
+    **options: Any,
 ) -> Blend | None:
     """Return a blend without rows, from the YAML and the indices alone.
 
     Returns None if all sources are token files, which a run opens at no cost, or if some are
     spliced, so that shares depend on documents.
     """
+    # A module of the user's may register formats of documents.
+    task_encoder = encoder and task_encoder_of(
+        metadataset, split_part, trusted_modules, encoder, **options
+    )
     mix: Any = get_train_dataset(
         metadataset,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
@@ -159,7 +168,9 @@ def weights_of(
     )
     if not sample_entries(mix.entries):
         return None
-    task_encoder = task_encoder_of(metadataset, split_part, trusted_modules, **options)
+    task_encoder = task_encoder or task_encoder_of(
+        metadataset, split_part, trusted_modules, **options
+    )
     if isinstance(task_encoder, PackedTaskEncoder) and any(
         map(task_encoder.splice_of, mix.entries)
     ):

@@ -113,7 +113,9 @@ def _show_answers(run: metrics.Run, count: int, source: str) -> None:
         echo(f"step {step}: reward {reward:g}")
         echo(f"  {key}:")
         click.echo(f"    {printable(text, sys.maxsize)}")
-    if len(found) < count:
+    if not found:
+        echo("No answers found: a run of reinforcement learning writes some at each evaluation.")
+    elif len(found) < count:
         echo(f"Found {len(found)} of {count} answers.")
 
 

@@ -229,7 +229,8 @@ def _files(
         if tokens is None:
             text = f"{row.source}:{document}, {origin} of {file}"
         else:
-            text = f"{row.source}:{document} [{start}, {stop}), number {number} of {file}"
+            text = f"{row.source}:{document} [{start}, {stop})"
+            text += f", number {number} of {file}" if file else ""
             text += f" (from {origin})" if origin else ""
             if decode is not None:
                 text += f": {decode(tokens.tolist())!r}"

@@ -12,10 +12,12 @@ from energon_ext import PackedTaskEncoder
 from energon_ext.data_files import DEFAULT_CACHE
 from energon_ext.state.files import write_file
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from energon_ext.tokens.formats import FORMATS
 from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import dataset_of, run, write
 from tests.samples.vision import PackedCaptions, write_images
 from tests.support import loader_for, take, write_dataset, write_mix
+from tests.tokens.stores import STORES, register_own
 
 
 class OneEach(PackedCaptions):
@@ -28,6 +30,11 @@ class OneEach(PackedCaptions):
 
 def one_each():
     return OneEach()
+
+
+def registers_documents():
+    register_own()
+    return PackedTaskEncoder(ByteTokenizer(), seq_len=32)
 
 
 OWN = ("--encoder", "tests.samples.vision:PackedCaptions")
@@ -142,3 +149,16 @@ def test_a_forecast_of_samples_without_an_encoder_says_what_failed(photos):
 def test_a_plan_without_an_encoder_still_checks_weights(photos):
     path = write(photos.parent / "zero.yaml", {"blend": [{"path": "photos", "weight": 0}]})
     assert "Every weight is 0" in error_line(energon_ext("plan", path))
+
+
+@pytest.mark.parametrize("options", [(), ("--steps", 2), ("--balance",)])
+def test_plan_shows_documents_that_the_module_of_an_encoder_registers(tmp_path, options):
+    STORES["own"](tmp_path / "web", [[5, 6, 7], [8, 9]])
+    mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
+    before = list(FORMATS)
+    encoder = "tests.cli.test_own_encoder:registers_documents"
+    try:
+        result = energon_ext("plan", mix, "--encoder", encoder, *options)
+    finally:
+        FORMATS[:] = before
+    assert result.exit_code == 0 and "100.00%" in result.stdout, result.output
