@@ -9,7 +9,6 @@ code that a YAML file names. The functions here check the whole YAML first.
 import contextlib
 import copy
 import inspect
-import os
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
@@ -24,9 +23,8 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.splicing import check_names
-from energon_ext.encoders.text_sources import load_checked
+from energon_ext.encoders.text_sources import load_checked, refuse_documents
 from energon_ext.errors import ConfigError
-from energon_ext.tokens.formats import find_format
 
 #: Options that name files of a prepared folder.
 _FOLDER_FILES = ("dataset_config", "split_config")
@@ -136,13 +134,7 @@ def _check_first(
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
     files = {name: options.get(name) for name in _FOLDER_FILES}
     root = checker.check(path, split_part, **files)
-    if find_format(root) is not None:
-        split_folder = os.path.join(str(path), split_part)
-        raise ConfigError(
-            f"{path}: token files need a metadataset: a YAML file with `__module__: "
-            f"energon_ext`, `__class__: ScheduledMetadataset` and `splits: {{{split_part}: "
-            f"{{path: {split_folder if os.path.isdir(split_folder) else path}}}}}`."
-        )
+    refuse_documents(root, path, split_part)
     with quiet_energon(), errors_of_energon(str(path)):
         yield root
 

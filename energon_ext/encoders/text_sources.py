@@ -36,6 +36,7 @@ from energon_ext.samples.stored_files import (
 )
 from energon_ext.storage.object_store import file_name
 from energon_ext.tokens.file_set import TokenFiles, open_token_files
+from energon_ext.tokens.formats import find_format
 
 #: The ``encode_document`` that only tokenizes text, so that samples can be tokenized in batches.
 _ENCODES_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
@@ -52,7 +53,19 @@ def load_split(
 ) -> tuple[Entry, ...]:
     """Check and load the sources of one split of a metadataset or prepared folder."""
     root = YamlChecker(frozenset(trusted_modules)).check(path, split)
+    refuse_documents(root, path, split)
     return load_checked(root, split, decoder)
+
+
+def refuse_documents(root: EPath, path: str | Path | EPath, split_part: str) -> None:
+    """Raise ConfigError if a checked path names tokenized documents, not a metadataset."""
+    if find_format(root) is not None:
+        split_folder = os.path.join(str(path), split_part)
+        raise ConfigError(
+            f"{path}: token files need a metadataset: a YAML file with `__module__: "
+            f"energon_ext`, `__class__: ScheduledMetadataset` and `splits: {{{split_part}: "
+            f"{{path: {split_folder if os.path.isdir(split_folder) else path}}}}}`."
+        )
 
 
 def load_checked(

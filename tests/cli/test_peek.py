@@ -260,3 +260,7 @@ def test_a_forecast_of_samples_counts_documents_and_epochs(photos):
 def test_files_without_a_recorded_tokenizer_are_reported(mix):
     result = energon_ext("peek", mix, "--rows", 1)
     assert "web: records no tokenizer; check that --tokenizer is" in result.stderr
+
+
+def test_token_files_without_a_metadataset_are_refused(mix):
+    assert "token files need a metadataset" in error_line(energon_ext("peek", mix.parent / "web"))
