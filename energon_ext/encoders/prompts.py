@@ -18,7 +18,7 @@ from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.samples.context import encoder_context
+from energon_ext.samples.context import current_context, encoder_context
 from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
 
 
@@ -111,7 +111,8 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         limit = self.max_prompt_tokens or len(tokens)
         if not 1 <= len(tokens) <= limit:
             raise SampleError(f"prompt has {len(tokens)} tokens; 1 to {limit} allowed.")
-        source, metadata = self.source_key, sample.metadata
+        # A prompt may also be encoded outside a dataset, where it has no source.
+        source, metadata = current_context().source_key, sample.metadata
         return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=metadata)
 
     def encode_prompt(self, sample: PromptText, source: str) -> Prompt:

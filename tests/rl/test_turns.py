@@ -90,7 +90,7 @@ def test_answers_after_the_step_of_a_resume_are_forgotten(tmp_path):
     event = json.dumps({"event": "answers", "step": 5, "answers": [answer]})
     again = [json.dumps({**json.loads(lines[0]), "step": 4}), lines[5]]
     (run_dir / "metrics.jsonl").write_text("\n".join([*lines, event, *again]) + "\n")
-    assert energon_ext("peek", run_dir).stdout == "Found 0 of 4 answers.\n"
+    assert energon_ext("peek", run_dir).stdout.startswith("No answers found:")
 
 
 def test_the_mask_survives_a_state(one_prompt):
