@@ -20,8 +20,8 @@ import random
 
 from megatron.core.utils import unwrap_model
 from megatron_gpt import build_model, run
-from options import add_arguments, count, new_parser
-from policy import SEQ_LEN, warm_up, write_data
+from options import count
+from policy import SEQ_LEN, policy_parser, warm_up, write_data
 from sorting import TOKENIZER, accuracies, sorting_records
 from train_data import build_source
 from train_loop import train
@@ -32,28 +32,15 @@ from energon_ext.megatron import forward_step, write_reference_of
 
 
 def parse_args():
-    parser = new_parser(__doc__.splitlines()[0], "python examples/10_dpo.py --run-dir runs/dpo")
+    example = "python examples/10_dpo.py --run-dir runs/dpo"
+    parser = policy_parser(__doc__, example, train_iters=400, save_interval=100, eval_interval=50)
     add = parser.add_argument
-    add_arguments(parser)
-    add("--warm-up-iters", type=count, default=150, help="steps before DPO")
     add("--orders", type=count, default=9000, help="orders of digits with preferences")
     add("--beta", type=float, default=0.02, help="how near the policy stays to the reference")
     add("--global-batch-rows", type=count, default=32, help="packed rows of three pairs per step")
     add("--micro-batch-rows", type=count, help="default: all rows of a data-parallel rank")
-    add("--eval-interval", type=count, default=50, help="steps between two evaluations")
-    add("--eval-prompts", type=count, default=512, help="held-out prompts per evaluation")
     add("--shuffle-preferences", action="store_true", help="choose one of the two at random")
     add("--num-workers", type=int, default=0, help="worker processes per rank")
-    parser.set_defaults(
-        train_iters=400,  # steps of DPO, as in --stop-after and --save-interval
-        save_interval=100,
-        seed=1,
-        num_layers=2,
-        hidden_size=64,
-        lr=8e-4,
-        lr_warmup_iters=5,
-        seq_length=SEQ_LEN,
-    )
     return parser.parse_args()
 
 

@@ -69,31 +69,33 @@ class Task:
     tokenizer: Tokenizer = field(default_factory=CharacterTokenizer)
 
 
-def parse_policy_args(doc, example, **defaults):
-    """Parse the options of a run, with the defaults of a tiny GPT and further ones."""
+def policy_parser(doc, example, **defaults):
+    """Make a parser for a tiny GPT that is warmed up, trained further, and evaluated.
+
+    ``--train-iters``, ``--stop-after`` and ``--save-interval`` count the steps after the warm-up.
+    """
     parser = new_parser(doc.splitlines()[0], example)
     add = parser.add_argument
     add_arguments(parser)
-    add("--warm-up-iters", type=count, default=150, help="steps before GRPO")
-    add("--eval-interval", type=count, default=20, help="steps between two evaluations")
+    add("--warm-up-iters", type=count, default=150, help="steps of SFT first")
+    add("--eval-interval", type=count, help="steps between two evaluations")
     add("--eval-prompts", type=count, default=512, help="held-out prompts per evaluation")
+    sizes = {"num_layers": 2, "hidden_size": 64, "seq_length": SEQ_LEN}
+    parser.set_defaults(seed=1, lr=8e-4, lr_warmup_iters=5, **sizes, **defaults)
+    return parser
+
+
+def parse_policy_args(doc, example, **defaults):
+    """Parse the options of a GRPO run."""
+    parser = policy_parser(
+        doc, example, train_iters=160, save_interval=40, eval_interval=20, num_workers=0, **defaults
+    )
+    add = parser.add_argument
     add("--prompts-per-call", type=count, default=32, help="prompts sampled together")
     add("--groups-per-batch", type=count, default=16, help="groups with varying rewards per step")
     add("--max-staleness", type=count_or_none, help="steps a group may wait; default: no limit")
     add("--ratio-limit", type=float, help="limit of importance weights; default: no weights")
     add("--shuffle-rewards", action="store_true", help="reward answers at random")
-    parser.set_defaults(
-        train_iters=160,  # steps of GRPO, as in --stop-after and --save-interval
-        save_interval=40,
-        seed=1,
-        num_layers=2,
-        hidden_size=64,
-        lr=8e-4,
-        lr_warmup_iters=5,
-        seq_length=SEQ_LEN,
-        num_workers=0,
-        **defaults,
-    )
     return parser.parse_args()
 
 

@@ -21,7 +21,7 @@ from energon_ext.prepare.accounts import is_prepared, read_record, skipped_docum
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.units import run_part, run_units
-from energon_ext.storage.claim import ClaimedError, Part
+from energon_ext.storage.claim import WAIT_SECONDS, ClaimedError, Part
 from energon_ext.tokens.index import PREPARED
 
 logger = log_of(__name__)
@@ -33,8 +33,6 @@ SPLIT = "tokens"
 BYTES_PER_SECOND = 2_500_000
 MAX_SECONDS = 60.0
 
-#: How long a process waits for another one to finish; NCCL collectives time out after 600 s.
-WAIT_SECONDS = 480.0
 _POLL_SECONDS = 0.2
 
 

@@ -14,9 +14,9 @@ import hashlib
 import json
 import os
 import re
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,13 @@ from tqdm import tqdm
 
 from energon_ext.data_files import CACHE_VARIABLE, cache_of
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.storage.claim import ClaimedError, claim
+from energon_ext.storage.claim import make_once
 from energon_ext.storage.file_map import map_file
 from energon_ext.storage.object_store import StoredObject, file_at, is_remote
 from energon_ext.tokens.documents import Documents, Origin, watched
 from energon_ext.tokens.paths import MAX_FOLDERS
 
 logger = log_of(__name__)
-
-#: How long a process waits for another one's pass; NCCL collectives time out after 600 s.
-WAIT_SECONDS = 480.0
-_FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.1, 5.0
 
 #: Changes when the content of the file does.
 _VERSION = 1
@@ -120,7 +116,17 @@ class MeasuredFiles(Documents):
     @functools.cached_property
     def _found(self) -> np.ndarray:
         path = self._cache_file()
-        _make_once(path, self._write)
+        try:
+            return make_once(path, partial(self._read, path), partial(self._make, path))
+        except OSError as error:
+            raise ConfigError(
+                f"{path.parent}: cannot be written to ({error.strerror or error}); set "
+                f"{CACHE_VARIABLE} to a writable folder."
+            ) from error
+
+    def _read(self, path: Path) -> np.ndarray | None:
+        if not path.exists():
+            return None
         content = map_file(str(path), os.path.getsize(path))
         found = content[: len(content) // 8 * 8].view(_INT64)
         if len(found) * 8 != len(content) or found[-1] != len(found) - len(self.files) - 2:
@@ -135,7 +141,7 @@ class MeasuredFiles(Documents):
         words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
         return cache_of(Path(folder)) / f"{words}-{digest[:24]}.lengths"
 
-    def _write(self, path: Path, beat: Callable[[], None]) -> None:
+    def _make(self, path: Path, beat: Callable[[], None]) -> np.ndarray:
         """Read all files, and write where their documents end."""
         title = self.files[0].url + (f" and {len(self.files) - 1} more" * (len(self.files) > 1))
         logger.info("%s: looking for the lengths of its documents, once.", title)
@@ -158,31 +164,9 @@ class MeasuredFiles(Documents):
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _make_once(path: Path, write: Callable[[Path, Callable[[], None]], None]) -> None:
-    """Make a file unless it is there, or wait while another process makes it."""
-    deadline, pause = time.monotonic() + WAIT_SECONDS, _FIRST_POLL_SECONDS
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while not path.exists():
-            try:
-                with claim(path) as beat:
-                    if not path.exists():  # another process may have made it since
-                        write(path, beat)
-            except ClaimedError as error:
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"{error} It has not finished in {WAIT_SECONDS:.0f} s; wait for it or stop "
-                        f"it, then start again."
-                    ) from error
-                time.sleep(pause)
-                pause = min(2 * pause, _LAST_POLL_SECONDS)
-    except OSError as error:
-        raise ConfigError(
-            f"{path.parent}: cannot be written to ({error.strerror or error}); set "
-            f"{CACHE_VARIABLE} to a writable folder."
-        ) from error
+        found = self._read(path)
+        assert found is not None
+        return found
 
 
 def _progress_bar(files: Sequence[StoredObject]) -> Any:
