@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from energon_ext import SFTTaskEncoder
 from energon_ext.tokens.documents import Documents
 from energon_ext.tokens.formats import FORMATS, register_documents
-from tests.support import write_tokens
+from tests.plan.runs import SEQ_LEN, Run
+from tests.support import LargeTokenizer, write_mix, write_tokens
 
 #: Suffix of the registered store.
 OWN = ".own"
@@ -111,3 +113,10 @@ STORES = {
     "npy split at a token": _npy_split,
     "own": _own,
 }
+
+
+def steps_of_chats(folder):
+    """Return the first steps of fine-tuning on the chats in ``folder / "chat"``."""
+    mix = write_mix(folder / "mix.yaml", [("chat", 1)])
+    encoder = SFTTaskEncoder(LargeTokenizer(), SEQ_LEN, train_on_eos=False)
+    return Run(mix, rows=1, encoder=encoder).steps(2)

@@ -8,12 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from energon_ext import ConfigError, SFTTaskEncoder
+from energon_ext import ConfigError
 from energon_ext.tokens import npy
 from energon_ext.tokens.formats import open_documents
-from tests.plan.runs import SEQ_LEN, Run
-from tests.support import LargeTokenizer, write_mix, write_tokens, write_weights
-from tests.tokens.stores import write_shard, write_table
+from tests.support import LargeTokenizer, write_tokens, write_weights
+from tests.tokens.stores import steps_of_chats, write_shard, write_table
 
 DOCUMENTS = [[5, 6, 0], [7, 0], [0], [9, 10, 11, 0]]
 
@@ -105,12 +104,7 @@ def test_masks_of_chats_say_which_labels_are_trained(tmp_path, start):
     pair = write_tokens(tmp_path / "b" / "chat" / "0", tokens, np.int32)
     write_weights(pair, masks, tokenizer=LargeTokenizer())
 
-    def steps(folder):
-        mix = write_mix(tmp_path / folder / "mix.yaml", [("chat", 1)])
-        encoder = SFTTaskEncoder(LargeTokenizer(), SEQ_LEN, train_on_eos=False)
-        return Run(mix, rows=1, encoder=encoder).steps(2)
-
-    assert steps("a") == steps("b")
+    assert steps_of_chats(tmp_path / "a") == steps_of_chats(tmp_path / "b")
     npy._open_mask.cache_clear()
     write_shard(chat / f"{start}0000.npy", masks[1:], "bool")
     with pytest.raises(ConfigError, match=r"0000.npy: has 76 bytes; 80 tokens need one byte each"):

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from energon_ext import ConfigError, SFTTaskEncoder
+from energon_ext import ConfigError
 from energon_ext.data_files import CACHE_VARIABLE, DEFAULT_CACHE
 from energon_ext.tokens import parquet
 from energon_ext.tokens.cut import CutLengths
 from energon_ext.tokens.formats import open_documents
-from tests.plan.runs import SEQ_LEN, Run, write_split
-from tests.support import LargeTokenizer, write_mix, write_tokens, write_weights
-from tests.tokens.stores import write_parquet
+from tests.plan.runs import Run, write_split
+from tests.support import LargeTokenizer, write_tokens, write_weights
+from tests.tokens.stores import steps_of_chats, write_parquet
 
 DOCUMENTS = [[5, 6, 7], [], [8], [9, 10, 11, 12], [13, 14]]
 INTS = pa.list_(pa.int64())
@@ -178,12 +178,7 @@ def test_chats_train_the_labels_that_a_column_names(tmp_path, weights):
     pair = write_tokens(tmp_path / "b" / "chat" / "0", tokens, np.int32)
     write_weights(pair, masks, tokenizer=LargeTokenizer())
 
-    def steps(folder):
-        mix = write_mix(tmp_path / folder / "mix.yaml", [("chat", 1)])
-        encoder = SFTTaskEncoder(LargeTokenizer(), SEQ_LEN, train_on_eos=False)
-        return Run(mix, rows=1, encoder=encoder).steps(2)
-
-    assert steps("a") == steps("b")
+    assert steps_of_chats(tmp_path / "a") == steps_of_chats(tmp_path / "b")
 
 
 @pytest.mark.parametrize("untrained", [None, 3])
