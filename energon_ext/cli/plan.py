@@ -44,7 +44,7 @@ COUNT = option.Count(1)
 @click.option("--global-batch-size", type=COUNT, default=1, help="Rows per step.")
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
 @click.option("--micro-batch-size", type=COUNT, help="Rows per batch.  [default: all of a rank]")
-@click.option("--start", is_flag=True, help="Count what a rank's start asks the file system.")
+@click.option("--start", is_flag=True, help="Count the file system calls of a rank's start.")
 @click.option("--balance", is_flag=True, help="Show how unevenly the work is divided among ranks.")
 @click.option(
     "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Estimate for streamed sources."
@@ -78,7 +78,7 @@ def plan(
     is estimated from the shares.
 
     With --start, the command opens the dataset as rank 0 of --ranks does at a second start, and
-    counts how often it asks the file system.
+    counts its file system calls.
 
     Example: energon-ext plan mix.yaml --steps 1000 --global-batch-size 64 --seq-length 4096
     """
