@@ -10,6 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from megatron.energon import stateless
 
 from energon_ext import (
     ConfigError,
@@ -174,6 +175,28 @@ def test_the_reference_of_each_label_is_in_the_column(mix):
         trained = batch.token_weights != 0
         (wanted,) = by_labels([batch])
         assert torch.equal(batch.columns["ref_log_probs"], torch.where(trained, wanted, 0.0))
+
+
+class Swapping(PreferenceTaskEncoder):
+    """Turns the answers of one source around before they are encoded."""
+
+    @stateless
+    def preencode_sample(self, sample):
+        if self.source_key.startswith("pairs"):
+            sample.conversations = sample.conversations[::-1]
+        return sample
+
+
+def test_the_reference_scores_what_a_run_trains(tmp_path):
+    """Both answers have the same number of tokens, so counts would not tell."""
+    path = alone(tmp_path, [{**pair(n), "rejected": f" {n + 2}"} for n in range(20, 40)])
+    task_encoder = Swapping(TOKENIZER, SEQ_LEN, reference="by labels")
+    write_reference(path, task_encoder, by_labels)
+    (batch,) = take(loader_for(dataset_of(path, task_encoder=task_encoder)), 1)
+    _, chosen, rejected, _ = rows_of(batch)[0][0]
+    assert int(chosen.split("<")[0]) == int(rejected.split("<")[0]) + 1
+    trained = batch.token_weights != 0
+    assert torch.equal(batch.columns["ref_log_probs"][trained], by_labels([batch])[0][trained])
 
 
 def test_a_reference_is_computed_once_in_parts_and_continued(tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def _examine(
     num_bytes = sum(_size(prefix + suffix) for prefix in listing for suffix in suffixes)
     examine = functools.partial(examine_pair, tokens=tokens, vocab_size=vocab_size)
     with progress_bar("checking", num_bytes) as bar:
-        if min(jobs, len(listing)) == 1:
+        if min(jobs, len(listing)) <= 1:  # a part may have no pairs
             return [examine(prefix, files, advance=bar.update) for prefix, files in listing.items()]
         found = []
         for report in _examine_together(examine, listing, jobs):
@@ -153,6 +153,8 @@ def _size(path: str) -> int:
 def _keep(listing: Mapping[str, set[str]], checked: _Checked, part: Part | None) -> None:
     """Write the catalog, or that of a part; with the last part, merge them."""
     file = catalog_path(listing)
+    if not checked:  # a part without pairs
+        return
     parts = [Part(number, part.count) for number in range(part.count)] if part else []
     try:
         if part is not None:

@@ -87,9 +87,8 @@ class YamlChecker:
         if within == FIRST_FORMAT and path.is_file():
             # The first format treats every file as a metadataset, whatever its name.
             return self._check_metadataset(path, split_part, above)
-        if (
-            find_format(path) is not None
-        ):  # contains only numbers, which are checked when it is opened
+        # Token files contain only numbers, which are checked when they are opened.
+        if find_format(path) is not None:
             if within in METADATASETS and within[0] != "energon_ext":
                 found = f"{found_in}{path}: token files, which {within[1]} cannot read"
                 raise ConfigError(f"{found}; use energon_ext.ScheduledMetadataset.")

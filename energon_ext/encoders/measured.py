@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from megatron.energon import SkipSample, TaskEncoder
@@ -36,6 +36,8 @@ from energon_ext.storage.object_store import file_name
 from energon_ext.tokens.index import PREPARED
 
 logger = log_of(__name__)
+
+_Result = TypeVar("_Result")
 
 #: Approximate seconds per sample on one core: from its size alone, or by encoding it.
 SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
@@ -135,16 +137,29 @@ def _measure(
     methods: SampleMethods,
     document: InputDocument,
     measure: Callable[[SampleMethods, Any], Encoded],
-    purpose: str = "measured",  # with another one, random numbers are others
+    purpose: str = "measured",
 ) -> Encoded | SampleError:
-    sample = document.sample
-    if sample is None:  # excluded by the split
+    if document.sample is None:  # excluded by the split
         return Encoded([(np.zeros(0, np.int64), None)])
-    if isinstance(sample, SampleError):
-        return sample
+    return use_sample(methods, document, measure, purpose)
+
+
+def use_sample(
+    methods: SampleMethods,
+    document: InputDocument,
+    use: Callable[[SampleMethods, Any], _Result],
+    purpose: str = "measured",
+) -> _Result | SampleError:
+    """Return what is made of a cooked sample, or why it is refused.
+
+    Args:
+        purpose: random numbers of the encoder's methods depend on it.
+    """
+    if isinstance(document.sample, SampleError):
+        return document.sample
     try:
         with keyed_random(f"{purpose}/{document.origin}"):
-            return measure(methods, sample)
+            return use(methods, document.sample)
     except SampleError as error:
         return error
     except EnergonExtError:

@@ -18,6 +18,7 @@ import torch
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.config.mix import Entry
+from energon_ext.encoders.measured import use_sample
 from energon_ext.encoders.text_sources import (
     cached_samples,
     cached_source,
@@ -145,17 +146,20 @@ def _score(
     """Return the log-probabilities of the trained tokens of each pair, or why it is refused."""
     results: list[Encoded | SampleError] = []
     pairs: dict[int, PreferencePair] = {}  # those that fit a row, by their place in the results
-    with as_worker():
+    methods = task_encoder.find_methods()
+    with as_worker(), encoder_context(source_key=key):
         for document in documents:
-            try:
-                pair = _encode(task_encoder, document)
-            except SampleError as error:
-                results.append(error)
+            if document.sample is None:  # excluded by the split
+                results.append(Encoded([(np.zeros(0, np.float32), None)]))
                 continue
-            count = 0 if pair is None else sum(int(each.sum()) for each in pair.masks())
+            # As a run encodes it: the tokens of a run must be those that are scored.
+            pair = use_sample(methods, document, lambda methods, sample: methods.encode(sample))
+            if isinstance(pair, SampleError):
+                results.append(pair)
+                continue
             # NaN for pairs that are longer than a row, which no run reads.
-            results.append(Encoded([(np.full(count, np.nan, np.float32), None)]))
-            if pair is not None and task_encoder.length_of(pair) <= task_encoder.seq_len:
+            results.append(Encoded([(np.full(_count(pair), np.nan, np.float32), None)]))
+            if task_encoder.length_of(pair) <= task_encoder.seq_len:
                 pairs[len(results) - 1] = pair
         rows, batches = _batches(task_encoder, key, pairs)
     for row, batch, log_probs in zip(rows, batches, log_probs_of(batches), strict=True):
@@ -166,19 +170,15 @@ def _score(
                 f"{documents[row[0]].origin}: the reference {task_encoder.reference!r} has a "
                 f"log-probability of {values[~np.isfinite(values)][0]}; is the model loaded?"
             )
-        counts = [sum(int(each.sum()) for each in pairs[place].masks()) for place in row]
+        counts = [_count(pairs[place]) for place in row]
         for place, part in zip(row, np.split(values, np.cumsum(counts)[:-1])):
             results[place] = Encoded([(part, None)])
     return results
 
 
-def _encode(task_encoder: PreferenceTaskEncoder, document: InputDocument) -> PreferencePair | None:
-    """Encode a sample; None if the split excludes it."""
-    if document.sample is None:
-        return None
-    if isinstance(document.sample, SampleError):
-        raise document.sample
-    return task_encoder.encode_sample(document.sample)
+def _count(pair: PreferencePair) -> int:
+    """Return the number of trained tokens of a pair."""
+    return sum(int(mask.sum()) for mask in pair.masks())
 
 
 def _batches(

@@ -46,7 +46,7 @@ def loss_mask_for(
     Raises:
         ConfigError: context parallelism, as Megatron does not find a document's parts in its
             aligned rows, a ``weight_scale``, which would divide the losses of later tokens, or
-            pairs of answers, of which it would train the rejected ones away token by token.
+            pairs of answers, whose rejected answers it would unlearn token by token.
     """
     if not unwrap(model).config.mtp_num_layers:
         return {}

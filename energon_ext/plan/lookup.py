@@ -20,9 +20,9 @@ def find_blend(dataset_or_loader: Any) -> Any:
     candidates = [dataset_or_loader]
     while candidates:
         candidate = candidates.pop()
-        candidate = getattr(candidate, "run", candidate)  # of a planned dataset
-        if isinstance(candidate, Blend):
-            return candidate
+        for blend in (candidate, getattr(candidate, "run", None)):  # of a planned dataset
+            if isinstance(blend, Blend):
+                return blend
         if hasattr(candidate, "datasets"):
             candidates += candidate.datasets
         elif hasattr(candidate, "dataset"):  # a loader

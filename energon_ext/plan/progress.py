@@ -77,7 +77,7 @@ class Progress:
     skipped: tuple[tuple[int, int], ...] = ()
 
     def hand_out(self, round_: Round, rows: int) -> None:
-        """PlanState by a round, which has ``rows`` rows over all ranks."""
+        """Advance by a round, which has ``rows`` rows over all ranks."""
         for step in round_.skipped:
             self._finish(step)
             first = step.number

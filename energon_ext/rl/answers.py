@@ -83,7 +83,8 @@ class Answers:
             place: steps and version of the policy that answers.
         """
         try:
-            if self.groups_ahead and self.asked_in != place.version:
+            # After a resume, ranks may differ in what they have asked.
+            if self.groups_ahead and any(self.rounds.agree(int(self.asked_in != place.version))):
                 self._ask_ahead(place)
             is_short = len(self.queue.groups) < least
             error = attempt(self._collect) if is_short else None
@@ -197,7 +198,7 @@ class Answers:
 
     def _collect(self) -> None:
         """Wait for the answers that were asked for ahead; on an error, keep their prompts."""
-        request, self.request = self.request, None
+        request = self.request
         if request is None:
             return
         try:
@@ -205,9 +206,12 @@ class Answers:
                 answers = request.answers()
             else:
                 answers = from_first_rank(request.answers, self.replica_group)
-        except SamplerError as error:
-            self.drawn = request.drawn + self.drawn
-            raise self._with_counts(error) from error
+        except Exception as error:
+            self.request, self.drawn = None, request.drawn + self.drawn
+            if isinstance(error, SamplerError):
+                raise self._with_counts(error) from error
+            raise
+        self.request = None
         self._add(answers)
 
     def _wait(self) -> None:

@@ -57,7 +57,7 @@ class RLDataset(ScoringOptions):
        ``sample_weights``, and 0 on the prompt and where its ``response_mask`` is False.
        ``log_probs`` and ``rewards`` of the batch are for metrics.
 
-    Nothing is sampled ahead, so only waiting groups are older than the current policy.
+    Without ``ahead``, only waiting groups are older than the current policy.
 
     Args:
         prompts: a dataset of :class:`~energon_ext.PromptTaskEncoder`; its ``batch_size`` is the
@@ -120,10 +120,11 @@ class RLDataset(ScoringOptions):
 
     State: the place in the prompts, which is the same on all ranks, and what only this rank has:
     prompts drawn but not yet sampled, waiting groups, and counters. It grows with the waiting
-    groups: at most those of one call of the sampler. A resumed run may change the number of ranks,
-    ``groups_per_batch``, ``batches_per_step``, ``epochs_per_batch``, ``seq_len``, ``rows``,
-    ``alignment``, ``pad_id``, ``max_attempts`` and the prompts; the ranks, ``batches_per_step`` and
-    ``epochs_per_batch`` only between two steps, and after all passes over the same answers.
+    groups: at most those of one call of the sampler, or with ``ahead`` about those of two versions.
+    A resumed run may change the number of ranks, ``groups_per_batch``, ``batches_per_step``,
+    ``epochs_per_batch``, ``seq_len``, ``rows``, ``alignment``, ``pad_id``, ``max_attempts`` and the
+    prompts; the ranks, ``batches_per_step`` and ``epochs_per_batch`` only between two steps, and
+    after all passes over the same answers.
     """
 
     prompts: PlannedDataset = field(kw_only=False)

@@ -43,7 +43,7 @@ class Rounds:
     """
 
     def __init__(self, workers: WorkerConfig, sampler: Any, replica_group: Any):
-        self._rank, self._size = workers.rank, workers.world_size
+        self._size = workers.world_size
         self._group, self._replica = workers.data_parallel_group, replica_group
         self._agree = getattr(sampler, "agree", None)
         found = dist.get_world_size(self._group) if dist.is_initialized() else 1

@@ -123,6 +123,8 @@ def _time_of(path: str) -> int:
         return os.stat(path).st_mtime_ns
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: does not exist; a pair needs both files.") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
 def digest_of(path: str) -> str:

@@ -104,7 +104,7 @@ def find_format(path: Any) -> Format | None:
     """
     text = file_name(path).rstrip("/")
     is_there = is_remote(text) or os.path.exists(text) or glob.has_magic(text)
-    for each in FORMATS:
+    for each in sorted(FORMATS, key=lambda each: -len(each.suffix)):  # `.tokens.npy` before `.npy`
         if each.suffix and text.endswith(each.suffix) and is_there:
             return each
     if not is_remote(text) and os.path.exists(os.path.join(text, MAIN_FOLDER_NAME)):

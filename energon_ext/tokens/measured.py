@@ -25,11 +25,11 @@ from tqdm import tqdm
 
 from energon_ext.data_files import CACHE_VARIABLE, cache_of
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.storage.claim import make_once
+from energon_ext.storage.claim import UnwritableError, make_once
 from energon_ext.storage.file_map import map_file
 from energon_ext.storage.object_store import StoredObject, file_at, is_remote
 from energon_ext.tokens.documents import Documents, Origin, watched
-from energon_ext.tokens.paths import MAX_FOLDERS
+from energon_ext.tokens.paths import MAX_FOLDERS, refuse_unreadable
 
 logger = log_of(__name__)
 
@@ -118,18 +118,21 @@ class MeasuredFiles(Documents):
         path = self._cache_file()
         try:
             return make_once(path, partial(self._read, path), partial(self._make, path))
-        except OSError as error:
+        except UnwritableError as error:
             raise ConfigError(
-                f"{path.parent}: cannot be written to ({error.strerror or error}); set "
-                f"{CACHE_VARIABLE} to a writable folder."
+                f"{path.parent}: cannot be written to ({error}); set {CACHE_VARIABLE} to a "
+                f"writable folder."
             ) from error
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be made ({error}).") from error
 
     def _read(self, path: Path) -> np.ndarray | None:
         if not path.exists():
             return None
         content = map_file(str(path), os.path.getsize(path))
         found = content[: len(content) // 8 * 8].view(_INT64)
-        if len(found) * 8 != len(content) or found[-1] != len(found) - len(self.files) - 2:
+        parts = len(found) - len(self.files) - 2  # documents, if the file is whole
+        if len(found) * 8 != len(content) or parts < 0 or found[-1] != parts:
             raise ConfigError(f"{path}: damaged; remove it, and it is made again.")
         return found
 
@@ -218,7 +221,9 @@ def local_files(path: str, suffix: str) -> list[StoredObject]:
 
 def names_below(folder: str, suffix: str) -> Iterator[str]:
     """Yield the files with a suffix in a folder and below it; hidden names are ignored."""
-    for number, (path, below, names) in enumerate(os.walk(folder, followlinks=True)):
+    for number, (path, below, names) in enumerate(
+        os.walk(folder, onerror=refuse_unreadable, followlinks=True)
+    ):
         if number >= MAX_FOLDERS:  # links may turn few folders into very many
             raise ConfigError(f"{folder}: has more than {MAX_FOLDERS:,} folders below it.")
         below[:] = [each for each in below if not each.startswith(".")]
@@ -230,7 +235,7 @@ def names_below(folder: str, suffix: str) -> Iterator[str]:
 def _check_splits(folder: str, names: Sequence[str], suffix: str) -> None:
     """Raise ConfigError if files of several splits, such as train and test, are below a folder."""
     first_words = {
-        word: name
+        word
         for name in names
         for part in os.path.relpath(name, folder).split(os.sep)
         for word in [re.split(r"[-._]", part)[0]]

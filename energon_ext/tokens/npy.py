@@ -76,7 +76,9 @@ class NpyTokens(MeasuredFiles):
                 f"{stored.url}: has {len(shard)} tokens, but {total} in {table}; one of the two is "
                 f"incomplete or from another run."
             )
-        _open_mask(stored, total)
+        mask = _open_mask(stored, total)
+        if mask is not None and mask.max(initial=0) > 1:
+            raise ConfigError(f"{mask_of(stored.url)}: has a byte other than 0 and 1.")
 
     def read(
         self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
@@ -97,13 +99,17 @@ class NpyTokens(MeasuredFiles):
 
 def open_npy(path: str) -> NpyTokens:
     """Open the shards that a path names: one, a folder or a pattern."""
-    files = [
-        stored
-        for stored in local_files(path, ".npy")
-        if not os.path.basename(stored.url).startswith(_MASKS)
-    ]
+    found = local_files(path, ".npy")
+    files = [each for each in found if not os.path.basename(each.url).startswith(_MASKS)]
     if not files:
         raise ConfigError(f"{path}: names masks only; name the {_TOKENS}*.npy next to them.")
+    used = {each.url for each in files} | {mask_of(each.url) for each in files}
+    for each in found:
+        if each.url not in used:
+            raise ConfigError(
+                f"{each.url}: is not the mask of a shard that {path} names; shards with masks are "
+                f"named {_TOKENS}*.npy."
+            )
     return NpyTokens(files, [_beside(stored.url) for stored in files])
 
 

@@ -30,6 +30,7 @@ from energon_ext.tokens.catalog import (
     write_lengths,
 )
 from energon_ext.tokens.index import (
+    ALL_SUFFIXES,
     META_SUFFIX,
     PREPARED,
     WEIGHTS_SUFFIX,
@@ -114,10 +115,13 @@ def prepared_catalog(path: str, listing: Listing) -> Catalog | None:
         return None
     if os.path.realpath(path) == os.path.realpath(root):
         _check_complete(root, file, prepared, listing)
+    for prefix, files in listing.items():
+        if files != {suffix for suffix in ALL_SUFFIXES if prefix + suffix in prepared.files}:
+            return None  # something was removed or added, which a check of the pairs finds
     metas = {
         prepared.files[prefix + META_SUFFIX].sha256: prefix + META_SUFFIX
         for prefix, files in listing.items()
-        if META_SUFFIX in files and prefix + META_SUFFIX in prepared.files
+        if META_SUFFIX in files
     }
     read = {digest: read_meta(meta, meta) for digest, meta in metas.items()}
     pairs, stamps = [], []

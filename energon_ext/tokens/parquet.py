@@ -296,7 +296,7 @@ def _lists(stored: StoredObject, row: int, table: Any, name: str) -> tuple[np.nd
             column if column.null_count else pc.list_parent_indices(column).filter(values.is_null())
         )
         place = nulls.is_null().index(True).as_py() if column.null_count else nulls[0].as_py()
-        raise ConfigError(f"{stored.url}: row {row + place} of {name} is null or has a null.")
+        raise ConfigError(f"{stored.url}: row {row + place} of {name} is null or contains a null.")
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
     return lengths, values.to_numpy(zero_copy_only=False)
 
@@ -318,7 +318,8 @@ def _check_column(
         elif name == _ATTENTION:
             wrong, problem = values != 1, "has padding; write documents without it"
         else:
-            wrong, problem = ~np.isfinite(values), "has a weight that is not a number"
+            wrong = ~(np.isfinite(values) & (values >= 0))
+            problem = "has a weight that is not a finite number >= 0"
         differs[rows[wrong]] = True
     if differs.any():
         raise ConfigError(f"{stored.url}: row {row + int(differs.argmax())} of {name} {problem}.")

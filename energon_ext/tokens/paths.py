@@ -6,7 +6,6 @@ Each folder is listed once. Which files there are is decided by their names alon
 system about each of 10 000 pairs would take longer than everything else at a start.
 """
 
-import contextlib
 import glob
 import itertools
 import os
@@ -139,8 +138,10 @@ def _listings(parts: list[str], pattern: str) -> Iterator[_Listing]:
     for folder, names in folders:
         if names is None:
             names = set()
-            with contextlib.suppress(OSError):
+            try:
                 names = set(os.listdir(folder or os.curdir))
+            except OSError as error:
+                refuse_unreadable(error)
         yield folder, names
 
 
@@ -150,10 +151,18 @@ def _folders(folder: str, part: str) -> Iterator[tuple[str, set[str] | None]]:
         for found in glob.iglob(os.path.join(glob.escape(folder), part, "")):
             yield found, None
         return
-    for path, below, files in os.walk(folder or os.curdir, followlinks=True):
+    for path, below, files in os.walk(
+        folder or os.curdir, onerror=refuse_unreadable, followlinks=True
+    ):
         names = {*below, *files}
         below[:] = [each for each in below if not each.startswith(".")]
         yield path, names
+
+
+def refuse_unreadable(error: OSError) -> None:
+    """Raise ConfigError for a folder that cannot be listed, unless there is none."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
 
 
 def _check_splits(folder: str, prefixes: list[str]) -> None:

@@ -4,8 +4,9 @@
 
 Each process asks the file system about its share of the files, so that together they ask about each
 once: a file that was cut off or replaced ends the run at its start, and not at the step that reads
-it. Only names, sizes and times are asked for. A file with another time is read again, and accepted
-if its content is the same: copying and touching files changes nothing.
+it. Only names, sizes and times are asked for. Of a pair with other times the index is read again,
+and the pair is accepted if that is the same: copying and touching files changes nothing. The tokens
+themselves are not compared.
 """
 
 import os
@@ -34,12 +35,12 @@ def check_unchanged(catalog: Catalog, share: Share) -> None:
     numbers = range(share[0], len(catalog.pairs), share[1])
     suffixes = SUFFIXES if len(numbers) <= _BOTH_FILES else (".bin",)
     paths = [catalog.pairs[number].prefix + suffix for number in numbers for suffix in suffixes]
-    found = _stat_all(paths)
+    answers = iter(_stat_all(paths))
     touched = []
-    for place, number in enumerate(numbers):
+    for number in numbers:
         pair, stamp = catalog.pairs[number], catalog.stamps[number]
         times = []
-        for suffix, each in zip(suffixes, found[place * len(suffixes) :]):
+        for suffix, each in zip(suffixes, answers):
             size = pair.tokens * pair.dtype.itemsize if suffix == ".bin" else index_bytes(pair)
             # Megatron's multimodal indices end with one byte per sequence.
             sizes = (size, size + pair.sequences * (suffix == ".idx"))

@@ -73,6 +73,13 @@ def test_parts_together_write_the_catalog_of_the_whole(web, monkeypatch):
     assert not checks_at_a_start(web, monkeypatch)
 
 
+def test_parts_may_be_more_than_pairs(web):
+    results = [energon_ext("check", web, "--part", f"{part}/9", "--jobs", 2) for part in range(9)]
+    assert [result.exit_code for result in results] == [0] * 9
+    assert "the catalog is" in results[6].stdout
+    assert results[8].stdout == f"{web}: 0 pairs, 0 documents, 0 tokens, no fault\n"
+
+
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_all_faults_of_all_pairs_are_printed(web, jobs):
     os.truncate(web / "0.bin", 8)

@@ -435,6 +435,18 @@ def test_prepared_json_is_the_catalog_of_a_prepared_folder(tmp_path, log):
         open_token_files(f"{tmp_path}/out/train/part-*")
 
 
+@pytest.mark.parametrize("removed", ["part-00000", "part-*"])
+def test_prepared_pairs_without_their_meta_files_are_checked_as_others_are(tmp_path, removed, log):
+    run([memory_unit([f"some text {n}", "more"], f"{n}") for n in range(5)], tmp_path / "out")
+    train = tmp_path / "out" / "train"
+    for file in train.glob(f"{removed}.meta.json"):
+        file.unlink()
+    files = open_token_files(train)
+    assert was_checked(log)
+    assert not files.names_tokenizer
+    assert files.fingerprint() == TokenFiles(files.prefixes).fingerprint()
+
+
 def test_a_folder_that_is_prepared_again_is_read_with_its_new_lengths(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     texts = ["some text", "more", "a"]

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every format of tokenized documents gives the rows of token files with the same content."""
 
+import errno
 import json
+import os
 import pickle
 import re
 
@@ -281,6 +283,26 @@ def test_a_wrong_class_is_refused(tmp_path, documents, message):
 def test_a_suffix_that_would_never_be_asked_is_refused(suffix):
     with pytest.raises(ConfigError, match="register_documents: .* found, a suffix such as"):
         energon_ext.register_documents(suffix, print)
+
+
+def test_the_longest_suffix_wins(tmp_path):
+    (tmp_path / "a.tokens.npy").write_bytes(b"")
+    register_documents(".tokens.npy", print)  # forgotten after the test, see `_own_store`
+    assert find_format(tmp_path / "a.tokens.npy").suffix == ".tokens.npy"
+    assert find_format(tmp_path / "b.npy") is None
+
+
+@pytest.mark.parametrize("name", ["", "*", "**"])
+def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, name, monkeypatch):
+    write_parquet(tmp_path / "web" / "below" / "a.parquet", DOCUMENTS[:2])
+
+    def refuse(path="."):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(ConfigError, match="web.*: cannot be read \\(Permission denied\\)"):
+        open_documents(os.path.join(tmp_path, "web", name))
 
 
 def test_a_suffix_may_be_that_of_a_folder_or_in_an_object_store(tmp_path):

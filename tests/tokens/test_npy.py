@@ -106,6 +106,15 @@ def test_masks_of_chats_say_which_labels_are_trained(tmp_path, start):
 
     assert steps_of_chats(tmp_path / "a") == steps_of_chats(tmp_path / "b")
     npy._open_mask.cache_clear()
+    write_shard(chat / f"{start}0000.npy", [[2] * 80], "u1")
+    with pytest.raises(ConfigError, match=r"0000.npy: has a byte other than 0 and 1"):
+        len(open_documents(chat))
+    write_shard(chat / f"{start}0000.npy", masks, "bool")
+    (stray := chat / f"{start}0007.npy").write_bytes(b"1")
+    with pytest.raises(ConfigError, match=r"0007.npy: is not the mask of a shard that"):
+        open_documents(chat)
+    stray.unlink()
+    npy._open_mask.cache_clear()
     write_shard(chat / f"{start}0000.npy", masks[1:], "bool")
     with pytest.raises(ConfigError, match=r"0000.npy: has 76 bytes; 80 tokens need one byte each"):
         len(open_documents(chat))

@@ -120,8 +120,12 @@ def test_the_key_may_be_on_the_entry_of_a_metadataset(tmp_path):
         ({"tokens": ([[[1]]], pa.list_(INTS))}, None, "column tokens is list<.*list<"),
         ({"tokens": ([[0.5]], pa.list_(pa.float32()))}, None, "column tokens is list<.*float>"),
         ({"tokens": ([7], pa.int64())}, None, "column tokens is int64"),
-        ({"tokens": ([[1], None], INTS)}, None, "row 1 of tokens is null or has a null"),
-        ({"tokens": ([[1], [], [2, None]], INTS)}, None, "row 2 of tokens is null or has a null"),
+        ({"tokens": ([[1], None], INTS)}, None, "row 1 of tokens is null or contains a null"),
+        (
+            {"tokens": ([[1], [], [2, None]], INTS)},
+            None,
+            "row 2 of tokens is null or contains a null",
+        ),
         (
             {"tokens": ([[1]], INTS), "labels": ([[1]], INTS), "loss_mask": ([[1]], INTS)},
             None,
@@ -149,7 +153,15 @@ def test_the_key_may_be_on_the_entry_of_a_metadataset(tmp_path):
                 "loss_mask": ([[], [1.0, float("nan")]], pa.list_(pa.float32())),
             },
             None,
-            "row 1 of loss_mask has a weight that is not a number",
+            "row 1 of loss_mask has a weight that is not a finite number >= 0",
+        ),
+        (
+            {
+                "tokens": ([[], [1, 2]], INTS),
+                "loss_mask": ([[], [1.0, -2.0]], pa.list_(pa.float32())),
+            },
+            None,
+            "row 1 of loss_mask has a weight that is not a finite number >= 0",
         ),
     ],
 )
