@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import threading
 from collections import Counter
 
 import pytest
@@ -80,7 +81,10 @@ def run_chain(path, ahead):
         states = [None] * dist.get_world_size()
         dist.all_gather_object(states, state)
         states = [each for each in states if each is not None]
-    return {"parts": parts, "failure": fail_on_one_rank(path, groups[2])}
+    failure, waiting = fail_on_one_rank(path, groups[2]), None
+    if rank < 2:
+        waiting = resume_while_one_rank_waits(path, groups[2])
+    return {"parts": parts, "failure": failure, "waiting": waiting}
 
 
 def fail_on_one_rank(path, group):
@@ -105,6 +109,50 @@ def fail_on_one_rank(path, group):
         next(dataset)
     same = batch_hash(next(dataset)) == expected
     return [str(error.value), same, sorted(failing.log) == sorted(whole.log)]
+
+
+class Held(Recorded):
+    """Answers only if it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def sample_and_score_batch(self, prompts, seeds):
+        assert self.may_answer.wait(60)
+        return super().sample_and_score_batch(prompts, seeds)
+
+
+def resume_while_one_rank_waits(path, group):
+    """Save inside a version when only the first rank has its answers; return how ranks go on."""
+    rank, sampler, options = dist.get_rank(), Held(), {"ahead": 2, "exact": False}
+    dataset = dataset_on(path, sampler, group, rank, 2, **options)
+    for _ in range(6):
+        next(dataset)
+    if rank == 1:
+        sampler.may_answer.clear()
+    next(dataset)  # the first step of a version, which asks for the next one
+    if rank == 0:
+        dataset._answers._wait()
+    asked_in = dataset._state().asked_in
+    saved = all_states(dataset, group)
+    sampler.may_answer.set()
+    resumed = dataset_on(path, Recorded(), group, rank, 2, **options)
+    resumed.restore_state(saved)
+    for _ in range(7):
+        next(resumed).validate()
+    # Refuses states of ranks that do not have the same place in the prompts.
+    dataset_on(path, Recorded(), group, rank, 2, **options).restore_state(
+        all_states(resumed, group)
+    )
+    return asked_in, resumed.step
+
+
+def all_states(dataset, group):
+    states = [None] * dist.get_world_size(group)
+    dist.all_gather_object(states, dataset.save_state(), group=group)
+    return states
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +208,12 @@ def test_a_rank_that_fails_ends_the_call_on_all_and_nothing_is_lost(found):
     assert "another rank failed to sample; see its error" in first[0]
     assert "the sampler raised OSError: server gone" in second[0]
     assert first[1:] == second[1:] == [True, True]
+
+
+def test_ranks_that_were_saved_while_one_waited_go_on_together(found):
+    waiting = [rank["waiting"] for rank in found[:2]]
+    assert [asked_in for asked_in, _ in waiting] == [3, None]
+    assert [step for _, step in waiting] == [14, 14]
 
 
 def test_states_of_other_ranks_or_of_several_saves_are_refused(sums, tmp_path):
