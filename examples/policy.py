@@ -1,6 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The loop of 03 and 09: a warm-up teaches the format of answers, GRPO what they should say."""
+"""The loop of 03 and 09: a warm-up teaches the format of answers, GRPO what they should say.
+
+10 begins with the same warm-up.
+"""
 
 import copy
 import json

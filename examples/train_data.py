@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The data of 01, 02, 03, 06 and 07: the tokenizer, the source of a rank, and the split val."""
+"""The data of the examples: the tokenizer, the source of a rank, and the split val."""
 
 from megatron.core import parallel_state
 from megatron_gpt import forward

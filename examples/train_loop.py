@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The loop of 01, 02 and 03: steps, checkpoints of model and data together, and resuming.
+"""The training loop of the examples: steps, checkpoints of model and data together, and resuming.
 
 The token_weights of a batch encode its task, so the loop is the same for all tasks. A source is an
 endless iterator over PackedBatch on tensor-parallel rank 0, and None on other ranks.

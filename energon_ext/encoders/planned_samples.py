@@ -111,11 +111,10 @@ def plan_tokens_of(entry: Entry, planning: Planning) -> PlannedSource:
     )
 
 
-def _pack_with(methods: SampleMethods, key: str) -> Callable[[Row], Any] | None:
+def _pack_with(methods: SampleMethods, key: str) -> Callable[[Row], Any]:
     """Return the ``pack_tokens`` of an encoder, which then knows the source of the row."""
     pack = methods.pack_tokens
-    if pack is None:
-        return None
+    assert pack is not None, "reason_to_stream requires it"
 
     def pack_tokens(row: Row) -> Any:
         with encoder_context(source_key=key):

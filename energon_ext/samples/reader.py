@@ -138,7 +138,8 @@ class SampleReader:
             self._has_worked = True
         except SampleError as error:
             self._has_worked = True
-            self._note("skipped", number, f"Sample {key_of(stored)}: {error}")
+            prefix = f"Sample {key_of(stored)}: "  # our own cookers name the sample
+            self._note("skipped", number, prefix + str(error).removeprefix(prefix))
         except EnergonExtError:
             raise
         except Exception as error:  # from a decoder, a cooker or an encoder, including SkipSample
