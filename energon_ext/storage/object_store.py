@@ -59,15 +59,18 @@ def file_name(path: str | Path | EPath) -> str:
     The text of an EPath may be neither: ``dss://NAME@VERSION/...`` stands for a folder below
     NVDATASET_CACHE_DIR, and the profile of an ``msc://`` URL for a local folder.
     """
+    text = str(path)
     if not isinstance(path, EPath):
-        if not str(path).startswith("dss://"):
-            return str(path)
-        path = EPath(str(path))
+        if not text.startswith("dss://"):
+            return text
+        path = EPath(text)
+    elif text.startswith("/"):
+        return text
     if path.is_local():
         return str(path.local_path())
     if path.profile == "dss":
         return url_of_data_service(path)
-    return str(path)
+    return text
 
 
 def as_msc(path: Any) -> Any:

@@ -244,11 +244,12 @@ class TokenFiles(Documents):
     def check_tokenizer(self, name: str, fingerprint: Mapping[str, Any], vocab_size: int) -> None:
         """Raise ConfigError if the files were evidently written with a different tokenizer.
 
-        Fingerprints are compared for files that name their tokenizer. About a million ids from at
-        most 16 files must be in ``[0, vocab_size)``.
+        Fingerprints are compared for files that name their tokenizer. Of the others, about a
+        million ids from at most 16 files must be in ``[0, vocab_size)``.
         """
         self.check_written("tokenizer", name, fingerprint)
-        checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]
+        unnamed = [pair for pair in self._pairs if not (pair.meta or {}).get("tokenizer")]
+        checked = unnamed[:: -(-len(unnamed) // _CHECKED_FILES) or 1]
         part = slice(0, _CHECKED_TOKENS // max(1, len(checked)))
         for pair in checked:
             _prefetch(open_tokens(pair), part)

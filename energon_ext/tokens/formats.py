@@ -34,30 +34,24 @@ class Format:
     """A format of tokenized documents.
 
     Attributes:
-        suffix: of its files or folders; empty if ``names`` alone decides.
+        suffix: of its files or folders.
         open: opens the documents that a path names, for the share of a process; see
             :func:`~energon_ext.tokens.file_set.open_token_files`.
-        names: whether a path without that suffix, such as a folder, names such documents.
     """
 
     suffix: str
     open: Callable[[Any, Share | None], Documents]
-    names: Callable[[str], bool]
 
 
-def _by_suffix(suffix: str, open_path: Callable[[str], Documents]) -> Format:
-    def names(path: str) -> bool:
-        return os.path.isdir(path) and any(names_below(path, suffix))
-
-    return Format(suffix, lambda path, share: open_path(path), names)
+def _of_one_process(suffix: str, open_path: Callable[[str], Documents]) -> Format:
+    return Format(suffix, lambda path, share: open_path(path))
 
 
-#: All formats, pairs first.
-FORMATS = [
-    Format("", open_token_files, is_token_file),
-    _by_suffix(".parquet", open_parquet),
-    _by_suffix(".npy", open_npy),
-]
+#: Pairs, which have two suffixes and come before all other formats in a folder.
+PAIRS = Format("", open_token_files)
+
+#: The other formats, those with the longest suffix first: `.tokens.npy` before `.npy`.
+FORMATS = [_of_one_process(".parquet", open_parquet), _of_one_process(".npy", open_npy)]
 
 
 def register_documents(suffix: str, open_path: Callable[[str], Documents]) -> None:
@@ -93,8 +87,10 @@ def register_documents(suffix: str, open_path: Callable[[str], Documents]) -> No
         _check_documents(documents, f"{path}: the documents registered for {suffix}")
         return documents
 
-    FORMATS[:] = [each for each in FORMATS if each.suffix != suffix]
-    FORMATS.append(_by_suffix(suffix, open_checked))
+    others = [each for each in FORMATS if each.suffix != suffix]
+    FORMATS[:] = sorted(
+        [*others, _of_one_process(suffix, open_checked)], key=lambda each: -len(each.suffix)
+    )
 
 
 def find_format(path: Any) -> Format | None:
@@ -103,21 +99,30 @@ def find_format(path: Any) -> Format | None:
     ConfigError for a folder with files of two formats, except that pairs come before all others.
     """
     text = file_name(path).rstrip("/")
-    is_there = is_remote(text) or os.path.exists(text) or glob.has_magic(text)
-    for each in sorted(FORMATS, key=lambda each: -len(each.suffix)):  # `.tokens.npy` before `.npy`
-        if each.suffix and text.endswith(each.suffix) and is_there:
+    for each in FORMATS:
+        is_named = text.endswith(each.suffix)
+        if is_named and (is_remote(text) or os.path.exists(text) or glob.has_magic(text)):
             return each
-    if not is_remote(text) and os.path.exists(os.path.join(text, MAIN_FOLDER_NAME)):
+    if is_token_file(text):  # Megatron's cache in a folder of pairs has .npy files
+        return PAIRS
+    if is_remote(text) or not os.path.isdir(text):
         return None
-    found = [each for each in FORMATS if each.names(text)]
-    if not found or not found[0].suffix:  # Megatron's cache in a folder of pairs has .npy files
-        return found[0] if found else None
+    return None if os.path.exists(os.path.join(text, MAIN_FOLDER_NAME)) else _format_below(text)
+
+
+def _format_below(folder: str) -> Format | None:
+    """Return the format of the files below a folder; ConfigError if there are two."""
+    names = names_below(folder, tuple(each.suffix for each in FORMATS))
+    of_files = {
+        next(n for n, each in enumerate(FORMATS) if file.endswith(each.suffix)) for file in names
+    }
+    found = [FORMATS[n] for n in sorted(of_files)]
     if len(found) > 1:
         raise ConfigError(
-            f"{text}: contains {' and '.join(each.suffix for each in found)} files, which cannot "
-            f"be one source; name one kind by a pattern such as {text}/*{found[0].suffix}."
+            f"{folder}: contains {' and '.join(each.suffix for each in found)} files, which cannot "
+            f"be one source; name one kind by a pattern such as {folder}/*{found[0].suffix}."
         )
-    return found[0]
+    return found[0] if found else None
 
 
 def open_documents(path: Any, share: Share | None = (0, 1)) -> Documents:

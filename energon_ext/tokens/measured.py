@@ -219,7 +219,7 @@ def local_files(path: str, suffix: str) -> list[StoredObject]:
         raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
 
 
-def names_below(folder: str, suffix: str) -> Iterator[str]:
+def names_below(folder: str, suffix: str | tuple[str, ...]) -> Iterator[str]:
     """Yield the files with a suffix in a folder and below it; hidden names are ignored."""
     for number, (path, below, names) in enumerate(
         os.walk(folder, onerror=refuse_unreadable, followlinks=True)

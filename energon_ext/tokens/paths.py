@@ -39,12 +39,13 @@ def is_token_file(path: Any) -> bool:
     text = file_name(path).rstrip("/")
     if is_remote(text):
         return names_remote_pairs(text)
+    if not os.path.isdir(text):
+        is_pattern = glob.has_magic(text) and "://" not in text and not os.path.exists(text)
+        return is_pattern or _single_prefix(text) is not None
     if os.path.exists(os.path.join(text, MAIN_FOLDER_NAME)):
         return False
-    is_pattern = glob.has_magic(text) and "://" not in text and not os.path.exists(text)
-    if _single_prefix(text) is not None or is_pattern:
-        return True
-    return os.path.isdir(text) and any(set(SUFFIXES) <= files for _, files in _found(_below(text)))
+    has_pair = any(set(SUFFIXES) <= files for _, files in _found(_below(text)))
+    return has_pair or _single_prefix(text) is not None
 
 
 def list_pairs(path: Any) -> dict[str, set[str]]:

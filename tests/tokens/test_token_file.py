@@ -311,3 +311,12 @@ def test_thousands_of_pairs_stay_closed_while_they_are_read(tmp_path):
     read_tokens = [files.tokens(number, 0, 1)[0] for number in numbers.tolist()]
     assert read_tokens == (numbers % 20).tolist()
     assert len(os.listdir("/proc/self/fd")) <= open_before
+
+
+def test_ids_are_not_read_where_the_files_name_their_tokenizer(tmp_path, two):
+    (tmp_path / "b.meta.json").write_text(json.dumps({"tokenizer": {"kind": "bytes"}}))
+    files = TokenFiles(two)
+    (tmp_path / "b.bin").unlink()
+    files.check_tokenizer("mine", {"kind": "bytes"}, 27)
+    with pytest.raises(ConfigError, match="a: contains token id 16, but the tokenizer mine has 16"):
+        files.check_tokenizer("mine", {"kind": "bytes"}, 16)
