@@ -19,6 +19,9 @@ from energon_ext.errors import ConfigError, SampleError
 
 _LOG_PROBS = "log_probs"
 
+#: First position, reward and pair of a segment that has none of them.
+_NO_VALUES = (0, 0.0, -1)
+
 
 @dataclass(kw_only=True, eq=False)
 class BatchAssembler:
@@ -74,7 +77,6 @@ class BatchAssembler:
         segments = _Segments(sources)
         for number, row in enumerate(rows):
             starts = self._write(row, tokens[number], weights[number], segments)
-            segments.end_row()
             for name, stream in streams.items():
                 for start, values in zip(starts, _streams_of(row).get(name) or ()):
                     stream[number, start : start + len(values)] = values
@@ -83,7 +85,8 @@ class BatchAssembler:
             token_weights[labels == self.masked_label] = 0.0
         lengths = np.array(segments.lengths)
         ends = lengths.cumsum()
-        offsets = ends - lengths - segments.first_positions
+        first_positions, rewards, pairs = zip(*segments.values)
+        offsets = ends - lengths - first_positions
         columns = {name: _at_labels(stream) for name, stream in streams.items()}
         return PackedBatch(
             tokens=torch.from_numpy(tokens[:, :-1].flatten()),
@@ -97,8 +100,8 @@ class BatchAssembler:
             source_documents=_int32(segments.documents),
             cu_seqlens_padded=_int32(segments.aligned_ends) if self.alignment > 1 else None,
             log_probs=columns.pop(_LOG_PROBS, None),
-            rewards=torch.tensor(segments.rewards).float() if has_rewards else None,
-            pair_ids=_int32(segments.pairs) if has_pairs else None,
+            rewards=torch.tensor(rewards).float() if has_rewards else None,
+            pair_ids=_int32(pairs) if has_pairs else None,
             columns=columns,
         )
 
@@ -107,7 +110,7 @@ class BatchAssembler:
     ) -> list[int]:
         """Write a row's tokens and weights, append its segments; return the start of each slice."""
         parts, starts, masked, end = [], [], [], 0
-        sources = segments.sources_of(row)
+        sources, values = segments.sources_of(row), segments.values_of(row)
         for index, content in enumerate(row.slices):
             if not len(content):
                 raise SampleError("A row has an empty slice; remove it.")
@@ -122,11 +125,8 @@ class BatchAssembler:
             end = start + len(content)
             parts.append(content)
             starts.append(start)
-            first = row.first_positions[index] if row.first_positions is not None else 0
-            reward = row.rewards[index] if row.rewards is not None else 0.0
-            pair = row.pairs[index] if row.pairs is not None else -1
             # One position less if the last token is only a label.
-            segments.append(min(end, self.seq_len) - start, sources[index], first, reward, pair)
+            segments.append(min(end, self.seq_len) - start, sources[index], values[index])
         is_empty = not starts and row.slice_sources is None
         if is_empty or end > self.seq_len + 1:
             raise SampleError(
@@ -136,9 +136,9 @@ class BatchAssembler:
         if parts:
             np.concatenate(parts, out=tokens[:end], casting="unsafe")
         weights[end:] = 0.0
-        for start, values in zip(starts, row.label_weights or ()):
-            if values is not None:
-                weights[start : start + len(values)] = values
+        for start, own in zip(starts, row.label_weights or ()):
+            if own is not None:
+                weights[start : start + len(own)] = own
         weights[masked] = 0.0
         segments.append(self.seq_len - end, -1)
         if self.alignment > 1:
@@ -152,28 +152,30 @@ class _Segments:
     def __init__(self, sources: Sequence[str]):
         self.lengths: list[int] = []
         self.sources: list[int] = []  # -1 for padding
-        self.first_positions: list[int] = []
-        self.rewards: list[float] = []
-        self.pairs: list[int] = []  # -1 for none
-        self._first_pair = 0  # of the current row
+        self.values: list[tuple[int, float, int]] = []  # first position, reward, pair
+        self._pairs = 0  # in the rows so far
         self.aligned_ends: list[int] = [0]  # each with the padding that aligns the next one
         self.documents = [0] * len(sources)  # per source
         self._index_of = {key: index for index, key in enumerate(sources)}
 
-    def append(
-        self, length: int, source: int, first: int = 0, reward: float = 0.0, pair: int = -1
-    ) -> None:
+    def append(self, length: int, source: int, values: tuple[int, float, int] = _NO_VALUES) -> None:
         """Add a segment, unless it has no positions."""
         if length > 0:
             self.lengths.append(length)
             self.sources.append(source)
-            self.first_positions.append(first)
-            self.rewards.append(reward)
-            self.pairs.append(pair if pair < 0 else self._first_pair + pair)
+            self.values.append(values)
 
-    def end_row(self) -> None:
-        """Let the pairs of the next row continue the numbers of this one."""
-        self._first_pair = max(self.pairs) + 1
+    def values_of(self, row: Row) -> list[tuple[int, float, int]]:
+        """Return the values of each slice; pairs continue the numbers of earlier rows."""
+        count = len(row.slices)
+        if row.first_positions is None and row.rewards is None and row.pairs is None:
+            return [_NO_VALUES] * count
+        firsts = [0] * count if row.first_positions is None else row.first_positions
+        rewards = [0.0] * count if row.rewards is None else row.rewards
+        if row.pairs is None:
+            return list(zip(firsts, rewards, [-1] * count))
+        before, self._pairs = self._pairs, self._pairs + max(row.pairs, default=-1) + 1
+        return list(zip(firsts, rewards, [pair + before for pair in row.pairs]))
 
     def align(self, boundaries: set[int], seq_len: int) -> None:
         """Add the boundaries of aligned segments in the next row."""

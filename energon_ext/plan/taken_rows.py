@@ -44,8 +44,9 @@ class TakenPackedRows(TakenRows):
 
     def description(self, number: int) -> Description:
         plan, row, epoch = self._rows[number]
-        pieces = plan.pieces[plan.extent(row)]
-        ranges = pieces.documents.tolist(), pieces.starts.tolist(), pieces.stops.tolist()
+        pieces, part = plan.pieces, plan.extent(row)
+        columns = pieces.documents, pieces.starts, pieces.stops
+        ranges = (column[part].tolist() for column in columns)
         return *ranges, int(plan.documents[row]), int(plan.tokens[row]), epoch
 
     def _pieces(self, number: int) -> Pieces:

@@ -70,7 +70,6 @@ class TokenFiles(Documents):
         self.is_remote = bool(self._unfetched)
         self._first_documents = _starts([pair.documents for pair in self._pairs])
         self._first_tokens = _starts([pair.tokens for pair in self._pairs])
-        self._has_weights = any(pair.weights_dtype is not None for pair in self._pairs)
         self._lengths = lengths
         self._pages = None if lengths is None else Pages(lengths)
         watched.add(self)
@@ -174,10 +173,13 @@ class TokenFiles(Documents):
         for pair, places, firsts in self._find(numbers):
             found = open_tokens(pair)
             for place, first in zip(places, firsts):
-                part = slice(first + starts[place], first + stops[place])
-                tokens[place] = found[part]
-                if self._has_weights:
-                    weights[place] = _weights_of(pair, part)
+                tokens[place] = found[first + starts[place] : first + stops[place]]
+            own = open_label_weights(pair)
+            if own is None:
+                continue
+            for place, first in zip(places, firsts):
+                part = own[first + starts[place] : first + stops[place]]
+                weights[place] = part.astype(np.float32)
         return tokens, weights
 
     def read_stretch(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -313,11 +315,6 @@ def open_token_files(path: Any, share: Share | None = (0, 1)) -> TokenFiles:
         return TokenFiles(remote_pairs(name))
     except StoreError as error:
         raise ConfigError(str(error)) from error
-
-
-def _weights_of(pair: Pair, part: slice) -> np.ndarray | None:
-    weights = open_label_weights(pair)
-    return None if weights is None else weights[part].astype(np.float32)
 
 
 def _prefetch(numbers: Numbers | None, part: slice) -> None:

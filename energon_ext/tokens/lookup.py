@@ -70,7 +70,7 @@ def first_tokens(pair: Pair, numbers: np.ndarray, planned: np.ndarray | None = N
     """
     if _has_one_sequence_each(pair):
         _pages_of_pointers(pair).request(numbers)
-        if numbers.max(initial=-1) + 1 < pair.sequences and planned is None:
+        if planned is None:
             firsts = _agreeing_firsts(pair, numbers)
             if firsts is not None:
                 return firsts
@@ -90,15 +90,16 @@ def first_tokens(pair: Pair, numbers: np.ndarray, planned: np.ndarray | None = N
 def _agreeing_firsts(pair: Pair, numbers: np.ndarray) -> np.ndarray | None:
     """Return the first tokens of documents of one sequence; None if the arrays do not agree.
 
-    This is the usual case in fewer steps: the last sequence is not among them.
+    This is the usual case in fewer steps. They do not agree if the last sequence is among them,
+    since there is no pointer to its end.
     """
     index, token_bytes = open_index(pair), pair.dtype.itemsize
     begins, lengths = index.pointers[numbers], index.lengths[numbers]
     sizes = index.pointers[numbers + 1] - begins
-    ends = begins + sizes
-    are_right = (sizes == lengths * np.int64(token_bytes)).all() and begins.min(initial=0) >= 0
-    are_right = are_right and ends.max(initial=0) <= pair.tokens * token_bytes
-    return begins // token_bytes if are_right else None
+    are_equal = (sizes == lengths * np.int64(token_bytes)).all()
+    rest = pair.tokens * token_bytes - (begins + sizes)
+    are_inside = (begins | rest).min(initial=0) >= 0  # `|` is negative where one of the two is
+    return begins // token_bytes if are_equal and are_inside else None
 
 
 def _first_tokens(pair: Pair, numbers: np.ndarray) -> np.ndarray:

@@ -49,16 +49,16 @@ class DocumentReader:
             tokens, weights = self.documents.read(*_pieces_of(rows))
         except StoreError as error:
             raise StoreError(f"{self.key}: {error}") from error
+        has_weights = any(each is not None for each in weights)
         read, begin = [], 0
         for numbers, _, _, documents, num_tokens, _ in rows:
             part = slice(begin, begin := begin + len(numbers))
-            own = weights[part]
             read.append(
                 Row(
                     tokens[part],
                     self.key,
                     documents,
-                    label_weights=None if all(each is None for each in own) else own,
+                    label_weights=weights[part] if has_weights else None,
                     num_tokens=num_tokens,
                 )
             )
