@@ -18,6 +18,7 @@ import pytest
 
 from energon_ext import PackedTaskEncoder
 from energon_ext.encoders import planning
+from energon_ext.plan import packed_rows
 from tests.mixture.slow import places_of_equals, uniform
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, write_split
 from tests.plan.test_order import slow_epoch
@@ -25,6 +26,7 @@ from tests.support import LargeTokenizer, write_tokens
 
 MAX_EPOCHS, MAX_PROCESSES = 3, 6
 BLOCK_DOCS, MIXED_DOCS = 2, 6
+FIRST_DOCS = 2  # of the first pack plan of a run; later ones double
 ROUNDING = Fraction(1, 10**9)
 
 
@@ -60,7 +62,9 @@ class ListSource:
         if self.carried and self.carried[0][0] in excluded:
             self.first_was_label = False
         pieces = [piece for piece in self.carried if piece[0] not in excluded]
-        wanted = max(1, buffer_docs - len({document for document, _ in pieces}))
+        taken = self.epoch * len(self.documents) + self.place
+        room = buffer_docs - len({document for document, _ in pieces})
+        wanted = max(1, min(room, max(FIRST_DOCS, taken)))
         if not self.has_read(limit):
             if self.order is None:
                 size, mixed = len(self.documents), max(1, MIXED_DOCS // block)
@@ -373,6 +377,7 @@ def check_totals(chain, trained, ever_excluded, skipped):
 def _small_buffers(monkeypatch):
     monkeypatch.setattr(planning, "MAX_BUFFER_DOCS", 1)
     monkeypatch.setattr(planning, "MIXED_DOCS", MIXED_DOCS)
+    monkeypatch.setattr(packed_rows, "_FIRST_DOCS", FIRST_DOCS)
 
 
 @pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
