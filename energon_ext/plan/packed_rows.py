@@ -250,7 +250,7 @@ class PackedRows(Rows):
         self._order.restart()
         self._order.epoch, self._order.position = window.epoch, window.position
         self._order.first = window.pass_start
-        if window.blocks is not None and (window.position or window.taken is not None):
+        if window.blocks is not None and (window.position or window.taken):
             self._order.blocks = window.blocks  # of an epoch that has begun
         if window.taken is None:  # saved before the first plan, or the first one after a repacking
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)

@@ -19,8 +19,9 @@ from energon_ext.errors import ConfigError, EncoderNeededError, SampleError
 from energon_ext.packing import Packer
 from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
 
-#: Unusable samples in a row that end a run, unless the encoder sets another limit.
-_TOLERANCE = 100
+#: Unusable samples in a row that end a run, unless the encoder sets another limit; and if that is
+#: 0, which means none in Energon. A source without any usable sample then still ends.
+_TOLERANCE, _HIGHEST_TOLERANCE = 100, 1_000_000
 
 Method = Callable[..., Any]
 
@@ -71,14 +72,15 @@ class SampleMethods:
         packer, identity = packer_of(encoder), None
         if can_pack(encoder):
             identity = _identity_of(encoder)
-        default = find(encoder, "__default_failure_tolerance__") or _TOLERANCE
+        default = find(encoder, "__default_failure_tolerance__")
+        default = _TOLERANCE if default is None else default
         return cls(
             name=type(encoder).__qualname__,
             packer=packer,
             identity=identity,
             encode=functools.partial(_encode, encoder),
             decoder=find(encoder, "decoder"),
-            tolerance=get_failure_tolerance(encoder.encode_sample, default) or _TOLERANCE,
+            tolerance=get_failure_tolerance(encoder.encode_sample, default) or _HIGHEST_TOLERANCE,
             seconds_per_sample=find(encoder, "seconds_per_sample"),
             length_of=find(encoder, "length_of"),
             sample_length=find(encoder, "sample_length"),

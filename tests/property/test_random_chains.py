@@ -386,6 +386,16 @@ def test_a_chain_of_changes_and_stops_reads_what_the_list_model_reads(tmp_path, 
     check_chain(tmp_path, seed, segments=4, max_workers=7)
 
 
+@pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
+@pytest.mark.parametrize("seed", [1043, 1226, 1240])
+def test_an_empty_plan_before_a_limit_does_not_begin_the_next_epoch(tmp_path, seed):
+    """Blocks change after a source has ended with a plan that all its documents were left out of.
+
+    In these chains the blocks of the ended epoch were used for the next one.
+    """
+    check_chain(tmp_path, seed, segments=6, max_workers=7)
+
+
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
 @pytest.mark.parametrize("first", range(1000, 2000, 10))

@@ -236,6 +236,20 @@ def test_a_run_without_usable_samples_ends_with_the_reason(data):
         run(mix(data), 1, encoder=encoder)
 
 
+@pytest.mark.parametrize(("tolerance", "failures"), [(7, 8), (0, None)])
+def test_the_encoder_sets_how_many_unusable_samples_in_a_row_end_a_run(data, tolerance, failures):
+    class Rare(Choosy):
+        wanted = {25}
+        encode_sample = stateless(failure_tolerance=tolerance)(Choosy.encode_sample)
+
+    if failures is None:  # no limit
+        steps, _ = run(mix(data), 4, encoder=Rare())
+        assert {number for step in steps for _, number, *_ in step} == {25}
+        return
+    with pytest.raises(SampleError, match=f"{failures} samples in a row cannot be used"):
+        run(mix(data), 4, encoder=Rare())
+
+
 class WithPillow(PlannedCaptions):
     """Needs images of PIL, but gets NumPy arrays."""
 
