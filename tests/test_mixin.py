@@ -317,3 +317,30 @@ def test_the_stock_entry_point_takes_the_same_yaml_and_encoder(data):
     assert [b.text for b in take(loader_for(dataset), 9)] == [
         b.text for b in take(loader_for(ours), 9)
     ]
+
+
+class ByLength(DefaultTaskEncoder):
+    """An encoder of a user that sets what the mixin has defaults for."""
+
+    sample_block = 7
+    rows_per_step = 16
+
+    def make_padding(self, row):
+        return row
+
+
+def test_the_attributes_of_the_users_encoder_win_over_the_mixins_defaults():
+    class First(DynamicBlendMixin, ByLength):
+        cost = "own"
+
+    class Below(First):
+        pass
+
+    class Last(ByLength, DynamicBlendMixin):
+        pass
+
+    for each in (First(), Below(), Last()):
+        assert (each.sample_block, each.rows_per_step) == (7, 16)
+        assert each.make_padding("row") == "row"
+    assert First.cost == Below.cost == "own" and Last.cost is None
+    assert DynamicBlendMixin.sample_block == 1

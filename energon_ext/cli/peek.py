@@ -69,6 +69,8 @@ def peek(
     metrics.jsonl are shown instead: energon-ext peek runs/grpo
     """
     if (Path(metadataset) / metrics.FILE_NAME).is_file():
+        if png is not None:
+            raise ConfigError(f"--png: {metadataset} is a run, whose answers have no images.")
         _show_answers(metrics.Run.load(metadataset), rows, source)
         return
     dataset, tokenizer = open_mix(metadataset, **options)

@@ -77,6 +77,16 @@ class DynamicBlendMixin(PlannedMixin, StreamedMixin):
     #: Rows of a global batch; None for one batch per rank.
     rows_per_step: int | None = None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let an attribute of another base class win over the default here, in any order."""
+        super().__init_subclass__(**options)
+        defaults = DynamicBlendMixin, PlannedMixin
+        for name in {*DynamicBlendMixin.__annotations__, *PlannedMixin.__annotations__}:
+            owners = [each for each in cls.__mro__ if name in vars(each)]
+            others = [each for each in owners if each not in defaults]
+            if others and owners[0] in defaults:
+                setattr(cls, name, vars(others[0])[name])
+
     def build_train_datasets(
         self,
         *,
