@@ -9,7 +9,6 @@ at once, one prepares it and the others wait. No collective is used.
 
 import os
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from energon_ext.prepare.accounts import is_prepared, read_record, skipped_docum
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.units import run_part, run_units
-from energon_ext.storage.claim import WAIT_SECONDS, ClaimedError, Part
+from energon_ext.storage.claim import WAIT_SECONDS, Part, retry_claimed
 from energon_ext.tokens.index import PREPARED
 
 logger = log_of(__name__)
@@ -32,8 +31,6 @@ SPLIT = "tokens"
 #: Approximate tokenizer speed of one core, and the longest work that starts automatically.
 BYTES_PER_SECOND = 2_500_000
 MAX_SECONDS = 60.0
-
-_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -105,17 +102,12 @@ def ensure_prepared(wanted: Sequence[Cached]) -> None:
 
 def prepare_entry(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
     """Prepare an entry, or wait until another process has prepared it."""
-    deadline = time.monotonic() + wait_seconds
-    while not cached.is_complete:
-        try:
+
+    def prepare() -> None:
+        while not cached.is_complete:
             _run(run_units, cached, jobs=jobs)
-        except ClaimedError as error:
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"{cached.name}: {error} It has not finished in {wait_seconds:.0f} s; wait "
-                    f"for it or stop it, then start again."
-                ) from error
-            time.sleep(_POLL_SECONDS)
+
+    retry_claimed(prepare, wait_seconds)
 
 
 def prepare_part_of_entry(cached: Cached, part: Part, jobs: int) -> None:

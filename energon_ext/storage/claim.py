@@ -96,27 +96,39 @@ def make_once(
         ConfigError: another process has not finished after ``WAIT_SECONDS``.
         UnwritableError: there is no file, and the folder cannot be written to.
     """
-    deadline, pause = time.monotonic() + WAIT_SECONDS, _POLL_SECONDS
-    while (found := read()) is None:
+
+    def read_or_make() -> _Made:
+        if (found := read()) is not None:
+            return found
         with contextlib.ExitStack() as stack:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 beat = stack.enter_context(claim(file))
-            except ClaimedError as error:
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"{error} It has not finished in {WAIT_SECONDS:.0f} s; wait for it or stop "
-                        f"it, then start again."
-                    ) from error
-                time.sleep(pause)
-                pause = min(2 * pause, _LAST_POLL_SECONDS)  # thousands of processes may wait
-                continue
             except OSError as error:
                 raise UnwritableError(str(error)) from error
             # Another process may have made it before this one claimed it.
-            found = read()
-            return make(beat) if found is None else found
-    return found
+            return make(beat) if (found := read()) is None else found
+
+    return retry_claimed(read_or_make)
+
+
+def retry_claimed(work: Callable[[], _Made], wait_seconds: float = WAIT_SECONDS) -> _Made:
+    """Call a function again and again while another process holds the claim that it needs.
+
+    ConfigError if that process has not finished after ``wait_seconds``.
+    """
+    deadline, pause = time.monotonic() + wait_seconds, _POLL_SECONDS
+    while True:
+        try:
+            return work()
+        except ClaimedError as error:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{error} It has not finished in {wait_seconds:.0f} s; wait for it or stop it, "
+                    f"then start again."
+                ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_POLL_SECONDS)  # thousands of processes may wait
 
 
 def check_unclaimed(output: Path, part: Part | None) -> None:
