@@ -7,7 +7,7 @@
         export(model, partial)  # in Hugging Face's format, such as Megatron-Bridge's
         sync_vllm("http://localhost:8000", finish_export(partial))
 
-With several ranks, all of them export, and then one of them calls the other two functions.
+With several ranks, all of them export, and after a barrier one of them calls the other functions.
 """
 
 import json
