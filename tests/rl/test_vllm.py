@@ -127,6 +127,10 @@ class Policy:
                 text = answer.read().decode()
             running = float(re.search(r"^vllm:num_requests_running\{.*\} (.*)", text, re.M)[1])
 
+    def kill_while_it_runs(self):
+        self.wait_until_it_runs()
+        os.kill(self.processes()[-1], signal.SIGKILL)
+
     def sampler(self, reward=None, **options):
         def no_reward(prompt, responses):
             return [0.0] * len(responses)
@@ -276,27 +280,38 @@ def test_without_a_reset_of_the_prefix_cache_results_of_old_weights_are_used(pol
     assert gap(model, right) < 1e-4
 
 
-def test_each_step_of_a_run_is_answered_with_its_weights(policy, tmp_path):
-    model = random_model(1)
+def run_of(policy, folder, sync_weights, **options):
+    """Return the batches of a run whose rewards count the different tokens of an answer."""
 
     def count_tokens(prompt, responses):
         return [float(len({*response.tokens})) for response in responses]
 
-    dataset = RLDataset(
-        prompt_dataset(write_sums(tmp_path), prompts_per_call=4),
-        policy.sampler(count_tokens, max_new_tokens=8),
+    return RLDataset(
+        prompt_dataset(write_sums(folder), prompts_per_call=4),
+        policy.sampler(count_tokens, max_new_tokens=48),
         seq_len=64,
-        rows=8,
+        rows=40,
         groups_per_batch=4,
-        max_staleness=0,
-        sync_weights=lambda step: policy.load(model=model),
+        sync_weights=sync_weights,
+        **options,
     )
-    for _ in range(3):
-        batch = next(dataset)
+
+
+@torch.no_grad()
+def change(model, step):
+    """Change all weights, as a step of training would."""
+    random = torch.Generator().manual_seed(step)
+    for weight in model.parameters():
+        weight += 0.05 * torch.randn(weight.shape, generator=random)
+
+
+def test_each_step_of_a_run_is_answered_with_its_weights(policy, tmp_path):
+    model = random_model(1)
+    batches = run_of(policy, tmp_path, lambda _: policy.load(model=model), max_staleness=0)
+    for step in range(3):
+        batch = next(batches)
         assert batch_gap(model, batch) < 1e-4
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight += 0.05 * torch.randn_like(weight)
+        change(model, step)
         assert batch_gap(model, batch) > 0.1  # what is compared depends on the weights
 
 
@@ -356,13 +371,38 @@ def test_a_call_continues_on_a_server_that_was_killed_and_started_again(policy, 
     (policy.exports / f"{policy.step}.partial").mkdir()  # the newest folder, without a model
     before = policy.processes()
     asking = Asking(policy)
-    policy.wait_until_it_runs()
-    os.kill(before[-1], signal.SIGKILL)
+    policy.kill_while_it_runs()
     answers = asking.result()
     assert equal(answers, undisturbed) == [True] * 4
     assert gap(model, *answers) < 1e-4
     assert "is not there" in caplog.text
     assert len(policy.processes()) == len(before) + 1
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_run_whose_server_is_killed_trains_on_the_same_batches(policy, tmp_path, ahead):
+    def run(killed_at=None):
+        model = random_model(1)
+
+        def sync_weights(step):
+            policy.load(model=model)
+            if step == killed_at:
+                threading.Thread(target=policy.kill_while_it_runs, daemon=True).start()
+
+        batches = run_of(policy, tmp_path, sync_weights, ahead=ahead)
+        for step in range(6):
+            yield next(batches)
+            change(model, step)
+        batches.save_state(tmp_path)  # waits for answers in flight
+
+    before = policy.processes()
+    undisturbed = list(run())
+    disturbed = list(run(killed_at=2))
+    assert len(policy.processes()) == len(before) + 1
+    for batch, other in zip(disturbed, undisturbed, strict=True):
+        assert torch.equal(batch.tokens, other.tokens)
+        assert torch.equal(batch.token_weights, other.token_weights)
+        assert torch.equal(batch.log_probs, other.log_probs)
 
 
 def test_weights_are_sent_to_a_server_once_it_is_there_again(policy):
