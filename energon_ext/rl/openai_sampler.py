@@ -56,8 +56,9 @@ class OpenAISampler:
             everything that is waited for.
         max_retries: retries per request.
         outage_seconds: longest time to wait, after these retries, for a server that accepts no
-            connections or answers 502 or 503, as during a restart. The log says so every half
-            minute. Start the server with the newest weights.
+            connections or answers 502 or 503, as during a restart, or that aborts answers, as when
+            vLLM is paused. The log says so every half minute. Start the server with the newest
+            weights.
         max_concurrent: maximum concurrent requests, and rewards.
 
     Raises:

@@ -30,6 +30,10 @@ _REJECTED = (400, 413, 422)
 #: Statuses of a proxy before a server that is not there, and of a server that starts.
 _OUTAGE = (502, 503)
 
+#: Finish reason of answers that something else than the request ended, such as vLLM's /pause. The
+#: same seed gives the same answers when they are asked for again.
+_ABORTED = "abort"
+
 #: A connection is made within this time, or the server is not there.
 _CONNECT_SECONDS = 30.0
 
@@ -73,7 +77,7 @@ class ServerCall:
         other = next(each for each in APIS if each != api)
         try:
             async with self._turn:
-                return self._api.read_answers(await self._post(body))
+                return await self._answers(body)
         except self._openai.APIStatusError as error:
             status, text = error.status_code, self._excerpt(error.response.text)
             reason = printable(f"{url} answered status {status}: {text!r}")
@@ -102,23 +106,27 @@ class ServerCall:
                 key=key,
             ) from error
 
-    async def _post(self, body: dict[str, Any]) -> Any:
-        """Send a request; wait while the server is not there, as during a restart."""
+    async def _answers(self, body: dict[str, Any]) -> list[Response]:
+        """Ask until the answers are there, also while the server restarts or aborts answers."""
         while True:
             try:
-                answer = await self._client.post(self._api.path, cast_to=object, body=body)
+                content = await self._client.post(self._api.path, cast_to=object, body=body)
             except self._openai.APITimeoutError:
                 raise
             except self._openai.APIConnectionError as error:
-                if not await self._outage.wait(self._excerpt(str(error))):
+                if not await self._outage.wait(f"is not there ({self._excerpt(str(error))})"):
                     raise
             except self._openai.APIStatusError as error:
-                reason = f"status {error.status_code}"
-                if error.status_code not in _OUTAGE or not await self._outage.wait(reason):
+                fault = f"is not there (status {error.status_code})"
+                if error.status_code not in _OUTAGE or not await self._outage.wait(fault):
                     raise
             else:
-                self._outage.end()
-                return answer
+                answers = self._api.read_answers(content)
+                if not any(answer.finish_reason == _ABORTED for answer in answers):
+                    self._outage.end()
+                    return answers
+                if not await self._outage.wait("aborts answers"):
+                    return answers  # the sampler raises an error that names the reason
 
     async def _strip_headers(self, request: Any) -> None:
         """Remove all headers that a request does not need."""
@@ -154,7 +162,7 @@ class ServerCall:
 
 
 class _Outage:
-    """A time in which the server is not there; the requests of a call wait for it together."""
+    """A time in which the server gives no answers; the requests of a call wait for it together."""
 
     _FIRST_PAUSE, _LONGEST_PAUSE, _SECONDS_PER_LINE = 1.0, 10.0, 30.0
 
@@ -163,8 +171,8 @@ class _Outage:
         self._begin: float | None = None
         self._next_line = 0.0
 
-    async def wait(self, reason: str) -> bool:
-        """Wait before the next try and say so; return False if the server was away too long."""
+    async def wait(self, fault: str) -> bool:
+        """Wait before the next try and log the fault; return False if it lasted too long."""
         now = time.monotonic()
         if self._begin is None:
             self._begin = self._next_line = now
@@ -174,9 +182,8 @@ class _Outage:
         if now >= self._next_line:
             self._next_line = now + self._SECONDS_PER_LINE
             _logger.warning(
-                "%s is not there (%s), for %.0f seconds now; waiting up to %g seconds "
-                "(outage_seconds).",
-                *(self._url, reason, away, self._limit),
+                "%s %s, for %.0f seconds now; waiting up to %g seconds (outage_seconds).",
+                *(self._url, fault, away, self._limit),
             )
         pause = min(max(away, self._FIRST_PAUSE), self._LONGEST_PAUSE, self._limit - away)
         await asyncio.sleep(pause)
@@ -185,5 +192,5 @@ class _Outage:
     def end(self) -> None:
         """The server has answered."""
         if self._begin is not None:
-            _logger.warning("%s is there again.", self._url)
+            _logger.warning("%s answers again.", self._url)
             self._begin = None

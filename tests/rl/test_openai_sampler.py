@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The HTTP sampler against a local server that has both APIs and fails on demand."""
 
-import json
 import socket
 import sys
-import urllib.request
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from energon_ext.rl.group_faults import GroupRules
 from energon_ext.rl.sampler import ask_sampler
 from tests.rl.inference_server import Server, vllm_answers
 from tests.rl.prompts import prompt_dataset, write_sums
+from tests.rl.server_weights import sync_sglang
 
 
 @pytest.fixture
@@ -204,10 +203,7 @@ def train_on_a_server(server, folder, steps, sync):
 
     def save_and_load(step):
         torch.save(logits.detach(), folder / f"policy{step}.pt")
-        body = json.dumps({"model_path": str(folder / f"policy{step}.pt")}).encode()
-        headers = {"Content-Type": "application/json"}
-        url = f"{server.url}/update_weights_from_disk"
-        urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60).close()
+        sync_sglang(server.url, folder / f"policy{step}.pt")
 
     def wants_seven(prompt, responses):
         return [float(response.tokens == [7]) for response in responses]

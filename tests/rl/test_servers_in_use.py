@@ -157,6 +157,35 @@ def test_a_server_may_restart_during_a_call(tmp_path, caplog):
     assert "waiting up to 600 seconds (outage_seconds)" in caplog.text
 
 
+def with_finish_reason(reason, prompt):
+    """Return vLLM's answers to a prompt, the first of which has no tokens and this reason."""
+    answer = vllm_answers({"prompt": prompt, "n": 3})
+    answer["choices"][-1].update(
+        finish_reason=reason, token_ids=[], logprobs={"token_logprobs": []}
+    )
+    return answer
+
+
+def test_answers_that_the_server_aborts_are_asked_for_again(server, caplog):  # noqa: F811
+    """vLLM ends running answers so when it is paused."""
+    server.misfortunes = [with_finish_reason("abort", [1, 10])]
+    sampler = sampler_for(server, outage_seconds=60)
+    (group,) = sampler.sample_and_score_batch(prompts(10), [4])
+    assert group.tokens[2].tolist() == [1, 10, 11, 12, 13]
+    first, again = (body for _, _, body in server.requests)
+    assert first == again and again["seed"] == 4
+    assert f"{server.url} aborts answers, for 0 seconds now" in caplog.text
+    assert f"{server.url} answers again" in caplog.text
+
+
+@pytest.mark.parametrize("reason", ["abort", "repetition"])
+def test_an_answer_that_ended_for_another_reason_is_an_error_with_the_reason(server, reason):  # noqa: F811
+    server.misfortunes = [with_finish_reason(reason, [1, 10])]
+    with pytest.raises(SamplerError, match=f"Prompt p10: .*with finish reason '{reason}'"):
+        sampler_for(server, outage_seconds=0).sample_and_score_batch(prompts(10), range(3))
+    assert len(server.requests) == 1
+
+
 # Rewards ----------------------------------------------------------------------------------------
 
 
