@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks of a group that a sampler returns."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.losses import RESPONSE_MASK
 from energon_ext.rl.scored_group import ScoredGroup
@@ -19,6 +20,9 @@ _OPTIONAL = (
     *("response_lens", "truncated", "response_mask"),
     *("advantages", "sample_weights", "columns"),
 )
+#: Names that a batch uses itself.
+_FIELDS_OF_BATCHES = {RESPONSE_MASK, *(each.name for each in fields(PackedBatch))}
+
 #: Fields of one kind of numbers, besides the tokens.
 _KINDS = {
     "response_lens": "integers",
@@ -87,7 +91,7 @@ def _faults_of_kinds(group: ScoredGroup, reward_names: Sequence[str]) -> Iterato
             f"rewards have the names {found}, needed are {needed}; give the RLDataset "
             f"reward_weights with a factor for each name, or return rewards without names"
         )
-    if reserved := {RESPONSE_MASK, "log_probs"} & {*map(str, group.columns or ())}:
+    if reserved := _FIELDS_OF_BATCHES & {*map(str, group.columns or ())}:
         yield f"columns has the name {min(reserved)!r}, which the batch uses itself; take another"
     columns = {} if group.columns is None else group.columns
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
@@ -150,6 +154,8 @@ def _faults_of_values(group: ScoredGroup) -> Iterator[str]:
             yield f"{name} must be finite, got {value.tolist()!s:.80}"
     if (largest := float(group.log_probs.detach().max())) > _MAX_LOG_PROB:
         yield f"log_probs must be at most 0, got {largest:g}"
+    if group.sample_weights is not None and bool((group.sample_weights < 0).any()):
+        yield f"sample_weights must be at least 0, got {group.sample_weights.tolist()!s:.80}"
     lengths = group.response_lens
     if lengths is None:
         return
