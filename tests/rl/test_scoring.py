@@ -12,6 +12,7 @@ from energon_ext import ConfigError, StateMismatchError
 from energon_ext.errors import SampleError, SamplerError
 from energon_ext.rl import RLDataset, ScoredGroup
 from energon_ext.rl.advantages import compute_advantages
+from energon_ext.rl.group_rows import WaitingGroup, build_row
 from tests.rl.prompts import Dice, prompt_dataset, write_prompts, write_sums
 from tests.support import batch_hash
 
@@ -221,11 +222,32 @@ def test_columns_travel_to_the_batch_with_a_mask_of_what_is_trained(one_prompt):
     assert batch.columns["response_mask"].view(3, 5).tolist() == expected
 
 
-def test_a_column_must_be_in_all_groups_of_a_batch(one_prompt):
-    groups = [{"rewards": [1.0, 0.0], "columns": {"values": torch.ones(2, 2)}}]
-    groups += [{"rewards": [1.0, 0.0]}]
+@pytest.mark.parametrize("together", [False, True])
+def test_groups_of_a_batch_must_have_the_same_columns(one_prompt, together):
+    """In one call of the sampler and over two; in one row or in two."""
+    plain = {"rewards": [1.0, 0.0]}
+    groups = [{**plain, "columns": {"values": torch.ones(2, 2)}}, plain, plain]
+    sizes = {"seq_len": 10, "rows": 2, "groups_per_batch": 2}
+    prompts = prompt_dataset(one_prompt, prompts_per_call=2 if together else 1)
+    dataset = RLDataset(prompts, Groups(*groups), **sizes)
+    message = (
+        r"^Prompt \d: columns has the names \[\], but that of another prompt \['values'\]; all"
+    )
+    with pytest.raises(SamplerError, match=message):
+        next(dataset)
+
+
+def test_a_row_never_mixes_answers_with_and_without_a_column():
+    fields = {"tokens": torch.tensor([[7, 8]]), "log_probs": torch.zeros(1, 1), "prompt_len": 1}
+    columns = [{"values": torch.ones(1, 1)}, None]
+    groups = [
+        WaitingGroup(
+            0, "p", "web", ScoredGroup(**fields, rewards=torch.ones(1), columns=each), 0, 0
+        )
+        for each in columns
+    ]
     with pytest.raises(SampleError, match="Only some groups of a batch have the column values"):
-        next(dataset_of(one_prompt, *groups, groups_per_batch=2, rows=1, seq_len=20))
+        build_row(groups, [torch.ones(1, 1)] * 2, [(0, 0), (1, 0)])
 
 
 # Mistakes ---------------------------------------------------------------------------------------
