@@ -17,8 +17,8 @@ from energon_ext.rl import RLDataset
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.megatron.small_gpt import model_parallel
 from tests.megatron.small_training import run_ranks
+from tests.rl.policy import WAIT_SECONDS, Policy
 from tests.rl.prompts import write_sums
-from tests.rl.test_ahead import WAIT_SECONDS, Policy
 from tests.support import batch_hash
 
 TENSORS = {"tensor_model_parallel_size": 2}

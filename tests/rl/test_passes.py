@@ -9,8 +9,8 @@ import pytest
 
 from energon_ext import ConfigError, StateMismatchError
 from energon_ext.rl import RLDataset
+from tests.rl.policy import Policy
 from tests.rl.prompts import Dice, prompt_dataset, write_sums
-from tests.rl.test_ahead import Policy
 from tests.support import batch_hash
 
 
