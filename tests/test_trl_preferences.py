@@ -28,10 +28,11 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 PAIRS, BETA = 100, 0.3
+FORMS = ("text", "whole text", "messages", "whole conversation")
 
 
 def records(kind):
-    """Return pairs of random words: text, or messages without the prompt or with it."""
+    """Return pairs of random words: texts or messages, without the prompt or with it."""
     rng, found = random.Random(0), []
     for _ in range(PAIRS):
         prompt, chosen, rejected = (
@@ -40,9 +41,15 @@ def records(kind):
         if kind == "text":
             found.append({"prompt": prompt, "chosen": f" {chosen}", "rejected": f" {rejected}"})
             continue
+        if kind == "whole text":
+            # Answers may begin with the same words, or within a word.
+            head = f"\n\nHuman: {prompt}\n\nAssistant: {rng.choice(['', 'I say ', 'un', '1'])}"
+            texts = (head + text for text in (chosen, rejected))
+            found.append(dict(zip(("chosen", "rejected"), texts)))
+            continue
         question = [{"role": "user", "content": prompt}]
         answers = [[{"role": "assistant", "content": text}] for text in (chosen, rejected)]
-        if kind == "implicit":
+        if kind == "whole conversation":
             found.append(dict(zip(("chosen", "rejected"), [question + each for each in answers])))
         else:
             found.append({"prompt": question, "chosen": answers[0], "rejected": answers[1]})
@@ -85,8 +92,18 @@ def log_probs_of(model, batches):
     return found
 
 
-@pytest.mark.parametrize("form", ["text", "messages", "implicit"])
-def test_loss_and_gradient_of_a_hundred_pairs_equal_those_of_trl(form, trl, tmp_path):
+def pairs_of(batches):
+    """Return the tokens of the chosen and the rejected answer of each pair, with the prompt."""
+    answers = []
+    for batch in batches:
+        ends, tokens = batch.cu_seqlens.tolist(), batch.tokens.tolist()
+        spans = zip(ends, ends[1:], batch.pair_ids.tolist())
+        answers += [tokens[begin:end] for begin, end, number in spans if number >= 0]
+    return [[*pair] for pair in zip(answers[::2], answers[1::2])]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_loss_and_gradient_of_a_hundred_pairs_equal_those_of_trl(form, trl, tmp_path):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=byte_bpe(["<|im_start|>", "<|im_end|>", "<|pad|>"]),
         eos_token="<|im_end|>",
@@ -113,7 +130,10 @@ def test_loss_and_gradient_of_a_hundred_pairs_equal_those_of_trl(form, trl, tmp_
         path, worker_config=config(), batch_size=1, task_encoder=encoder, repeat=False
     )
     batches = list(loader_for(dataset))
-    for kind, (loss, norm) in expected.items():
+    for kind, (loss, norm, tokens) in expected.items():
+        assert sorted(pairs_of(batches)) == sorted(tokens)
+        if (form, kind) == ("whole text", "ipo"):
+            continue  # a word that only begins alike belongs to the prompt in part, for TRL
         policy.zero_grad()
         losses = torch.cat(
             [

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Print TRL's losses of pairs as JSON: python trl_losses.py FOLDER BETA.
+"""Print TRL's tokens and losses of pairs as JSON: python trl_losses.py FOLDER BETA.
 
 The folder has two models, a tokenizer and records. It runs in a process of its own, with the
 package ``trl`` on its path.
@@ -15,9 +15,11 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
+SIDES = ("chosen", "rejected")
+
 
 def loss(folder, beta, kind):
-    """Return the loss of all pairs, and the norm of its gradient."""
+    """Return the loss of all pairs, the norm of its gradient, and the tokens of both answers."""
     models = [AutoModelForCausalLM.from_pretrained(folder / name) for name in ("policy", "ref")]
     records = json.loads((folder / "records.json").read_text())
     trainer = DPOTrainer(
@@ -42,7 +44,8 @@ def loss(folder, beta, kind):
     found = trainer.compute_loss(models[0], trainer.data_collator(rows))
     found.backward()
     gradients = torch.cat([p.grad.double().flatten() for p in models[0].parameters()])
-    return [found.item(), gradients.norm().item()]
+    tokens = [[row["prompt_ids"] + row[f"{side}_ids"] for side in SIDES] for row in rows]
+    return [found.item(), gradients.norm().item(), tokens]
 
 
 if __name__ == "__main__":

@@ -96,11 +96,21 @@ def _is_said(value: Any, messages: Any, roles: tuple[str, ...] | None = None) ->
     """Return True if the messages contain all texts of a value; with roles, as whole messages."""
     found = [text.strip() for text in _texts(value)]
     if roles is None:
-        texts = "\n".join(_texts(messages))
-        return bool(found) and all(text in texts for text in found)
+        return bool(found) and not has_other_text(value, messages)
     said = [m.get("content") for m in messages if isinstance(m, Mapping) and m.get("role") in roles]
     contents = [content.strip() for content in said if isinstance(content, str)]
     return bool(found) and all(text in contents for text in found)
+
+
+def has_other_text(value: Any, messages: Any) -> bool:
+    """Return True if a JSON value has a text that the messages do not contain.
+
+    Example:
+        >>> [has_other_text(value, "Why? Because.") for value in ("Why?", ["Because."], "How?", 7)]
+        [False, False, True, False]
+    """
+    texts = "\n".join(_texts(messages))
+    return any(text.strip() not in texts for text in _texts(value))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -6,12 +6,15 @@ The prompt with each answer becomes the record of a conversation, which
 :mod:`~energon_ext.chats.records` reads as for fine-tuning. Only what follows the prompt is trained.
 """
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_ext.chats.fields import has_other_text
 from energon_ext.chats.messages import remove_nulls
 from energon_ext.chats.reasoning import REASONING_FIELDS
-from energon_ext.chats.records import SHAREGPT_ROLES, Conversation, read_conversation
+from energon_ext.chats.records import COMMON, SHAREGPT_ROLES, Conversation, read_conversation
 from energon_ext.errors import SampleError
 
 SIDES = ("chosen", "rejected")
@@ -25,14 +28,17 @@ _OTHER_ANSWERS = ("response", "completion", "output")
 #: Fields of a message, at least one of which is filled in an answer.
 _CONTENTS = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
 
+#: A word or other characters, with a space before them, or white space: as tokenizers split texts.
+_WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s+(?!\S)|\s+")
+
 
 def read_preference(record: Any) -> tuple[Conversation, Conversation]:
     """Make the chosen and the rejected conversation of a record.
 
-    ``chosen`` and ``rejected`` are texts, or messages that follow the prompt, or whole
-    conversations, whose common messages are the prompt. Otherwise the prompt is text or messages
-    under ``prompt``, messages under ``messages`` or ``conversations``, or an Alpaca
-    ``instruction``. Answers within the prompt are not trained.
+    ``chosen`` and ``rejected`` are texts, or messages that follow the prompt. The prompt is text or
+    messages under ``prompt``, messages under ``messages`` or ``conversations``, or an Alpaca
+    ``instruction``. Or both are whole conversations or texts, which begin with the prompt: the
+    messages that they have in common, or the words. Answers within the prompt are not trained.
 
     Raises:
         SampleError: an answer is missing or empty, both are equal, or the prompt is unclear.
@@ -51,14 +57,16 @@ def read_preference(record: Any) -> tuple[Conversation, Conversation]:
     if not isinstance(record, Mapping):
         raise SampleError(f"the record is a {type(record).__name__}, a JSON object is needed")
     fields = {k: v for k, v in record.items() if v is not None and not str(k).startswith("__")}
-    answers = [_answer(fields, side) for side in SIDES]
+    answers: list[Any] = [_answer(fields, side) for side in SIDES]
     if isinstance(answers[0], str) != isinstance(answers[1], str):
         raise SampleError("one of `chosen` and `rejected` is text; both or none must be")
     if remove_nulls(answers[0]) == remove_nulls(answers[1]):
         raise SampleError("`chosen` and `rejected` are equal, so neither is preferred")
     others = {name: value for name, value in fields.items() if name not in SIDES}
-    if not isinstance(answers[0], str):
-        others, answers = _separate_prompt(others, answers)
+    if isinstance(answers[0], str):
+        others, answers = _separate_text(others, answers)
+    else:
+        others, answers = _separate_messages(others, answers)
     name = _name_of_prompt(others)
     chosen, rejected = (_read(others, name, answer, side) for answer, side in zip(answers, SIDES))
     return chosen, rejected
@@ -76,18 +84,27 @@ def _answer(record: Mapping[str, Any], side: str) -> Any:
     return answer if isinstance(answer, str) else list(answer)
 
 
-def _separate_prompt(
+def _separate_messages(
     others: Mapping[str, Any], answers: list[list[Any]]
-) -> tuple[dict[str, Any], list[list[Any]]]:
+) -> tuple[dict[str, Any], list[Any]]:
     """Return the fields with the prompt as messages, and only the messages of the answers."""
     # `messages` may repeat the chosen conversation, for fine-tuning.
     chosen = remove_nulls(answers[0])
-    others = {k: v for k, v in others.items() if not (k in _LISTS and remove_nulls(v) == chosen)}
-    given = next((others[each] for each in _LISTS if isinstance(others.get(each), list)), None)
-    if given is not None:
+    others = {
+        k: v for k, v in others.items() if not (k in _LISTS and remove_nulls(v) in (chosen, []))
+    }
+    name = next((each for each in _LISTS if isinstance(others.get(each), list)), None)
+    if name is not None:
+        given = others[name]
         is_repeated = all(_common(given, answer) == len(given) for answer in answers)
-        first = len(given) if is_repeated else 0
-        return others, [answer[first:] for answer in answers]
+        answers = [answer[len(given) if is_repeated else 0 :] for answer in answers]
+        for answer, side in zip(answers, SIDES):
+            if not _is_answer(next(iter(answer), None)):
+                raise SampleError(
+                    f"`{side}` has no answer as its first message after `{name}`; if it is a whole "
+                    f"conversation, remove `{name}`"
+                )
+        return others, answers
     common = _common(*answers)
     if not common:
         if any(isinstance(others.get(name), str) for name in _TEXTS):
@@ -101,6 +118,50 @@ def _separate_prompt(
                 f"`{side}` has no answer as message {common}, the first that is not in both"
             )
     return {**others, "messages": answers[0][:common]}, [answer[common:] for answer in answers]
+
+
+def _separate_text(others: dict[str, Any], answers: list[str]) -> tuple[dict[str, Any], list[Any]]:
+    """Return the fields with the prompt, and the texts of the answers without it.
+
+    As TRL does, the text that both have in common is the prompt, less a space at its end; but less
+    the whole last word if that goes on in an answer, since one token may have all of it. Then the
+    tokens are those of TRL.
+    """
+    texts = {name: others[name] for name in _TEXTS if isinstance(others.get(name), str)}
+    for name, prompt in texts.items():
+        if prompt.strip() and all(answer.startswith(prompt) for answer in answers):
+            raise SampleError(
+                f"`chosen` and `rejected` both begin with `{name}`; remove `{name}`, and the words "
+                f"with which both begin are the prompt"
+            )
+    if any(name in others for name in (*_LISTS, *_TEXTS)):
+        return others, answers
+    # Each answer has at least a character.
+    common = min(len(os.path.commonprefix(answers)), *(len(answer) - 1 for answer in answers))
+    border = min(_start_of_word(answer, common) for answer in answers)
+    prompt = answers[0][:border]
+    if not prompt.strip():
+        raise SampleError(
+            "`chosen` and `rejected` do not begin with the same words; give the prompt as `prompt`"
+        )
+    for name, value in others.items():
+        if name not in COMMON and has_other_text(value, prompt):
+            raise SampleError(
+                f"`{name}` is text that is not in the words with which `chosen` and `rejected` "
+                f"begin; name it `prompt` if they answer it, or remove it"
+            )
+    return {**others, "prompt": prompt}, [answer[border:] for answer in answers]
+
+
+def _start_of_word(text: str, place: int) -> int:
+    """Return where the word with the character at a place begins, with the space before it.
+
+    Example:
+        >>> _start_of_word("It is fine.", 8), _start_of_word("It is fine.", 10)
+        (5, 10)
+    """
+    starts = (found.start() for found in _WORD.finditer(text))
+    return max((start for start in starts if start <= place), default=0)
 
 
 def _name_of_prompt(others: Mapping[str, Any]) -> str:

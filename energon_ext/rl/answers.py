@@ -133,13 +133,18 @@ class Answers:
             return
         seeds = [each.seed(self.seed) for each in self.drawn] if prompts else []
         try:
-            arguments = (self.sampler, prompts, seeds, self.rules)
+            arguments = (self.sampler, prompts, seeds, self._rules())
             groups = ask_together(*arguments, self.replica_group)
         except SamplerError as error:
             raise self._with_counts(error) from error
         if prompts:  # else this rank took part in the passes of others
             drawn, self.drawn = self.drawn, []
             self._add(_answered(drawn, prompts, groups, place))
+
+    def _rules(self) -> GroupRules:
+        """Return what the next groups must be like."""
+        waiting = self.queue.groups
+        return self.rules.like(waiting[0].group) if waiting else self.rules
 
     def _add(self, answers: Sequence[Answered]) -> None:
         for answered in answers:
@@ -185,13 +190,13 @@ class Answers:
             return
         drawn, prompts, now = self.drawn, self._prompts, Place(**vars(place))
         seeds = [each.seed(self.seed) for each in drawn]
-        is_first = True
+        rules, is_first = self._rules(), True
         if self.replica_group is not None:
             check_question(prompts, seeds, self.replica_group)
             is_first = self.replica_group.rank() == 0
 
         def ask() -> list[Answered]:
-            groups = ask_sampler(self.sampler, prompts, seeds, self.rules)
+            groups = ask_sampler(self.sampler, prompts, seeds, rules)
             return _answered(drawn, prompts, groups, now)
 
         self.request, self.drawn = Request(drawn, ask if is_first else None), []

@@ -5,21 +5,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable
 
 import torch.distributed as dist
 
 from energon_ext.arguments import check_integers
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.errors import ConfigError, log_of
+from energon_ext.errors import ConfigError
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.rl.answers import Answers
 from energon_ext.rl.group_queue import GroupQueue
 from energon_ext.rl.group_rows import WaitingGroup, build_row
 from energon_ext.rl.place import Place
-from energon_ext.rl.prompt_plan import PlannedPrompt, PromptPlan
-from energon_ext.rl.request import Answered
+from energon_ext.rl.prompt_plan import PromptPlan
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.rounds import Rounds
 from energon_ext.rl.sampler import BatchSampler, Sampler
@@ -28,15 +27,11 @@ from energon_ext.rl.state import RLState, restored
 from energon_ext.state.match import SourceChange
 from energon_ext.state.together import end_together
 
-_logger = log_of(__name__)
-
 #: Arguments that are integers >= 1.
 _SIZES = (
     *("seq_len", "rows", "alignment", "groups_per_batch", "batches_per_step"),
-    *("epochs_per_batch", "max_attempts"),
+    *("steps_per_version", "epochs_per_batch", "max_attempts"),
 )
-
-T = TypeVar("T", PlannedPrompt, WaitingGroup, Answered)
 
 #: Arguments of :class:`~energon_ext.rl.answers.Answers`.
 _OF_ANSWERS = ("sampler", "replica_group", "sync_weights", "seed", "max_attempts")
@@ -82,9 +77,11 @@ class RLDataset(ScoringOptions):
         max_attempts: raise an error after this many groups in a row that cannot be trained on.
         max_staleness: versions of the weights that a group may wait before it is dropped and
             counted; 0 drops the groups that a version leaves over. None keeps all. Each step has a
-            new version, unless ``epochs_per_batch`` gives several steps the same answers.
+            new version, unless ``steps_per_version``, ``epochs_per_batch`` or ``ahead`` say else.
         batches_per_step: batches per optimizer step, its micro-batches on this rank.
-        epochs_per_batch: passes over the answers of a step, each an optimizer step with the same
+        steps_per_version: optimizer steps whose answers are sampled together when the first of them
+            begins, and each of which trains on its own part of them, as PPO's minibatches do.
+        epochs_per_batch: passes over the answers of a version, each with the same steps and
             batches, as in PPO: for a loss with a ratio to the policy that answered, such as
             :func:`energon_ext.losses.clipped_ratio_losses`.
         ahead: steps whose answers are asked for together, while the steps before train: the prompts
@@ -122,9 +119,9 @@ class RLDataset(ScoringOptions):
     prompts drawn but not yet sampled, waiting groups, and counters. It grows with the waiting
     groups: at most those of one call of the sampler, or with ``ahead`` about those of two versions.
     A resumed run may change the number of ranks, ``groups_per_batch``, ``batches_per_step``,
-    ``epochs_per_batch``, ``seq_len``, ``rows``, ``alignment``, ``pad_id``, ``max_attempts`` and the
-    prompts; the ranks, ``batches_per_step`` and ``epochs_per_batch`` only between two steps, and
-    after all passes over the same answers.
+    ``steps_per_version``, ``epochs_per_batch``, ``seq_len``, ``rows``, ``alignment``, ``pad_id``,
+    ``max_attempts`` and the prompts; the ranks and the numbers of batches, steps and passes only
+    between two steps, and after all passes over the same answers.
     """
 
     prompts: PlannedDataset = field(kw_only=False)
@@ -135,6 +132,7 @@ class RLDataset(ScoringOptions):
     max_attempts: int = 1000
     max_staleness: int | None = None
     batches_per_step: int = 1
+    steps_per_version: int = 1
     epochs_per_batch: int = 1
     ahead: int = 0
     exact: bool = True
@@ -179,6 +177,7 @@ class RLDataset(ScoringOptions):
             **{name: getattr(self, name) for name in _OF_ANSWERS},
         )
         self._place = Place()
+        self._steps_of_version = max(self.steps_per_version, self.ahead)
         self._kept: list[list[WaitingGroup]] = []  # the batches of a pass that will be repeated
         self._has_begun = False
 
@@ -187,6 +186,11 @@ class RLDataset(ScoringOptions):
             raise ConfigError(
                 f"ahead: a {type(self.sampler).__name__} samples from the model in training, which "
                 f"changes while it samples; use a server, or ahead=0."
+            )
+        if self.steps_per_version > 1:
+            raise ConfigError(
+                f"steps_per_version: {self.steps_per_version} found, but ahead={self.ahead} says "
+                f"how many steps have the answers of one version; leave it out."
             )
         if self.max_staleness == 0:
             raise ConfigError(
@@ -243,7 +247,7 @@ class RLDataset(ScoringOptions):
                 self._kept.append(groups)
         self._rollout.end_batch([place.step - waiting.step for waiting in groups])
         version = place.version
-        place.end_batch(self.batches_per_step, max(1, self.ahead), self.epochs_per_batch)
+        place.end_batch(self.batches_per_step, self._steps_of_version, self.epochs_per_batch)
         if place.version > version:
             self._kept = []
         return batch
@@ -252,7 +256,10 @@ class RLDataset(ScoringOptions):
         """Sample the groups of the next batch, which remain in the queue."""
         if self.max_staleness is not None:
             self._queue.drop_before(self._place.version - self.max_staleness)
-        self._answers.fill(self.groups_per_batch, self._place)
+        least, place = self.groups_per_batch, self._place
+        if self.steps_per_version > 1 and not (place.steps_of_pass or place.batches):
+            least *= self.batches_per_step * self.steps_per_version
+        self._answers.fill(least, place)
         if limits := self._plan.epoch_limits:
             index = self._rollout.counts["batches"]
             end_together(bool(self._queue.groups), limits, index, self._workers, is_planned=False)
@@ -279,8 +286,8 @@ class RLDataset(ScoringOptions):
             ranks=self._workers.world_size,
             rank=self._workers.rank,
             batches_per_step=self.batches_per_step,
+            steps_per_version=self._steps_of_version,
             epochs_per_batch=self.epochs_per_batch,
-            ahead=self.ahead,
             place=Place(**vars(self._place)),
             asked_in=asked_in,
             kept=self._kept,
@@ -315,16 +322,9 @@ class RLDataset(ScoringOptions):
             )
         if self._has_begun:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
+        saved = saved.of_sources(self._plan.sources)
         self._plan.restore_state(saved.prompts)
         self._place, self._kept = Place(**vars(saved.place)), [*map(list, saved.kept)]
         self._rollout.restore_state(saved.rollout)
-        drawn, answered = self._known(saved.drawn), self._known(saved.answered)
-        self._answers.restore(drawn, answered, saved.asked_in)
-        self._queue.restore(self._known(saved.groups))
-
-    def _known(self, items: Sequence[T]) -> list[T]:
-        """Return the prompts or groups of sources that this dataset has; log if others are gone."""
-        known = [each for each in items if each.source in self._plan.sources]
-        if removed := {each.source for each in items} - {*self._plan.sources}:
-            _logger.warning("Dropped prompts and groups of removed sources: %s", sorted(removed))
-        return known
+        self._answers.restore([*saved.drawn], [*saved.answered], saved.asked_in)
+        self._queue.restore(saved.groups)

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks of a group that a sampler returns."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.losses import RESPONSE_MASK
 from energon_ext.rl.scored_group import ScoredGroup
@@ -19,6 +20,9 @@ _OPTIONAL = (
     *("response_lens", "truncated", "response_mask"),
     *("advantages", "sample_weights", "columns"),
 )
+#: Names that a batch uses itself.
+_FIELDS_OF_BATCHES = {RESPONSE_MASK, *(each.name for each in fields(PackedBatch))}
+
 #: Fields of one kind of numbers, besides the tokens.
 _KINDS = {
     "response_lens": "integers",
@@ -36,12 +40,18 @@ class GroupRules:
         reward_names: names that rewards must have; empty if they have none.
         least_answers: answers that a group without ``advantages`` must have.
         needs_truncated: whether ``truncated`` must be known.
+        columns: names of the columns, which all groups of a batch have; None if not known yet.
     """
 
     vocab_size: int = 2**31
     reward_names: Sequence[str] = field(default=())
     least_answers: int = 2
     needs_truncated: bool = False
+    columns: frozenset[str] | None = None
+
+    def like(self, group: ScoredGroup) -> "GroupRules":
+        """Return the rules for groups of the same batch."""
+        return replace(self, columns=frozenset(group.columns or ()))
 
 
 def find_fault(group: Any, prompt: Prompt, rules: GroupRules) -> str | None:
@@ -54,7 +64,7 @@ def _faults(group: Any, prompt: Prompt, rules: GroupRules) -> Iterator[str]:
     if not isinstance(group, ScoredGroup):
         yield f"the sampler returned a {type(group).__name__}, not a ScoredGroup"
         return
-    yield from _faults_of_kinds(group, rules.reward_names)
+    yield from _faults_of_kinds(group, rules)
     tokens = group.tokens
     least = 1 if group.advantages is not None else rules.least_answers
     if tokens.dim() != 2 or not _is_integer(tokens) or len(tokens) < least:
@@ -78,8 +88,8 @@ def _faults(group: Any, prompt: Prompt, rules: GroupRules) -> Iterator[str]:
         )
 
 
-def _faults_of_kinds(group: ScoredGroup, reward_names: Sequence[str]) -> Iterator[str]:
-    rewards = group.rewards
+def _faults_of_kinds(group: ScoredGroup, rules: GroupRules) -> Iterator[str]:
+    rewards, reward_names = group.rewards, rules.reward_names
     found = [*rewards] if isinstance(rewards, Mapping) else []
     if sorted(found, key=str) != sorted(reward_names):
         needed = f"those of reward_weights, {[*reward_names]}" if reward_names else "none"
@@ -87,11 +97,16 @@ def _faults_of_kinds(group: ScoredGroup, reward_names: Sequence[str]) -> Iterato
             f"rewards have the names {found}, needed are {needed}; give the RLDataset "
             f"reward_weights with a factor for each name, or return rewards without names"
         )
-    if reserved := {RESPONSE_MASK, "log_probs"} & {*map(str, group.columns or ())}:
+    if reserved := _FIELDS_OF_BATCHES & {*map(str, group.columns or ())}:
         yield f"columns has the name {min(reserved)!r}, which the batch uses itself; take another"
     columns = {} if group.columns is None else group.columns
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
         yield f"columns must be tensors by name, got {columns!r:.80}"
+    if rules.columns is not None and rules.columns != {*columns}:
+        yield (
+            f"columns has the names {sorted(columns)}, but that of another prompt "
+            f"{sorted(rules.columns)}; all groups need the same"
+        )
     for name, value in _tensors(group):
         if value is None and name in _OPTIONAL:
             continue
@@ -150,6 +165,8 @@ def _faults_of_values(group: ScoredGroup) -> Iterator[str]:
             yield f"{name} must be finite, got {value.tolist()!s:.80}"
     if (largest := float(group.log_probs.detach().max())) > _MAX_LOG_PROB:
         yield f"log_probs must be at most 0, got {largest:g}"
+    if group.sample_weights is not None and bool((group.sample_weights < 0).any()):
+        yield f"sample_weights must be at least 0, got {group.sample_weights.tolist()!s:.80}"
     lengths = group.response_lens
     if lengths is None:
         return

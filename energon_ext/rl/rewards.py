@@ -41,12 +41,19 @@ async def score(
                 found = await _in_thread(reward, prompt, responses)
             if inspect.isawaitable(found):  # from an object whose __call__ is a coroutine function
                 found = await found
+    except Exception as error:  # a user's function may raise anything
+        reason = f"the reward raised {type(error).__name__}: {error}"
+        raise SamplerError(reason, key=prompt.__key__) from error
+    try:
         if isinstance(found, Mapping):
             rewards: Rewards = {name: list(map(float, each)) for name, each in found.items()}
         else:
             rewards = list(map(float, found))
-    except Exception as error:  # a user's function may raise anything
-        reason = f"the reward raised {type(error).__name__}: {error}"
+    except Exception as error:  # so may what it returned
+        reason = (
+            f"the reward returned {str(found)!r:.80}; a number for each answer is needed, or such "
+            f"numbers by name"
+        )
         raise SamplerError(reason, key=prompt.__key__) from error
     parts = rewards if isinstance(rewards, Mapping) else {"": rewards}
     for name, values in parts.items():

@@ -125,6 +125,7 @@ def ask_sampler(
             if fault := find_fault(group, prompt, rules):
                 raise SamplerError(fault, key=prompt.__key__)
             group = group.plain()
+            rules = rules.like(group)
         results.append(group)
     return results
 

@@ -44,7 +44,7 @@ class ScoredGroup:
             turns of others. None for all.
         advantages: float32 [N] or [N, G], used as they are, in place of those of the group's
             rewards; None to compute them.
-        sample_weights: float32 [N], factor of each answer's advantage, such as 0 for an answer
+        sample_weights: float32 [N], factor >= 0 of each answer's advantage, such as 0 for an answer
             whose reward counts in the group's mean but that is not trained on. None for ones.
         columns: float32 [N, G] by name, further values of the response tokens that travel to the
             batch's ``columns``, such as ``ref_log_probs``; the same names in all groups. The batch

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from energon_ext.errors import StateFormatError, StateMismatchError
+from energon_ext.errors import StateFormatError, StateMismatchError, log_of
 from energon_ext.rl.answer_file import read_tensors, write_tensors
 from energon_ext.rl.group_rows import WaitingGroup
 from energon_ext.rl.place import Place
@@ -25,7 +25,9 @@ from energon_ext.state.match import check_fingerprint
 from energon_ext.state.plain import from_plain, to_plain
 from energon_ext.state.schema import COUNT, check_class, check_seal, seal
 
-_CLASS, _VERSION = "EnergonExtRL", 2
+_logger = log_of(__name__)
+
+_CLASS, _VERSION = "EnergonExtRL", 3
 #: Fields that :func:`to_plain` converts to JSON values.
 _FIELDS = {
     "drawn": [{str: object}],
@@ -40,8 +42,8 @@ _COMMON = {
     "prompts": object,
     "ranks": COUNT,
     "batches_per_step": COUNT,
+    "steps_per_version": COUNT,
     "epochs_per_batch": COUNT,
-    "ahead": COUNT,
     "place": {each.name: COUNT for each in dataclasses.fields(Place)},
 }
 #: Further fields of a rank.
@@ -60,8 +62,8 @@ class RLState:
         prompts: cursor of the prompts.
         ranks, rank: number of data-parallel ranks, and this one.
         batches_per_step: batches of an optimizer step on a rank.
+        steps_per_version: steps whose answers are sampled together.
         epochs_per_batch: passes over the same answers.
-        ahead: steps of a version, which are asked for ahead; 0 for none.
         place: counts of steps and passes.
         asked_in: the last version in which prompts were asked ahead.
         drawn: prompts without answers yet.
@@ -76,8 +78,8 @@ class RLState:
     ranks: int
     rank: int
     batches_per_step: int
+    steps_per_version: int
     epochs_per_batch: int
-    ahead: int
     place: Place
     asked_in: int | None = None
     drawn: Sequence[PlannedPrompt] = field(default=())
@@ -85,6 +87,16 @@ class RLState:
     answered: Sequence[Answered] = field(default=())
     kept: Sequence[Sequence[WaitingGroup]] = field(default=())
     rollout: Mapping[str, Any] = field(default_factory=dict)
+
+    def of_sources(self, sources: Sequence[str]) -> "RLState":
+        """Return the state without prompts and groups of other sources; log if there are some."""
+        items = {name: getattr(self, name) for name in ("drawn", "groups", "answered")}
+        if removed := {each.source for found in items.values() for each in found} - {*sources}:
+            _logger.warning("Dropped prompts and groups of removed sources: %s", sorted(removed))
+        known: Any = {
+            name: [e for e in found if e.source in sources] for name, found in items.items()
+        }
+        return dataclasses.replace(self, **known)
 
     def to_json(self, folder: Path | None = None) -> dict[str, Any]:
         """Return JSON values; the tensors of answers are in a new file if there is a folder."""
@@ -159,7 +171,7 @@ def restored(states: Any, now: RLState, folder: Path | None = None) -> RLState:
     if not is_one:
         _check_together(found)
     if first.place.batches or first.kept:
-        names = ("ranks", "batches_per_step", "epochs_per_batch", "ahead")
+        names = ("ranks", "batches_per_step", "steps_per_version", "epochs_per_batch")
         changed = {name: (getattr(first, name), getattr(now, name)) for name in names}
         if changed := {name: values for name, values in changed.items() if len({*values}) > 1}:
             raise StateMismatchError(

@@ -75,6 +75,36 @@ RECORDS = {
         [user("q"), answer("a")],
         [user("q"), answer("b")],
     ),
+    "whole conversations beside an empty prompt": (
+        {"prompt": [], "chosen": [*EARLIER, answer("a")], "rejected": [*EARLIER, answer("b")]},
+        [*UNTRAINED, answer("a")],
+        [*UNTRAINED, answer("b")],
+    ),
+    "whole texts": (
+        {"chosen": "Human: q\n\nAssistant: It is.", "rejected": "Human: q\n\nAssistant: No!"},
+        [user("Human: q\n\nAssistant:"), answer(" It is.")],
+        [user("Human: q\n\nAssistant:"), answer(" No!")],
+    ),
+    "whole texts whose answers begin with the same words": (
+        {"chosen": "Q: q\nI think so.", "rejected": "Q: q\nI thought so.", "index": 1},
+        [user("Q: q\nI"), answer(" think so.")],
+        [user("Q: q\nI"), answer(" thought so.")],
+    ),
+    "whole texts, of which one begins the other": (
+        {"chosen": "say a", "rejected": "say a b", "question": "say"},
+        [user("say"), answer(" a")],
+        [user("say"), answer(" a b")],
+    ),
+    "whole texts whose answers follow a line break": (
+        {"chosen": "2 + 2\n4", "rejected": "2 + 2\n5", "score": 3},
+        [user("2 + 2\n"), answer("4")],
+        [user("2 + 2\n"), answer("5")],
+    ),
+    "whole texts without spaces": (
+        {"chosen": "问：好吗？答：好", "rejected": "问：好吗？答：不好"},
+        [user("问：好吗？答："), answer("好")],
+        [user("问：好吗？答："), answer("不好")],
+    ),
     "ShareGPT": (
         {
             "conversations": [human("q"), human("m", "gpt"), human("w")],
@@ -107,7 +137,9 @@ def test_each_form_of_a_record_gives_two_conversations(name):
     record, chosen, rejected = RECORDS[name]
     found = read_preference({"__key__": "7", **record})
     assert [conversation.messages for conversation in found] == [chosen, rejected]
-    assert [conversation.is_pair for conversation in found] == [name == "text"] * 2
+    is_text = isinstance(record["chosen"], str) and not {"conversations", "instruction"} & {*record}
+    is_pair = is_text and isinstance(record.get("prompt", ""), str)
+    assert [conversation.is_pair for conversation in found] == [is_pair] * 2
 
 
 def test_ignored_fields_are_counted_on_both_sides():
@@ -140,7 +172,36 @@ REFUSED = [
     ),
     ({"prompt": "q", "chosen": "a", "rejected": [answer("b")]}, "is text; both or none must be"),
     ({"prompt": "q", "chosen": [answer("a")], "rejected": [answer("b")]}, "must be text as well"),
-    ({"chosen": "q a", "rejected": "q b"}, "needs a `prompt`, as text or messages; it has"),
+    ({"chosen": "a q", "rejected": "b q"}, "do not begin with the same words; give the prompt as"),
+    ({"chosen": "answer", "rejected": "another"}, "do not begin with the same words"),
+    ({"chosen": "q a", "rejected": ""}, "do not begin with the same words"),
+    ({"chosen": "Go on", "rejected": "Go  "}, "`rejected` has an empty answer"),
+    (
+        {"question": "Why?", "chosen": "It is so.", "rejected": "It is not so."},
+        "`question` is text that is not in the words with which `chosen` and `rejected` begin",
+    ),
+    (
+        {"turns": [{"value": "Why?"}], "chosen": "It is so.", "rejected": "It is not so."},
+        "`turns` is text that is not in the words",
+    ),
+    (
+        {"prompt": "q", "chosen": "q: a", "rejected": "q: b"},
+        "both begin with `prompt`; remove `prompt`, and the words with which both begin are the p",
+    ),
+    ({"instruction": "q", "chosen": "q: a", "rejected": "q: b"}, "both begin with `instruction`"),
+    (
+        {"prompt": [user("q")], "chosen": [user("q"), answer("a")], "rejected": [answer("b")]},
+        "`chosen` has no answer as its first message after `prompt`; if it is a whole conversation",
+    ),
+    (
+        {
+            "messages": [user("q")],
+            "chosen": [SYSTEM, user("q"), answer("a")],
+            "rejected": [SYSTEM, user("q"), answer("b")],
+        },
+        "`chosen` has no answer as its first message after `messages`; if it is a whole conversa",
+    ),
+    ({"prompt": [user("q")], "chosen": [answer("a")], "rejected": []}, "`rejected` has no answer"),
     ({"prompt": 3, "chosen": "a", "rejected": "b"}, "needs a `prompt`, as text or messages"),
     ({"chosen": [user("q"), answer("a")], "rejected": [user("w"), answer("b")]}, "in common; give"),
     ({**WHOLE, "rejected": EARLIER}, "`rejected` has no answer as message 3, the first that"),
@@ -187,7 +248,7 @@ FIELDS = [
 
 def test_damaged_records_are_refused_or_become_two_different_conversations():
     rng, counts = random.Random(0), Counter()
-    for _ in range(3000):
+    for _ in range(4000):
         record = dict(rng.choice([*RECORDS.values()])[0])
         record.update({rng.choice(FIELDS): rng.choice(VALUES) for _ in range(rng.randint(1, 3))})
         try:

@@ -1,44 +1,41 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Advantages as weights on two processes: the loss equals one formula over the global batch.
+"""Advantages, masks and columns on two processes: loss and gradient of packed rows.
 
-The expected values come from plain autograd of :func:`energon_ext.unified_loss` over the logits of
-the whole global batch, without Megatron's schedules, wrappers or counts.
+The expected values come from a model that reads each answer alone, and from loops over the fields
+of the answers, without packing, and without Megatron's schedules, wrappers and counts.
 """
 
 import dataclasses
 import functools
-import math
 
 import pytest
 import torch
-from megatron.core import parallel_state
 
-from energon_ext.losses import clipped_ratio_losses, reference_kl, unified_loss
-from energon_ext.megatron import forward_step, mean_losses
-from tests.megatron.small_gpt import (
-    megatron,
-    model_parallel,
-    run_packed,
-    small_config,
-    small_model,
-    synthetic_batch,
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.losses import clipped_ratio_losses, column_of, reference_kl
+from energon_ext.rl import ScoredGroup
+from energon_ext.rl.group_rows import WaitingGroup, arrange, build_row
+from energon_ext.rl.scoring import Scoring
+from tests.megatron.small_gpt import model_parallel, synthetic_batch
+from tests.megatron.small_training import run_ranks
+from tests.megatron.split_gradients import (
+    LAYOUTS,
+    assert_equal_parts,
+    assert_equal_steps,
+    context_parallel_part,
+    expected_of,
+    log_probs_of,
+    read_alone,
+    step_of,
 )
-from tests.megatron.small_training import SGD, run_ranks, run_schedule, trainable
 
 MICRO_BATCHES = 4
-PIPELINE = {"pipeline_model_parallel_size": 2}
-TENSOR = {"tensor_model_parallel_size": 2}
-LAYOUTS = {"data parallel": {}, "pipeline parallel": PIPELINE, "tensor parallel": TENSOR}
+
+# Weights of any kind, on documents -------------------------------------------------------------
+
 SCALE = {"weight_scale": 1 << 14}
 TOKENS = {"denominator": "tokens"}
-
-
-def ppo_with_a_reference(batch, log_probs):
-    return clipped_ratio_losses(batch, log_probs, 0.2) + 0.5 * reference_kl(batch, log_probs)
-
-
-PPO = {"position_losses": ppo_with_a_reference, "denominator": "responses"}
 
 #: Name -> (factors of the weights, options of forward_step)
 CASES = {
@@ -48,12 +45,10 @@ CASES = {
     "one micro-batch without a trained token": ([0.0, 0.9, 1.3, -0.25], SCALE),
     "nothing to train": ([0.0], SCALE),
     "nothing to train, by token": ([0.0], TOKENS),
-    # Every other token has no advantage, but is held near the reference.
-    "clipped ratios and a reference": ([-0.7, 0.0, 1.3, 0.0], PPO),
 }
 
 
-def batch(case, index):
+def weighted_batch(case, index):
     """Return micro-batch ``index``; its weights change from one position to the next."""
     factors, _ = CASES[case]
     plain = synthetic_batch(index)
@@ -62,72 +57,140 @@ def batch(case, index):
     # Micro-batches also differ in size, so that a mean of means would be wrong.
     pattern = torch.tensor(factors) * (1 + index)
     weights = pattern.repeat(plain.num_tokens // len(factors) + 1)[: plain.num_tokens]
-    plain = dataclasses.replace(plain, token_weights=plain.token_weights * weights)
-    if CASES[case][1] is not PPO:
-        return plain
-    uniform = torch.full((plain.num_tokens,), -math.log(64))  # about what the model says
-    return dataclasses.replace(
-        plain,
-        log_probs=uniform + torch.linspace(-1, 1, plain.num_tokens),
+    return dataclasses.replace(plain, token_weights=plain.token_weights * weights)
+
+
+def weighted_batches(case):
+    return [weighted_batch(case, index) for index in range(MICRO_BATCHES)]
+
+
+def expected_of_weights(case):
+    """Return loss and gradient of the weighted mean over all positions."""
+    batches = weighted_batches(case)
+
+    def loss_of(read):
+        total = sum((each.token_weights * -read_alone(read, each)).sum() for each in batches)
+        weights = torch.cat([each.token_weights for each in batches])
+        counted = (weights != 0).float() if CASES[case][1] is TOKENS else weights.abs()
+        return total / max(1, counted.sum())
+
+    return expected_of(loss_of)
+
+
+# Fields of answers -----------------------------------------------------------------------------
+
+
+def group_of(seed):
+    """Return three answers of two to six tokens, with all optional fields."""
+    random = torch.Generator().manual_seed(seed)
+    prompts, lengths = torch.tensor([2, 3, 2]), torch.tensor([6, 2, 4])
+    per_token = [torch.rand(3, 6, generator=random) for _ in range(6)]
+    log_probs, reference, old, values, mask, advantages = per_token
+    return ScoredGroup(
+        tokens=torch.randint(4, 60, (3, 8), generator=random),
+        log_probs=log_probs - 4.5,
+        rewards=torch.rand(3, generator=random),
+        prompt_len=prompts,
+        response_lens=lengths,
+        response_mask=mask > 0.3,
+        advantages=advantages - 0.5,
+        sample_weights=torch.tensor([1.0, 0.5, 0.0 if seed % 2 else 0.25]),
         columns={
-            "ref_log_probs": uniform + torch.linspace(0.5, -0.5, plain.num_tokens),
-            "response_mask": (synthetic_batch(index).token_weights != 0).float(),
+            "ref_log_probs": reference - 4.5,
+            "old_log_probs": old - 4.5,
+            "values": values - 4.5,
         },
     )
 
 
-def step(case, sizes):
-    """Return loss and gradient norm of one step; no loss on ranks that do not compute it."""
-    model, optimizer = trainable(small_config(**sizes), clip_grad=1.0, **SGD)
-    replicas = parallel_state.get_data_parallel_world_size()
-    own = range(parallel_state.get_data_parallel_rank(), MICRO_BATCHES, replicas)
-    batches = [batch(case, index) for index in own]
-    reports = run_schedule(model, batches, functools.partial(forward_step, **CASES[case][1]))
-    _, gradient_norm, _ = optimizer.step()
-    parameters_are_finite = all(bool(p.isfinite().all()) for p in model.parameters())
-    return {**mean_losses(reports), "norm": gradient_norm, "finite": parameters_are_finite}
+GROUPS = [group_of(seed) for seed in range(2 * MICRO_BATCHES)]
 
 
-def expected_step(case):
-    """Return loss and gradient norm by the formula."""
-    model = small_model(small_config())
-    batches = [batch(case, index) for index in range(MICRO_BATCHES)]
-    logits = [run_packed(model, found) for found in batches]
-    labels = torch.cat([found.labels for found in batches])
-    weights = torch.cat([found.token_weights for found in batches])
-    if CASES[case][1] is PPO:
-        loss = ppo_by_hand(torch.cat(logits), labels, weights, batches)
-    else:
-        denominator = CASES[case][1].get("denominator", "weights")
-        loss = unified_loss(torch.cat(logits), labels, weights, denominator)
-    loss.backward()
-    squares = [p.grad.double().square().sum().item() for p in model.parameters()]
-    return loss.item(), math.sqrt(sum(squares))
+def batch_of_answers(index, alignment=1):
+    """Return the six answers of two groups, packed into two rows."""
+    waiting = [WaitingGroup(n, f"p{n}", "web", GROUPS[n], 0, 0) for n in (2 * index, 2 * index + 1)]
+    weights = Scoring().weigh([each.group for each in waiting])
+    members = arrange(waiting, 2, 32, alignment)
+    assert sorted(map(len, members)) == [3, 3]
+    rows = [build_row(waiting, weights, each) for each in members]
+    return BatchAssembler(32, alignment=alignment)(rows, sources=["web"]).validate()
 
 
-def ppo_by_hand(logits, labels, weights, batches):
-    """Add up the loss position by position."""
-    log_probs = torch.log_softmax(logits, -1).gather(1, labels[:, None])[:, 0]
-    old = torch.cat([found.log_probs for found in batches])
-    reference = torch.cat([found.columns["ref_log_probs"] for found in batches])
-    mask = torch.cat([found.columns["response_mask"] for found in batches])
-    losses, clipped = [], 0
-    for now, before, there, weight, counts in zip(log_probs, old, reference, weights, mask):
-        if counts:
-            ratio = (now - before).exp()
-            inside = min(max(ratio, torch.tensor(0.8)), torch.tensor(1.2))
-            clipped += bool(inside != ratio)
-            divergence = (there - now).exp() - 1 - (there - now)
-            losses.append(-min(weight * ratio, weight * inside) + 0.5 * divergence)
-    assert 0 < clipped < len(losses)
-    return sum(losses) / len(losses)
+def ppo_with_columns(batch, log_probs):
+    """Clipped ratios to one column, a divergence from another, and a loss of the third."""
+    old, values = (column_of(batch, name, "test") for name in ("old_log_probs", "values"))
+    squares = batch.columns["response_mask"] * (log_probs - values) ** 2
+    ratios = clipped_ratio_losses(batch, log_probs, 0.2, old_log_probs=old)
+    return ratios + 0.5 * reference_kl(batch, log_probs) + 0.25 * squares
+
+
+#: Name -> options of forward_step
+FIELDS = {
+    "masks": TOKENS,
+    "columns": {"position_losses": ppo_with_columns, "denominator": "responses"},
+}
+
+
+def loss_of_token(fields, log_prob, weight, columns):
+    """Return the loss of one token by the formula."""
+    if fields == "masks":
+        return -weight * log_prob
+    ratio = (log_prob - columns["old_log_probs"]).exp()
+    inside = min(max(ratio, torch.tensor(0.8)), torch.tensor(1.2))
+    distance = columns["ref_log_probs"] - log_prob
+    divergence = distance.exp() - 1 - distance
+    squares = (log_prob - columns["values"]) ** 2
+    return -min(weight * ratio, weight * inside) + 0.5 * divergence + 0.25 * squares
+
+
+def losses_of_answer(fields, group, sample, log_probs):
+    """Return the losses of the tokens to train on, by their log-probabilities ``tokens[1:]``."""
+    losses, begin = [], int(group.prompt_len[sample])
+    for place in range(int(group.response_lens[sample])):
+        scale = float(group.sample_weights[sample])
+        if not group.response_mask[sample, place] or not scale:
+            continue
+        weight = scale * float(group.advantages[sample, place])
+        columns = {name: float(each[sample, place]) for name, each in group.columns.items()}
+        losses.append(loss_of_token(fields, log_probs[begin - 1 + place], weight, columns))
+    return losses
+
+
+def expected_of_answers(fields):
+    """Return loss and gradient of the mean over the tokens to train on."""
+
+    def loss_of(read):
+        losses = []
+        for group in GROUPS:
+            for sample in range(3):
+                end = int(group.prompt_len[sample] + group.response_lens[sample])
+                log_probs = read(group.tokens[sample, :end])
+                losses += losses_of_answer(fields, group, sample, log_probs)
+        return sum(losses) / len(losses)
+
+    return expected_of(loss_of)
+
+
+# On two ranks ----------------------------------------------------------------------------------
 
 
 def all_steps():
     results = {}
     for layout, sizes in LAYOUTS.items():
         with model_parallel(**sizes):
-            results[layout] = {case: step(case, sizes) for case in CASES}
+            steps = {
+                case: step_of(weighted_batches(case), sizes, **options)
+                for case, (_, options) in CASES.items()
+            }
+            answers = [batch_of_answers(index) for index in range(MICRO_BATCHES)]
+            for fields, options in FIELDS.items():
+                steps[fields] = step_of(answers, sizes, **options)
+            results[layout] = steps
+    with model_parallel(context_parallel_size=2):
+        results["context parallel"] = {
+            fields: context_parallel_part(batch_of_answers(0, alignment=4), **options)
+            for fields, options in FIELDS.items()
+        }
     return results
 
 
@@ -136,27 +199,39 @@ def ranks(tmp_path_factory):
     return run_ranks(2, all_steps, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.fixture(scope="module")
-def expected():
-    with megatron():
-        return {case: expected_step(case) for case in CASES}
+@functools.cache
+def expected(case):
+    return expected_of_answers(case) if case in FIELDS else expected_of_weights(case)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", CASES)
-def test_two_ranks_match_the_loss_and_gradient_of_the_formula(case, layout, ranks, expected):
-    loss, norm = expected[case]
-    found = [rank[layout][case] for rank in ranks]
-    with_loss = [result["loss"] for result in found if "loss" in result]
-    assert len(with_loss) == (1 if layout == "pipeline parallel" else 2)
-    assert with_loss == pytest.approx([loss] * len(with_loss), abs=2e-5)
-    for result in found:
-        assert result["finite"]
-        assert result["norm"] == pytest.approx(norm, rel=1e-3, abs=1e-7)
+@pytest.mark.parametrize("case", [*CASES, *FIELDS])
+def test_packed_rows_on_two_ranks_train_like_answers_read_alone(case, layout, ranks):
+    assert_equal_steps([rank[layout][case] for rank in ranks], expected(case))
 
 
-def test_the_cases_differ(expected):
-    assert expected["nothing to train"] == (0.0, 0.0)
-    assert expected["only negative"][0] < -1
-    losses = [expected[case][0] for case in list(CASES)[:4]]
+@pytest.mark.parametrize("fields", FIELDS)
+def test_fields_cut_by_context_parallelism_add_up(fields, ranks):
+    batch = batch_of_answers(0, alignment=4)
+    log_probs, losses = log_probs_of(batch), []
+    # Each answer by its tokens, in whichever row and place it is.
+    ends = batch.cu_seqlens.tolist()
+    answers = {
+        tuple(group.tokens[sample, :end].tolist()): (group, sample)
+        for group in GROUPS[:2]
+        for sample, end in enumerate(group.sample_lengths())
+    }
+    for begin, end in zip(ends, ends[1:]):
+        if (found := answers.pop(tuple(batch.tokens[begin:end].tolist()), None)) is not None:
+            losses += losses_of_answer(fields, *found, log_probs[begin:end])
+    assert not answers
+    parts = [rank["context parallel"][fields] for rank in ranks]
+    assert_equal_parts(parts, losses, log_probs)
+
+
+def test_the_cases_differ():
+    assert expected("nothing to train")[0] == 0.0
+    assert not any(each.any() for each in expected("nothing to train")[1].values())
+    assert expected("only negative")[0] < -1
+    losses = [expected(case)[0] for case in [*list(CASES)[:4], *FIELDS]]
     assert min(abs(a - b) for i, a in enumerate(losses) for b in losses[:i]) > 1e-3

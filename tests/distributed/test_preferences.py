@@ -1,12 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Preferences on two processes: loss and gradient of one formula, and one reference pass.
+"""Preferences on two processes: loss and gradient, and one reference pass.
 
-The expected values come from plain autograd over the logits of the whole global batch, and from a
-loop over answers and positions.
+The expected values come from a model that reads each answer alone, and from a loop over answers and
+positions.
 """
 
-import dataclasses
 import functools
 import math
 
@@ -14,37 +13,29 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 
 from energon_ext import ConfigError, ExactDataLoader, PreferenceTaskEncoder, get_train_dataset
 from energon_ext.encoders import reference
 from energon_ext.losses import dpo_loss
-from energon_ext.megatron import (
-    build_packed_seq_params,
-    forward_step,
-    mean_losses,
-    slice_for_context_parallel,
-    write_reference_of,
-)
+from energon_ext.megatron import write_reference_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
-from tests.megatron.small_gpt import megatron, model_parallel, small_config, small_model
-from tests.megatron.small_training import (
-    SGD,
-    position_losses,
-    run_ranks,
-    run_schedule,
-    trainable,
+from tests.megatron.small_gpt import model_parallel, small_config, small_model
+from tests.megatron.small_training import position_losses, run_ranks
+from tests.megatron.split_gradients import (
+    LAYOUTS,
+    assert_equal_parts,
+    assert_equal_steps,
+    context_parallel_part,
+    expected_of,
+    log_probs_of,
+    read_alone,
+    step_of,
 )
 from tests.pair_rows import batch_of, random_pair, row_of, slow_losses
 from tests.rl.prompts import write_prompts
 from tests.support import config
 
-MICRO_BATCHES, BETA, VOCABULARY = 4, 0.5, 260
-LAYOUTS = {
-    "data parallel": {},
-    "pipeline parallel": {"pipeline_model_parallel_size": 2},
-    "tensor parallel": {"tensor_model_parallel_size": 2},
-}
+BETA, VOCABULARY = 0.5, 260
 KINDS = ("sigmoid", "ipo")
 
 
@@ -55,49 +46,27 @@ def batch(index, alignment=1):
     return batch_of(rows, 96, alignment=alignment)
 
 
-def step(kind, sizes):
-    """Return loss and gradient norm of one step; no loss on ranks that do not compute it."""
-    model, optimizer = trainable(small_config(**sizes), clip_grad=1.0, **SGD)
-    replicas = parallel_state.get_data_parallel_world_size()
-    own = range(parallel_state.get_data_parallel_rank(), MICRO_BATCHES, replicas)
-    losses = functools.partial(dpo_loss, beta=BETA, kind=kind)
-    step_func = functools.partial(forward_step, position_losses=losses, denominator="pairs")
-    reports = run_schedule(model, [batch(index) for index in own], step_func)
-    _, gradient_norm, _ = optimizer.step()
-    return {**mean_losses(reports), "norm": gradient_norm}
+BATCHES = [batch(index) for index in range(4)]
+
+
+def options(kind, group=None):
+    losses = functools.partial(dpo_loss, beta=BETA, kind=kind, group=group)
+    return {"position_losses": losses, "denominator": "pairs"}
 
 
 def expected_step(kind):
-    """Return loss and gradient norm by a loop over all pairs."""
-    model, losses = small_model(small_config()), []
-    for found in map(batch, range(MICRO_BATCHES)):
-        logits = model(
-            found.tokens[None],
-            found.position_ids[None],
-            None,
-            packed_seq_params=build_packed_seq_params(found),
-        )[0]
-        log_probs = torch.log_softmax(logits, -1).gather(1, found.labels[:, None])[:, 0]
-        losses += slow_losses(found, log_probs, BETA, kind)
-    assert len(losses) == 2 * (1 + 2 + 3 + 4)
-    loss = sum(losses) / len(losses)
-    loss.backward()
-    squares = [p.grad.double().square().sum().item() for p in model.parameters()]
-    return loss.item(), math.sqrt(sum(squares))
+    """Return loss and gradient of a model that reads each answer alone."""
 
+    def loss_of(read):
+        losses = [
+            loss
+            for each in BATCHES
+            for loss in slow_losses(each, read_alone(read, each), BETA, kind)
+        ]
+        assert len(losses) == 2 * (1 + 2 + 3 + 4)
+        return sum(losses) / len(losses)
 
-def context_parallel_part(kind):
-    """Return this rank's part of the loss and of the gradient of two rows."""
-    whole = batch(1, alignment=4)
-    log_probs = torch.linspace(-5, -4, whole.num_tokens).requires_grad_()
-    part = slice_for_context_parallel(whole, 2, dist.get_rank())
-    numbered = dataclasses.replace(
-        whole, columns={"places": torch.arange(whole.num_tokens).float()}
-    )
-    places = slice_for_context_parallel(numbered, 2, dist.get_rank()).columns["places"].long()
-    losses = dpo_loss(part, log_probs[places], BETA, kind=kind, group=dist.group.WORLD)
-    losses.sum().backward()
-    return losses.sum().item(), log_probs.grad.tolist()
+    return expected_of(loss_of)
 
 
 def encoder(name):
@@ -137,9 +106,13 @@ def all_results(path):
     reference.UNIT_PAIRS = 8  # so that two replicas share the 30 pairs
     for layout, sizes in LAYOUTS.items():
         with model_parallel(**sizes):
-            results[layout] = {kind: step(kind, sizes) for kind in KINDS}
+            results[layout] = {kind: step_of(BATCHES, sizes, **options(kind)) for kind in KINDS}
             results[layout]["reference"] = reference_pass(layout, sizes, path)
-    results["context parallel"] = {kind: context_parallel_part(kind) for kind in KINDS}
+    with model_parallel(context_parallel_size=2):
+        results["context parallel"] = {
+            kind: context_parallel_part(batch(1, 4), **options(kind, dist.group.WORLD))
+            for kind in KINDS
+        }
     results["refusals"] = refusals(path)
     return results
 
@@ -160,32 +133,21 @@ def ranks(tmp_path_factory, pairs):
 
 @pytest.fixture(scope="module")
 def expected():
-    with megatron():
-        return {kind: expected_step(kind) for kind in KINDS}
+    return {kind: expected_step(kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_ranks_match_the_loss_and_gradient_of_the_formula(kind, layout, ranks, expected):
-    loss, norm = expected[kind]
-    found = [rank[layout][kind] for rank in ranks]
-    with_loss = [result["loss"] for result in found if "loss" in result]
-    assert len(with_loss) == (1 if layout == "pipeline parallel" else 2)
-    assert with_loss == pytest.approx([loss] * len(with_loss), abs=2e-5)
-    assert [result["norm"] for result in found] == pytest.approx([norm] * 2, rel=1e-4)
+def test_packed_pairs_on_two_ranks_train_like_answers_read_alone(kind, layout, ranks, expected):
+    assert_equal_steps([rank[layout][kind] for rank in ranks], expected[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_cut_by_context_parallelism_add_up(kind, ranks):
     whole = batch(1, alignment=4)
-    log_probs = torch.linspace(-5, -4, whole.num_tokens).requires_grad_()
-    loss = sum(slow_losses(whole, log_probs, BETA, kind))
-    loss.backward()
+    log_probs = log_probs_of(whole)
     parts = [rank["context parallel"][kind] for rank in ranks]
-    assert sum(part for part, _ in parts) == pytest.approx(loss.item(), abs=1e-5)
-    total = torch.tensor([gradient for _, gradient in parts]).sum(0)
-    assert torch.allclose(total, log_probs.grad, atol=1e-6)
-    assert all(torch.tensor(gradient).any() for _, gradient in parts)
+    assert_equal_parts(parts, slow_losses(whole, log_probs, BETA, kind), log_probs)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

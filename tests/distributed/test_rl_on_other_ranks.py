@@ -55,7 +55,7 @@ def dataset_on(path, sampler, group, rank, ranks, **options):
     return RLDataset(prompts, sampler, seed=SEED, **{**sizes, **options})
 
 
-def run_chain(path, ahead):
+def run_chain(path, options):
     """Run the parts of the chain one after the other, each on the first ranks of this world."""
     rank, states, parts = dist.get_rank(), None, []
     groups = {ranks: dist.new_group(list(range(ranks))) for ranks, _ in CHAIN}
@@ -63,7 +63,7 @@ def run_chain(path, ahead):
         part, state = {}, None
         if rank < ranks:
             sampler = Recorded()
-            dataset = dataset_on(path, sampler, groups[ranks], rank, ranks, ahead=ahead)
+            dataset = dataset_on(path, sampler, groups[ranks], rank, ranks, **options)
             if states is not None:
                 dataset.restore_state(states[::-1])
             trained = []
@@ -160,7 +160,11 @@ def sums(tmp_path_factory):
     return write_sums(tmp_path_factory.mktemp("prompts"))
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["in rounds", "ahead"])
+#: How answers are asked for; the ranks also change inside a version.
+ASKED = {"in rounds": {}, "ahead": {"ahead": 2}, "for two steps": {"steps_per_version": 2}}
+
+
+@pytest.fixture(scope="module", params=ASKED.values(), ids=ASKED)
 def found(sums, tmp_path_factory, request):
     work = functools.partial(run_chain, sums, request.param)
     return run_ranks(4, work, tmp_path_factory.mktemp("chain"))

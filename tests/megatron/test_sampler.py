@@ -143,8 +143,11 @@ def test_a_group_holds_answers_log_probs_and_the_users_rewards(model):
     ("reward", "message"),
     [
         (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else 1 / 0, "raised ZeroDivisionError"),
-        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else None, "raised TypeError"),
-        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else "ab", "raised ValueError"),
+        (
+            lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else None,
+            "returned 'None'; a number for each answer is needed",
+        ),
+        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else "ab", "returned 'ab'; a number"),
         (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else [1], "returned 1 numbers for 2"),
     ],
 )

@@ -531,7 +531,7 @@ def test_states_of_other_runs_are_refused(sums):
     with pytest.raises(StateMismatchError, match="seed: saved 1, now 0"):
         build(sums, Dice()).restore_state(state)
     content = {key: value for key, value in state.items() if key != SEAL}
-    with pytest.raises(StateFormatError, match="version 9 was found, only 2 is"):
+    with pytest.raises(StateFormatError, match="version 9 was found, only 3 is"):
         build(sums, Dice()).restore_state(seal({**content, "version": 9}))
     with pytest.raises(StateFormatError, match="A NoneType is not a data state"):
         build(sums, Dice()).restore_state(None)

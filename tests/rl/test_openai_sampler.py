@@ -162,6 +162,12 @@ def test_a_missing_openai_package_is_named(monkeypatch):
         OpenAISampler("http://x", count_tokens, group_size=2, max_new_tokens=1)
 
 
+def with_choice(**changes):
+    """Return an answer of a server whose first choice is changed."""
+    choices = vllm_answers({"prompt": [3], "n": 3})["choices"]
+    return {"choices": [*choices[:-1], {**choices[-1], **changes}]}
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -174,12 +180,43 @@ def test_a_missing_openai_package_is_named(monkeypatch):
                          for n in range(3)]},
             r"responses of \[1, 1, 1\] tokens with \[0, 0, 0\] log-probabilities",
         ),
+        (with_choice(index=1), "ValueError answers are missing or duplicated"),
+        (with_choice(index=7), "ValueError answers are missing or duplicated"),
+        (
+            with_choice(token_ids=[], logprobs={"token_logprobs": []}),
+            r"responses of \[0, 2, 3\] tokens with \[0, 2, 3\] log-probabilities",
+        ),
+        (with_choice(token_ids=["4"]), "token ids that are not integers"),
+        (with_choice(token_ids=None), "without token ids"),
+        (with_choice(logprobs={"token_logprobs": [None]}), "log-probabilities that are not numb"),
+        (with_choice(token_ids=[4] * 9), "9 tokens, but max_new_tokens is 8"),
+        (with_choice(finish_reason="abort"), "an answer with finish reason 'abort'"),
     ],
 )  # fmt: skip
 def test_malformed_answers_are_errors_with_the_prompt(server, answer, message):
     server.misfortunes = [answer]
     with pytest.raises(SamplerError, match=f"Prompt p10: .*{message}"):
         sampler_for(server).sample_and_score_batch(prompts(10), range(3))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (
+            [{"exact": 1.0}, {"form": 0.0}, {"exact": 0.0}],
+            r"""returned "\[{'exact': 1.0}, {'form'""",
+        ),
+        (None, "returned 'None'; a number for each answer is needed, or such numbers by name"),
+        ({"exact": 1.0}, "returned \"{'exact': 1.0}\"; a number for each answer is needed"),
+        ([1.0, 2.0], "returned 2 numbers for 3 answers"),
+        ({"exact": [1.0] * 3, "form": [0.0]}, "returned 1 numbers as 'form' for 3 answers"),
+    ],
+)
+def test_a_reward_that_returns_something_else_is_named_with_the_prompt(server, rewards, message):
+    sampler = sampler_for(server)
+    sampler.reward = lambda prompt, responses: rewards
+    with pytest.raises(SamplerError, match=f"Prompt p10: the reward {message}"):
+        sampler.sample_and_score_batch(prompts(10), range(3))
 
 
 def test_one_failure_cancels_the_other_requests(server):

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Several passes over the same answers."""
+"""Several steps, and several passes, on answers that were sampled together."""
 
 import dataclasses
 import json
@@ -9,6 +9,7 @@ import pytest
 
 from energon_ext import ConfigError, StateMismatchError
 from energon_ext.rl import RLDataset
+from tests.rl.policy import Policy
 from tests.rl.prompts import Dice, prompt_dataset, write_sums
 from tests.support import batch_hash
 
@@ -45,6 +46,72 @@ def test_a_step_is_repeated_with_its_batches_in_the_same_order(sums):
     assert synchronized == [0, 3]
     assert dataset.counts["batches"] == 12
     assert dataset.metrics["attempts_per_batch"] == 0
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_steps_of_a_version_train_on_parts_of_answers_that_are_asked_when_it_begins(
+    sums, passes
+):
+    policy, synchronized = Policy(), []
+
+    def sync_weights(step):
+        synchronized.append(step)
+        policy.sync_weights(step)
+
+    dataset = build(
+        sums, policy, steps_per_version=3, epochs_per_batch=passes, sync_weights=sync_weights
+    )
+    weights, found, asked = [], [], []
+    for _ in range(3 * 3 * passes):
+        weights.append(policy.trained)
+        batches = [next(dataset).validate() for _ in range(2)]
+        policy.train(batches[1])
+        found.append([*map(batch_hash, batches)])
+        asked.append({each for each, _ in policy.calls})
+        policy.calls.clear()
+    begins = [*range(0, 3 * 3 * passes, 3 * passes)]
+    assert synchronized == begins
+    assert [step for step, each in enumerate(asked) if each] == begins
+    assert [asked[step] for step in begins] == [{weights[step]} for step in begins]
+    for begin in begins:
+        parts = found[begin : begin + 3]
+        assert len({each for part in parts for each in part}) == 6
+        assert found[begin : begin + 3 * passes] == parts * passes
+
+
+def test_the_parts_of_a_version_are_the_steps_of_a_run_that_asks_at_each_step(sums):
+    """The answers of dice do not depend on the weights."""
+    once = build(sums)
+    expected = [batch_hash(next(once)) for _ in range(18)]
+    dataset = build(sums, steps_per_version=3)
+    assert [batch_hash(next(dataset)) for _ in range(18)] == expected
+    assert dataset.step == 9
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_resume_continues_exactly_inside_a_version(sums, passes):
+    def run(dataset, policy, batches):
+        found = []
+        for _ in range(batches):
+            batch = next(dataset)
+            if dataset._place.batches == 0:
+                policy.train(batch)
+            found.append((batch_hash(batch), dataset.metrics, policy.trained))
+        return found
+
+    options = {"steps_per_version": 3, "epochs_per_batch": passes, "max_staleness": 1}
+    policy = Policy()
+    reference = build(sums, policy, sync_weights=policy.sync_weights, **options)
+    saved, expected = [], []
+    for _ in range(20):
+        saved.append((json.dumps(reference.save_state()), policy.trained))
+        expected += run(reference, policy, 1)
+    for stop, (state, trained) in enumerate(saved):
+        other = Policy()
+        other.trained = trained
+        resumed = build(sums, other, sync_weights=other.sync_weights, **options)
+        resumed.restore_state(json.loads(state))
+        assert run(resumed, other, 20 - stop) == expected[stop:], stop
 
 
 def test_a_resume_continues_exactly_inside_a_pass(sums):
@@ -90,6 +157,7 @@ def test_stale_groups_count_versions_and_not_passes(sums):
     [
         ({"epochs_per_batch": 1}, "epochs_per_batch: saved 2, now 1.*before the last pass"),
         ({"batches_per_step": 1}, "batches_per_step: saved 2, now 1"),
+        ({"steps_per_version": 2}, "steps_per_version: saved 1, now 2"),
     ],
 )
 def test_the_passes_change_only_after_the_last_one(sums, change, message):
@@ -118,6 +186,13 @@ def test_rows_that_are_too_short_to_repeat_a_step_are_refused(sums):
         resumed.restore_state(dataset.save_state())
 
 
-def test_passes_must_be_at_least_one(sums):
+def test_passes_and_steps_must_be_at_least_one(sums):
     with pytest.raises(ConfigError, match="epochs_per_batch: 0 found"):
         build(sums, epochs_per_batch=0)
+    with pytest.raises(ConfigError, match="steps_per_version: 0 found"):
+        build(sums, steps_per_version=0)
+
+
+def test_answers_asked_ahead_already_have_their_steps_per_version(sums):
+    with pytest.raises(ConfigError, match="steps_per_version: 3 found, but ahead=2 says how many"):
+        build(sums, steps_per_version=3, ahead=2)

@@ -12,6 +12,7 @@ from energon_ext import ConfigError, StateMismatchError
 from energon_ext.errors import SampleError, SamplerError
 from energon_ext.rl import RLDataset, ScoredGroup
 from energon_ext.rl.advantages import compute_advantages
+from energon_ext.rl.group_rows import WaitingGroup, build_row
 from tests.rl.prompts import Dice, prompt_dataset, write_prompts, write_sums
 from tests.support import batch_hash
 
@@ -221,11 +222,32 @@ def test_columns_travel_to_the_batch_with_a_mask_of_what_is_trained(one_prompt):
     assert batch.columns["response_mask"].view(3, 5).tolist() == expected
 
 
-def test_a_column_must_be_in_all_groups_of_a_batch(one_prompt):
-    groups = [{"rewards": [1.0, 0.0], "columns": {"values": torch.ones(2, 2)}}]
-    groups += [{"rewards": [1.0, 0.0]}]
+@pytest.mark.parametrize("together", [False, True])
+def test_groups_of_a_batch_must_have_the_same_columns(one_prompt, together):
+    """In one call of the sampler and over two; in one row or in two."""
+    plain = {"rewards": [1.0, 0.0]}
+    groups = [{**plain, "columns": {"values": torch.ones(2, 2)}}, plain, plain]
+    sizes = {"seq_len": 10, "rows": 2, "groups_per_batch": 2}
+    prompts = prompt_dataset(one_prompt, prompts_per_call=2 if together else 1)
+    dataset = RLDataset(prompts, Groups(*groups), **sizes)
+    message = (
+        r"^Prompt \d: columns has the names \[\], but that of another prompt \['values'\]; all"
+    )
+    with pytest.raises(SamplerError, match=message):
+        next(dataset)
+
+
+def test_a_row_never_mixes_answers_with_and_without_a_column():
+    fields = {"tokens": torch.tensor([[7, 8]]), "log_probs": torch.zeros(1, 1), "prompt_len": 1}
+    columns = [{"values": torch.ones(1, 1)}, None]
+    groups = [
+        WaitingGroup(
+            0, "p", "web", ScoredGroup(**fields, rewards=torch.ones(1), columns=each), 0, 0
+        )
+        for each in columns
+    ]
     with pytest.raises(SampleError, match="Only some groups of a batch have the column values"):
-        next(dataset_of(one_prompt, *groups, groups_per_batch=2, rows=1, seq_len=20))
+        build_row(groups, [torch.ones(1, 1)] * 2, [(0, 0), (1, 0)])
 
 
 # Mistakes ---------------------------------------------------------------------------------------
@@ -264,6 +286,34 @@ def test_a_column_must_be_in_all_groups_of_a_batch(one_prompt):
         ({"columns": {"response_mask": torch.ones(2, 2)}}, "columns has the name 'response_mask'"),
         ({"sample_weights": torch.ones(2, 2)}, r"sample_weights must be \[2\], got float32 \[2, 2"),
         ({"sample_weights": torch.tensor([math.inf, 0])}, "sample_weights must be finite"),
+        ({"sample_weights": torch.tensor([math.nan, 0])}, "sample_weights must be finite"),
+        (
+            {"sample_weights": torch.tensor([-0.5, 1.0])},
+            r"sample_weights must be at least 0, got \[-0.5, 1.0\]",
+        ),
+        ({"sample_weights": [1.0, 1.0]}, "sample_weights must be a tensor, got a list"),
+        ({"log_probs": torch.full((2, 2), 0.5)}, "log_probs must be at most 0, got 0.5"),
+        ({"log_probs": torch.full((2, 2), -math.inf)}, "log_probs must be finite"),
+        ({"log_probs": torch.zeros(2, 1)}, r"log_probs must be \[2, 2\], got float32 \[2, 1\]"),
+        ({"truncated": torch.tensor([True])}, r"truncated must be \[2\], got bool \[1\]"),
+        ({"response_lens": torch.tensor([2])}, r"response_lens must be \[2\], got int64 \[1\]"),
+        (
+            {"columns": {"v": torch.ones(2, 2, 3)}},
+            r"columns\['v'\] must be \[2, 2\], got float32 \[2, 2, 3\]",
+        ),
+        ({"columns": {"tokens": torch.ones(2, 2)}}, "columns has the name 'tokens', which the bat"),
+        ({"columns": {"rewards": torch.ones(2, 2)}}, "columns has the name 'rewards'"),
+        ({"prompt_len": -1}, r"prompt_len is -1 in int64 \[2, 5\] tokens; the prompt has 3 tokens"),
+        ({"prompt_len": torch.tensor([-1, 3])}, r"prompt_len is \[-1, 3\] in int64 \[2, 5\] token"),
+        (
+            {"prompt_len": [3, 3]},
+            r"prompt_len is \[3, 3\] in int64 \[2, 5\] tokens; the prompt has",
+        ),
+        (
+            # The prompts are not those of the dataset, so their tokens are checked as well.
+            {"prompt_len": torch.tensor([3, 3]), "tokens": torch.tensor([[-1, 2, 3, 4, 5]] * 2)},
+            r"tokens of a response must be in the tokenizer's range \[0, 260\), got \[-1, -1\]",
+        ),
         ({"prompt_len": torch.tensor([3])}, r"prompt_len must be an integer or integers \[2\], go"),
         ({"prompt_len": torch.tensor([3, 5])}, r"prompt_len is \[3, 5\] in int64 \[2, 5\] tokens"),
         ({"prompt_len": torch.tensor([3, 0])}, r"prompt_len is \[3, 0\]"),
@@ -290,6 +340,7 @@ def test_a_field_that_does_not_fit_is_named_with_its_prompt(one_prompt, fields, 
         ([1.0, 0.0], r"names \[\], needed are those of reward_weights, \['exact'\]"),
         ({"exact": [1.0, 0.0], "form": [0.0, 0.0]}, r"names \['exact', 'form'\], needed are those"),
         ({"exact": [1.0, math.nan]}, r"rewards\['exact'\] must be finite"),
+        ({"exact": [[1.0], [0.0]]}, r"rewards\['exact'\] must be \[2\], got float32 \[2, 1\]"),
     ],
 )
 def test_named_rewards_must_be_those_of_the_weights(one_prompt, rewards, message):
