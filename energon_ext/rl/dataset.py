@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Callable
 
+import torch
 import torch.distributed as dist
 
 from energon_ext.arguments import check_integers
@@ -14,7 +15,7 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 from energon_ext.loader.planned_dataset import PlannedDataset
-from energon_ext.rl.answers import Answers
+from energon_ext.rl.answers import Answers, attempt
 from energon_ext.rl.group_queue import GroupQueue
 from energon_ext.rl.group_rows import WaitingGroup, build_row
 from energon_ext.rl.place import Place
@@ -22,6 +23,7 @@ from energon_ext.rl.prompt_plan import PromptPlan
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.rounds import Rounds
 from energon_ext.rl.sampler import BatchSampler, Sampler
+from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.rl.scoring import Scoring, ScoringOptions
 from energon_ext.rl.state import RLState, restored
 from energon_ext.state.match import SourceChange
@@ -167,11 +169,12 @@ class RLDataset(ScoringOptions):
         self._rollout = RolloutMetrics(self._plan.sources, tuple(self.reward_weights or ()))
         size = (self.rows, self.seq_len, self.alignment)
         self._queue = GroupQueue(self._scoring, self._rollout, size)
+        self._rounds = Rounds(self._workers, self.sampler, self.replica_group)
         self._answers = Answers(
             plan=self._plan,
             queue=self._queue,
             rules=self._scoring.rules(self._plan.vocab_size),
-            rounds=Rounds(self._workers, self.sampler, self.replica_group),
+            rounds=self._rounds,
             rank=self._workers.rank,
             groups_ahead=self.ahead * self.batches_per_step * self.groups_per_batch,
             **{name: getattr(self, name) for name in _OF_ANSWERS},
@@ -236,7 +239,7 @@ class RLDataset(ScoringOptions):
             groups = self._kept[place.steps_of_pass * self.batches_per_step + place.batches]
         else:
             groups = self._next_groups()
-        weights = self._scoring.weigh([waiting.group for waiting in groups])
+        weights = self._weigh([waiting.group for waiting in groups])
         arrangement = self._queue.arrange(groups)
         assert arrangement is not None, "the groups of a batch fit"
         rows = [build_row(groups, weights, each) for each in arrangement]
@@ -251,6 +254,16 @@ class RLDataset(ScoringOptions):
         if place.version > version:
             self._kept = []
         return batch
+
+    def _weigh(self, groups: list[ScoredGroup]) -> list[torch.Tensor]:
+        """Return the weights of a batch; if a function of the user fails on one rank, all raise."""
+        weights: list[torch.Tensor] = []
+        error = attempt(lambda: weights.extend(self._scoring.weigh(groups)))
+        if callable(self.advantages):
+            self._rounds.agree(0, error)
+        elif error is not None:
+            raise error
+        return weights
 
     def _next_groups(self) -> list[WaitingGroup]:
         """Sample the groups of the next batch, which remain in the queue."""

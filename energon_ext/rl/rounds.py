@@ -74,7 +74,7 @@ class Rounds:
         if error is not None:
             raise error
         if _FAILED in found:
-            raise SamplerError("another rank failed to sample; see its error")
+            raise SamplerError("another rank failed; see its error")
         return found
 
     def _gather(self, own: int) -> list[int]:

@@ -89,7 +89,16 @@ class RLState:
     rollout: Mapping[str, Any] = field(default_factory=dict)
 
     def of_sources(self, sources: Sequence[str]) -> "RLState":
-        """Return the state without prompts and groups of other sources; log if there are some."""
+        """Return the state without prompts and groups of other sources; log if there are some.
+
+        StateMismatchError if answers that must be trained on again are to prompts of such a source.
+        """
+        repeated = {each.source for groups in self.kept for each in groups}
+        if missing := sorted(repeated - {*sources}):
+            raise StateMismatchError(
+                {"sources of answers that must be repeated": (sorted(repeated), sorted(sources))},
+                f"Keep {', '.join(missing)} until the last pass over its answers.",
+            )
         items = {name: getattr(self, name) for name in ("drawn", "groups", "answered")}
         if removed := {each.source for found in items.values() for each in found} - {*sources}:
             _logger.warning("Dropped prompts and groups of removed sources: %s", sorted(removed))

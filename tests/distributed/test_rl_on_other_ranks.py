@@ -81,10 +81,11 @@ def run_chain(path, options):
         states = [None] * dist.get_world_size()
         dist.all_gather_object(states, state)
         states = [each for each in states if each is not None]
-    failure, waiting = fail_on_one_rank(path, groups[2]), None
+    failure, waiting, advantages = fail_on_one_rank(path, groups[2]), None, None
     if rank < 2:
+        advantages = fail_in_advantages_on_one_rank(path, groups[2])
         waiting = resume_while_one_rank_waits(path, groups[2])
-    return {"parts": parts, "failure": failure, "waiting": waiting}
+    return {"parts": parts, "failure": failure, "waiting": waiting, "advantages": advantages}
 
 
 def fail_on_one_rank(path, group):
@@ -109,6 +110,23 @@ def fail_on_one_rank(path, group):
         next(dataset)
     same = batch_hash(next(dataset)) == expected
     return [str(error.value), same, sorted(failing.log) == sorted(whole.log)]
+
+
+def fail_in_advantages_on_one_rank(path, group):
+    """Let a function of advantages fail on the second rank; return what the ranks raise."""
+    rank = dist.get_rank()
+
+    def advantages(groups):
+        if rank == 1:
+            raise KeyError("no such group")
+        return groups
+
+    dataset = dataset_on(path, Recorded(), group, rank, 2, advantages=advantages)
+    try:
+        next(dataset)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 class Held(Recorded):
@@ -209,9 +227,15 @@ def test_waiting_groups_are_shared_by_the_new_ranks(found):
 
 def test_a_rank_that_fails_ends_the_call_on_all_and_nothing_is_lost(found):
     first, second = (rank["failure"] for rank in found[:2])
-    assert "another rank failed to sample; see its error" in first[0]
+    assert "another rank failed; see its error" in first[0]
     assert "the sampler raised OSError: server gone" in second[0]
     assert first[1:] == second[1:] == [True, True]
+
+
+def test_an_error_in_a_function_of_advantages_is_raised_on_all_ranks(found):
+    first, second = (rank["advantages"] for rank in found[:2])
+    assert first == "SamplerError: another rank failed; see its error."
+    assert "no such group" in second
 
 
 def test_ranks_that_were_saved_while_one_waited_go_on_together(found):

@@ -11,7 +11,7 @@ from energon_ext import ConfigError, StateMismatchError
 from energon_ext.rl import RLDataset
 from tests.rl.policy import Policy
 from tests.rl.prompts import Dice, prompt_dataset, write_sums
-from tests.support import batch_hash
+from tests.support import batch_hash, write_mix
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +184,24 @@ def test_rows_that_are_too_short_to_repeat_a_step_are_refused(sums):
     resumed = build(sums, epochs_per_batch=2, seq_len=9)
     with pytest.raises(ConfigError, match="seq_len, rows: the answers of a step that must be rep"):
         resumed.restore_state(dataset.save_state())
+
+
+def test_a_source_stays_until_the_last_pass_over_its_answers(sums):
+    dataset = build(sums, epochs_per_batch=2)
+    for _ in range(2):
+        next(dataset)
+    inside = dataset.save_state()
+    for _ in range(2):
+        next(dataset)
+    between = dataset.save_state()
+    path = write_mix(sums.with_name("easy.yaml"), [("easy.jsonl", 1)])
+    message = "Keep hard.jsonl until the last pass over its answers"
+    with pytest.raises(StateMismatchError, match=message):
+        build(path, epochs_per_batch=2).restore_state(inside)
+    resumed = build(path, epochs_per_batch=2)
+    resumed.restore_state(between)
+    first, again = next(resumed), [next(resumed) for _ in range(2)][1]
+    assert batch_hash(first) == batch_hash(again)
 
 
 def test_passes_and_steps_must_be_at_least_one(sums):
