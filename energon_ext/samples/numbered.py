@@ -21,30 +21,12 @@ from megatron.energon.flavors.webdataset.sample_loader import (
 from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.errors import ConfigError, EnergonExtError
+from energon_ext.samples.line_reader import LineReader
 from energon_ext.samples.shards import StoredShards
 from energon_ext.samples.tar_reader import TarReader
 
 #: One rank without workers.
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
-class LineReader:
-    """Reads samples by number like Energon's reader, and rejects any that is not one line."""
-
-    def __init__(self, reader: IJsonlReader):
-        self._reader: Any = reader
-
-    def __getitem__(self, number: int) -> Any:
-        sample = self._reader[number]
-        line = sample["json"] if sample else b""
-        is_last = number + 1 == len(self._reader)
-        if b"\n" in line.strip() or not (is_last or line.endswith(b"\n")):
-            path = self._reader.jsonl_path
-            raise ConfigError(
-                f"{path}: its index does not match line {number + 1}; remove {path}.idx, and the "
-                f"next start writes it again."
-            )
-        return sample
 
 
 def guard_readers(dataset: Any) -> Any:
@@ -82,6 +64,9 @@ class NumberedSamples:
                 f"Lines."
             )
         self._readers = inner.join_readers
+        self._numbered = [
+            each for each in self._readers if isinstance(each, TarReader | LineReader)
+        ]
 
     def read_stored(self, number: int) -> Any:
         """Read a sample as it is stored, for :meth:`cook`; None if the split excludes it."""
@@ -98,14 +83,13 @@ class NumberedSamples:
         return RawSampleData(__restore_key__=("Webdataset", number), data=data)
 
     def prefetch(self, number: int) -> None:
-        """Ask the operating system or the store to prefetch a sample, if it is in tar files."""
-        for reader in self._readers:
-            if isinstance(reader, TarReader):
-                reader.prefetch(number)
+        """Ask the operating system or the store to prefetch a sample."""
+        for reader in self._numbered:
+            reader.prefetch(number)
 
     def stored_bytes(self) -> int:
         """Return the average bytes per sample in an object store; 0 if none is there."""
-        shards = [reader.shards for reader in self._readers if isinstance(reader, TarReader)]
+        shards = [reader.shards for reader in self._numbered]
         return sum(each.sample_bytes() for each in shards if isinstance(each, StoredShards))
 
     def cook(self, stored: Any) -> Any:
