@@ -17,7 +17,7 @@ from energon_ext.rl.group_queue import GroupQueue
 from energon_ext.rl.place import Place
 from energon_ext.rl.prompt_plan import PlannedPrompt, PromptPlan
 from energon_ext.rl.request import Answered, Request
-from energon_ext.rl.rounds import Need, Rounds
+from energon_ext.rl.rounds import Need, Rounds, attempt
 from energon_ext.rl.sampler import (
     BatchSampler,
     Sampler,
@@ -89,7 +89,7 @@ class Answers:
             is_short = len(self.queue.groups) < least
             error = attempt(self._collect) if is_short else None
             while any(needs := self.rounds.agree(self._need(least), error)):
-                self.rounds.agree(0, attempt(functools.partial(self._prepare, needs)))
+                self.rounds.run(functools.partial(self._prepare, needs))
                 self._synchronize(place.step)
                 error = attempt(functools.partial(self._ask, place))
         except BaseException:
@@ -101,9 +101,9 @@ class Answers:
         if self.sync_weights is None or self._synchronized == step:
             return
         if self.groups_ahead:
-            self.rounds.agree(0, attempt(self._wait))
+            self.rounds.run(self._wait)
         sync = functools.partial(run_together, self.sync_weights, step, self.replica_group)
-        self.rounds.agree(0, attempt(sync))
+        self.rounds.run(sync)
         self._synchronized = step
 
     # In rounds ----------------------------------------------------------------------------------
@@ -162,9 +162,9 @@ class Answers:
         error = attempt(self._collect)
         counts = self.rounds.agree(0 if error else self._calls_ahead(), error)
         ranks = [rank for rank, count in enumerate(counts) for _ in range(count)]
-        self.rounds.agree(0, attempt(functools.partial(self._prepare_ahead, ranks)))
+        self.rounds.run(functools.partial(self._prepare_ahead, ranks))
         self._synchronize(place.step)
-        self.rounds.agree(0, attempt(functools.partial(self._begin_request, place)))
+        self.rounds.run(functools.partial(self._begin_request, place))
         self.asked_in = place.version
 
     def _calls_ahead(self) -> int:
@@ -258,12 +258,3 @@ def _answered(
         Answered(planned.number, prompt.__key__, prompt.source, group, place.step, place.version)
         for planned, prompt, group in zip(drawn, prompts, groups)
     ]
-
-
-def attempt(work: Callable[[], Any]) -> Exception | None:
-    """Return the error of some work, which is raised once the other ranks know of it."""
-    try:
-        work()
-    except Exception as error:  # a sampler, or what reads prompts, may raise anything
-        return error
-    return None

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts, a sampler and rewards as a stream of packed batches."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Callable
 
-import torch
 import torch.distributed as dist
 
 from energon_ext.arguments import check_integers
@@ -15,7 +15,7 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 from energon_ext.loader.planned_dataset import PlannedDataset
-from energon_ext.rl.answers import Answers, attempt
+from energon_ext.rl.answers import Answers
 from energon_ext.rl.group_queue import GroupQueue
 from energon_ext.rl.group_rows import WaitingGroup, build_row
 from energon_ext.rl.place import Place
@@ -23,7 +23,6 @@ from energon_ext.rl.prompt_plan import PromptPlan
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.rounds import Rounds
 from energon_ext.rl.sampler import BatchSampler, Sampler
-from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.rl.scoring import Scoring, ScoringOptions
 from energon_ext.rl.state import RLState, restored
 from energon_ext.state.match import SourceChange
@@ -154,11 +153,6 @@ class RLDataset(ScoringOptions):
             raise ConfigError(
                 f"sampler: a {type(self.sampler).__name__} found; it needs {' or '.join(methods)}."
             )
-        if self.replica_group is not None and hasattr(self.sampler, "agree"):
-            raise ConfigError(
-                f"replica_group: the ranks of a {type(self.sampler).__name__} sample together; "
-                f"leave replica_group out."
-            )
         if self.ahead:
             self._check_ahead()
         options = {each.name: getattr(self, each.name) for each in fields(ScoringOptions)}
@@ -239,7 +233,9 @@ class RLDataset(ScoringOptions):
             groups = self._kept[place.steps_of_pass * self.batches_per_step + place.batches]
         else:
             groups = self._next_groups()
-        weights = self._weigh([waiting.group for waiting in groups])
+        weigh = functools.partial(self._scoring.weigh, [waiting.group for waiting in groups])
+        # A function of the user may fail on one rank.
+        weights = self._rounds.run(weigh) if callable(self.advantages) else weigh()
         arrangement = self._queue.arrange(groups)
         assert arrangement is not None, "the groups of a batch fit"
         rows = [build_row(groups, weights, each) for each in arrangement]
@@ -254,16 +250,6 @@ class RLDataset(ScoringOptions):
         if place.version > version:
             self._kept = []
         return batch
-
-    def _weigh(self, groups: list[ScoredGroup]) -> list[torch.Tensor]:
-        """Return the weights of a batch; if a function of the user fails on one rank, all raise."""
-        weights: list[torch.Tensor] = []
-        error = attempt(lambda: weights.extend(self._scoring.weigh(groups)))
-        if callable(self.advantages):
-            self._rounds.agree(0, error)
-        elif error is not None:
-            raise error
-        return weights
 
     def _next_groups(self) -> list[WaitingGroup]:
         """Sample the groups of the next batch, which remain in the queue."""

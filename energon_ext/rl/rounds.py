@@ -7,8 +7,9 @@ the ranks must know of each other who takes some, and whether one of them failed
 alone would be at another place of the plan, and wait for the others forever.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from megatron.energon import WorkerConfig
 
 from energon_ext.errors import ConfigError, SamplerError
 from energon_ext.state.together import collective_device, on_all_ranks
+
+_Result = TypeVar("_Result")
 
 
 class Need(IntEnum):
@@ -39,10 +42,15 @@ class Rounds:
         replica_group: ranks of one model that share answers, if not by ``agree``.
 
     Raises:
-        ConfigError: the data-parallel ranks cannot talk to each other.
+        ConfigError: the data-parallel ranks cannot talk to each other, or both are given.
     """
 
     def __init__(self, workers: WorkerConfig, sampler: Any, replica_group: Any):
+        if replica_group is not None and hasattr(sampler, "agree"):
+            raise ConfigError(
+                f"replica_group: the ranks of a {type(sampler).__name__} sample together; leave "
+                f"replica_group out."
+            )
         self._size = workers.world_size
         self._group, self._replica = workers.data_parallel_group, replica_group
         self._agree = getattr(sampler, "agree", None)
@@ -77,6 +85,12 @@ class Rounds:
             raise SamplerError("another rank failed; see its error")
         return found
 
+    def run(self, work: Callable[[], _Result]) -> _Result:
+        """Return the result of some work; if it fails on one of the ranks, all raise."""
+        found: list[_Result] = []
+        self.agree(0, attempt(lambda: found.append(work())))
+        return found[0]
+
     def _gather(self, own: int) -> list[int]:
         if self._size == 1:
             return [own]
@@ -84,3 +98,12 @@ class Rounds:
         found = [torch.empty_like(said) for _ in range(self._size)]
         dist.all_gather(found, said, group=self._group)
         return [int(each) for each in found]
+
+
+def attempt(work: Callable[[], Any]) -> Exception | None:
+    """Return the error of some work, which is raised once the other ranks know of it."""
+    try:
+        work()
+    except Exception as error:  # a sampler, or what reads prompts, may raise anything
+        return error
+    return None

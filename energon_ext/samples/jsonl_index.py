@@ -23,8 +23,8 @@ MAX_LINE_BYTES = 1 << 28
 def ensure_index(path: EPath, found_in: str = "") -> None:
     """Write the index of a local file that has none; ConfigError if an index does not match.
 
-    Ranks may write the same index at the same time, each in its own temporary folder.
-    :class:`~energon_ext.samples.line_reader.LineReader` checks on reading that a sample is one line.
+    Ranks may write the same index at the same time, each in its own temporary folder. That a sample
+    is one line is checked when it is read.
     """
     index = EPath(f"{path}.idx")
     if not index.is_file():
