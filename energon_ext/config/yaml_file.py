@@ -3,12 +3,13 @@
 """Reads YAML and JSON files with Energon's parser, within limits on size, depth and count."""
 
 import contextlib
+import functools
 import json
 import os
 import re
 import threading
 from collections import Counter
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 
 import braceexpand
 import ryml  # type: ignore[import-untyped]
@@ -41,9 +42,16 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
     ConfigError if it is too large or too deep, has a duplicate key, or contains no mapping.
     """
     is_json = may_be_json and path.name.endswith(".json")
+    return _mapping_of(_read(path, is_json), str(path), is_json)
+
+
+def _read(path: EPath, is_json: bool) -> bytes:
     most = MAX_JSON_BYTES if is_json else MAX_YAML_BYTES
     with open_data(file_name(path)) if path.is_local() else path.open("rb") as file:
-        data = read_to_limit(file, most, path)
+        return read_to_limit(file, most, path)
+
+
+def _mapping_of(data: bytes, path: str, is_json: bool) -> dict[str, Any]:
     try:
         data.decode("utf-8")
         content = json.loads(data) if is_json else _parse(data, path)
@@ -64,7 +72,7 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
     return content
 
 
-def _parse(data: bytes, path: EPath) -> Any:
+def _parse(data: bytes, path: str) -> Any:
     if not data.strip():
         raise ConfigError(f"{path}: empty.")
     if len(_TAG.findall(_COMMENT_LINE.sub(b"", data))) > MAX_TAGS:
@@ -94,7 +102,7 @@ def _silent() -> Iterator[None]:
         yield
 
 
-def _check_tree(tree: ryml.Tree, path: EPath) -> None:
+def _check_tree(tree: ryml.Tree, path: str) -> None:
     root = tree.root_id()
     if not tree.is_map(root) and not tree.is_seq(root) and tree.val(root) is None:
         raise ConfigError(f"{path}: empty.")
@@ -123,7 +131,13 @@ def read_splits(path: EPath) -> tuple[dict[str, list[str]], set[str]]:
 
     An exclusion is a shard, or ``SHARD/KEY`` for a sample.
     """
-    content = read_mapping(path, may_be_json=True)
+    is_json = path.name.endswith(".json")
+    return _splits_of(_read(path, is_json), str(path), is_json)
+
+
+@functools.lru_cache(4)  # a start asks several times, and 100,000 shards take a second
+def _splits_of(data: bytes, path: str, is_json: bool) -> tuple[dict[str, list[str]], set[str]]:
+    content = _mapping_of(data, path, is_json)
     excluded = {*expand_shards(content.get("exclude") or [], f"{path}: exclude")}
     parts = content.get("split_parts")
     parts = parts.items() if isinstance(parts, dict) else ()
@@ -152,9 +166,14 @@ def expand_shards(patterns: Any, where: str) -> list[str]:
         name = f"a name has a backslash, {MAX_BRACES} braces or {MAX_PATTERN_LENGTH:,} characters"
         raise ConfigError(f"{where}: more than {MAX_SHARDS:,} shards, or {name}.")
     try:
-        return [name for pattern in patterns for name in braceexpand.braceexpand(pattern)]
+        return [name for pattern in patterns for name in _expand(pattern)]
     except ValueError as error:
         raise ConfigError(f"{where}: unbalanced braces in {patterns!r:.80}.") from error
+
+
+def _expand(pattern: str) -> Iterable[str]:
+    has_braces = "{" in pattern or "}" in pattern
+    return braceexpand.braceexpand(pattern) if has_braces else (pattern,)
 
 
 def _most_names(pattern: str) -> int:
