@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from timing import markdown
+from timing import markdown, private_mib
 
 SIZES = (10**6, 10**7)
 ROWS, SEQ_LEN, STEPS = 16_384, 8192, 3
@@ -48,7 +48,7 @@ def run(sizes=SIZES):
         "later steps, s",
         "read, MB",
         "faults",
-        "MiB",
+        "private MiB",
     )
     steps = f"{STEPS} steps of {ROWS:,} rows of {SEQ_LEN:,}, of which one of 2048 ranks reads 8"
     return markdown(f"A start with cold files: {steps}.", head, rows)
@@ -113,7 +113,7 @@ def child(folder, name):
                 "later": sum(seconds[1:]) / (STEPS - 1),
                 "read": (bytes_read() - read) // 10**6,
                 "faults": major_faults() - faults,
-                "private": private_mib(),
+                "private": private_mib(os.getpid()),
             }
         )
     )
@@ -189,13 +189,6 @@ def major_faults():
 
 def bytes_read():
     return int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
-
-
-def private_mib():
-    fields = dict(
-        line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
-    )
-    return sum(int(fields[f"Private_{each}"].split()[0]) for each in ("Clean", "Dirty")) >> 10
 
 
 if __name__ == "__main__":
