@@ -101,10 +101,11 @@ def loss_over_tokens_picture(run: Run) -> Picture:
 
 
 def reward_picture(run: Run) -> Picture:
-    """Draw the mean reward of each step's answers, and the evaluations."""
-    figure, (axes,) = style.new_figure(
-        "Reward", "line: mean over the answers of a step, before clipping · dots: evaluations"
-    )
+    """Draw the mean reward of each step's answers, if there are any, and the evaluations."""
+    has_rewards = any(name.startswith("rollout/") for name in run.measured)
+    key = "line: mean over the answers of a step, before clipping · " * has_rewards
+    title = "Reward" if has_rewards else "Evaluations"
+    figure, (axes,) = style.new_figure(title, f"{key}dots: evaluations")
     names = [name.removeprefix("rollout/") for name in run.measured]
     ends = style.draw_lines(axes, [(run.step, values) for values in run.measured.values()], names)
     style.steps_axis(axes, run)

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from energon_ext.cli import figures
 from energon_ext.cli.report import compare, headline, source_table
@@ -239,6 +240,10 @@ def test_labels_of_ten_sources_are_distinct_and_inside_the_picture(tmp_path):
         assert "3 steps, 1 at the end" in shown  # 61 steps in windows of three
 
 
+def texts_of(picture):
+    return {text.get_text() for text in picture.figure.findobj(Text)}
+
+
 def test_rewards_and_evaluations_have_a_picture(tmp_path):
     path = write_run(tmp_path, steps=4) / "metrics.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
@@ -253,7 +258,11 @@ def test_rewards_and_evaluations_have_a_picture(tmp_path):
     run = Run.load(tmp_path)
     assert run.measured["rollout/reward/mean"].tolist() == [0.125, 0.25, 0.375, 0.5]
     np.testing.assert_array_equal(run.measured["eval/greedy"], [np.nan, 0.5, np.nan, 1.0])
-    assert figures.reward_picture(run).caption == "At the end: eval/greedy 1.00, reward/mean 0.50."
+    picture = figures.reward_picture(run)
+    assert picture.caption == "At the end: eval/greedy 1.00, reward/mean 0.50."
+    assert "Reward" in texts_of(picture)
+    del run.measured["rollout/reward/mean"]
+    assert "Evaluations" in texts_of(figures.reward_picture(run))
     energon_ext("report", tmp_path)
     assert (tmp_path / "reward.png").read_bytes().startswith(PNG)
     assert len(Links((tmp_path / "report.html").read_text()).found) == 4
