@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping, Sequence
 import numpy as np
 
 from energon_ext.errors import ConfigError, StoreError
-from energon_ext.storage.file_map import Pages
+from energon_ext.storage.file_map import Pages, request_slices
 from energon_ext.storage.object_store import file_name, is_remote, local_copy
 from energon_ext.storage.range_reader import RemoteTokens, range_reader
 from energon_ext.tokens.documents import (
@@ -44,6 +44,9 @@ from energon_ext.tokens.unchanged import Share
 _CHECKED_TOKENS = 1 << 20
 _CHECKED_FILES = 16
 
+#: Sources with fewer tokens are soon in memory as a whole, so that requests would only take time.
+LARGE_TOKENS = 1 << 25
+
 
 class TokenFiles(Documents):
     """The documents of many ``.bin``/``.idx`` pairs, numbered from the first pair to the last.
@@ -70,6 +73,7 @@ class TokenFiles(Documents):
         self.is_remote = bool(self._unfetched)
         self._first_documents = _starts([pair.documents for pair in self._pairs])
         self._first_tokens = _starts([pair.tokens for pair in self._pairs])
+        self._has_large_files = self.num_tokens >= LARGE_TOKENS and not self.is_remote
         self._lengths = lengths
         self._pages = None if lengths is None else Pages(lengths)
         watched.add(self)
@@ -171,15 +175,19 @@ class TokenFiles(Documents):
         tokens: list[Any] = [None] * len(numbers)
         weights: list[Any] = [None] * len(numbers)
         for pair, places, firsts in self._find(numbers):
-            found = open_tokens(pair)
-            for place, first in zip(places, firsts):
-                tokens[place] = found[first + starts[place] : first + stops[place]]
-            own = open_label_weights(pair)
-            if own is None:
-                continue
-            for place, first in zip(places, firsts):
-                part = own[first + starts[place] : first + stops[place]]
-                weights[place] = part.astype(np.float32)
+            parts = [
+                slice(first + starts[place], first + stops[place])
+                for place, first in zip(places, firsts)
+            ]
+            found, own = open_tokens(pair), open_label_weights(pair)
+            if self._has_large_files:
+                _request(found, parts)
+                _request(own, parts)
+            for place, part in zip(places, parts):
+                tokens[place] = found[part]
+            if own is not None:
+                for place, part in zip(places, parts):
+                    weights[place] = own[part].astype(np.float32)
         return tokens, weights
 
     def read_stretch(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -315,6 +323,11 @@ def open_token_files(path: Any, share: Share | None = (0, 1)) -> TokenFiles:
         return TokenFiles(remote_pairs(name))
     except StoreError as error:
         raise ConfigError(str(error)) from error
+
+
+def _request(numbers: Numbers | None, parts: list[slice]) -> None:
+    if isinstance(numbers, np.ndarray):
+        request_slices(numbers, parts)
 
 
 def _prefetch(numbers: Numbers | None, part: slice) -> None:

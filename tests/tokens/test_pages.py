@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from energon_ext.storage.file_map import SMALL_BYTES, Pages, map_file
+from energon_ext.tokens.file_set import LARGE_TOKENS, TokenFiles
 from energon_ext.tokens.index import write_index
 
 CHECKOUT = Path(__file__).parents[2]
@@ -84,6 +85,24 @@ def test_a_small_array_is_left_to_the_kernel(tmp_path, monkeypatch):
     np.arange(10, dtype=np.int32).tofile(tmp_path / "few")
     monkeypatch.setattr(Pages, "_request", None)
     Pages(map_file(str(tmp_path / "few"), 40).view(np.int32)).request(np.arange(10))
+
+
+def test_documents_of_a_large_source_are_read_without_their_neighbours(tmp_path):
+    lengths = np.full(LARGE_TOKENS // 1000 + 1, 1000, np.int32)
+    prefix, size = tmp_path / "large", 2 * int(lengths.sum())
+    write_index(f"{prefix}.idx", np.dtype("<u2"), lengths)
+    np.arange(size // 2).astype("<u2").tofile(f"{prefix}.bin")
+    files = TokenFiles([prefix])
+    drop(f"{prefix}.bin")
+    chosen = list(range(7, len(lengths), len(lengths) // 40))
+    tokens, _ = files.read(chosen, [0] * len(chosen), [1000] * len(chosen))
+    content = map_file(f"{prefix}.bin", size)
+    wanted = {(2000 * n + byte) // mmap.PAGESIZE for n in chosen for byte in (0, 1999)}
+    assert wait_for(lambda: resident(content)[sorted(wanted)].all())
+    for number, found in zip(chosen, tokens):
+        first = 1000 * number
+        assert found.tolist() == np.arange(first, first + 1000).astype("<u2").tolist()
+    assert resident(content).sum() <= 2 * len(wanted)
 
 
 FIRST_ROWS = """
