@@ -34,6 +34,7 @@ from energon_ext.tokens.lookup import (
     has_large_index,
     request_lengths,
 )
+from energon_ext.tokens.meta import check_written
 from energon_ext.tokens.opening import check_now, open_pairs
 from energon_ext.tokens.origins import origins_of
 from energon_ext.tokens.paths import list_pairs
@@ -274,24 +275,8 @@ class TokenFiles(Documents):
 
     def check_written(self, what: str, name: str, now: Mapping[str, Any]) -> None:
         """Raise ConfigError if a file names a different tokenizer or chat template."""
-        field, option = what.replace(" ", "_"), what.replace(" ", "-")
         for pair in self._pairs:
-            meta = pair.meta or {}
-            written = meta.get(field, now)
-            if written == now:
-                continue
-            before = written if isinstance(written, Mapping) else {}
-            differing = [key for key in {**now, **before} if before.get(key) != now.get(key)]
-            differences = ", ".join(
-                f"{key} {before.get(key)!s:.12}, now {now.get(key)!s:.12}" for key in differing[:3]
-            )
-            arguments = meta.get(f"{field}_arguments")
-            used = arguments.get("name_or_path") if isinstance(arguments, Mapping) else None
-            written_with = f"the {what} {used}" if used else f"a different {what}"
-            raise ConfigError(
-                f"{pair.prefix}: written with {written_with}, but {name} is used to read it "
-                f"({differences}); pass --{option} {used or 'NAME'}, as it was written."
-            )
+            check_written(pair.prefix, pair.meta or {}, what, name, now)
 
     @property
     def unweighted(self) -> str | None:

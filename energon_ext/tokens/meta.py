@@ -62,6 +62,33 @@ def weights_dtype(
     return dtype
 
 
+def check_written(
+    prefix: str, meta: Mapping[str, Any], what: str, name: str, now: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError if a pair names a different tokenizer or chat template.
+
+    Args:
+        what: ``"tokenizer"`` or ``"chat template"``.
+        name, now: name and fingerprint of the one that is used to read the pair.
+    """
+    field, option = what.replace(" ", "_"), what.replace(" ", "-")
+    written = meta.get(field, now)
+    if written == now:
+        return
+    before = written if isinstance(written, Mapping) else {}
+    differing = [key for key in {**now, **before} if before.get(key) != now.get(key)]
+    differences = ", ".join(
+        f"{key} {before.get(key)!s:.12}, now {now.get(key)!s:.12}" for key in differing[:3]
+    )
+    arguments = meta.get(f"{field}_arguments")
+    used = arguments.get("name_or_path") if isinstance(arguments, Mapping) else None
+    written_with = f"the {what} {used}" if used else f"a different {what}"
+    raise ConfigError(
+        f"{prefix}: written with {written_with}, but {name} is used to read it ({differences}); "
+        f"pass --{option} {used or 'NAME'}, as it was written."
+    )
+
+
 @lru_cache(64)
 def _parse_meta(content: bytes) -> Mapping[str, Any]:
     """Parse a meta file; cached by content, as thousands of pairs may share one tokenizer."""
