@@ -5,11 +5,13 @@
 import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import sha256
 
 #: Environment variable with the folder for everything that is computed or fetched only once.
 CACHE_VARIABLE = "ENERGON_EXT_CACHE"
@@ -18,9 +20,18 @@ CACHE_VARIABLE = "ENERGON_EXT_CACHE"
 DEFAULT_CACHE = ".energon_ext_cache"
 
 
-def cache_of(data: Path) -> Path:
-    """Return the folder for what is computed once from the data in a folder."""
-    return Path(os.environ.get(CACHE_VARIABLE) or data / DEFAULT_CACHE)
+def cache_path(data: Path, name: str, dependencies: str, suffix: str = "") -> Path:
+    """Return the path of what is computed once from the data in a folder.
+
+    Args:
+        data: the folder; the path is in a folder in it, or in the one in CACHE_VARIABLE.
+        name: beginning of the file's name, for people.
+        dependencies: text with everything that the content depends on.
+    """
+    folder = Path(os.environ.get(CACHE_VARIABLE) or data / DEFAULT_CACHE)
+    words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
+    digest = sha256(dependencies.encode("utf-8", "surrogateescape"))
+    return folder / f"{words}-{digest[:24]}{suffix}"
 
 
 def open_descriptor(path: str | Path) -> int:

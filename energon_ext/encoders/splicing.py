@@ -8,7 +8,6 @@ like any other, so it can be weighted, scheduled and interleaved.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Iterable, Sequence
 
@@ -18,6 +17,7 @@ from energon_ext.arguments import choices
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.planning import Planning, document_range, name_source
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import sha256
 from energon_ext.plan.source import PlannedSource
 from energon_ext.splice import SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields
@@ -138,8 +138,7 @@ def plan_splice(
             log_plan(examples, numbers, key)
     except ConfigError as error:
         raise ConfigError(f"Source {key}: {error}") from error
-    digest = hashlib.sha256(json.dumps(files.fingerprint()).encode())
-    digest.update(np.stack([numbers + first, lengths]).tobytes())
+    digest = sha256(json.dumps(files.fingerprint()), np.stack([numbers + first, lengths]).tobytes())
     names = [f"{key}/doc{number}" if has_names else key for number in numbers]
     frames = Frames(
         examples,
@@ -149,7 +148,7 @@ def plan_splice(
         config=splice,
         seq_len=encoder.seq_len,
         epochs=planning.epochs_of(entry),
-        fingerprint={**splice.to_json(), "documents": digest.hexdigest(), "order": ORDER},
+        fingerprint={**splice.to_json(), "documents": digest, "order": ORDER},
         metadata=[
             {"document": number, "tokens": length} | ({} if keys is None else {"key": keys[number]})
             for number, length in zip(numbers.tolist(), lengths.tolist())

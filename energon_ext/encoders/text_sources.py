@@ -3,7 +3,6 @@
 """The text of Energon datasets: their samples and their cached tokens."""
 
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,12 +16,12 @@ from megatron.energon.metadataset.loader import load_dataset
 
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.yaml_check import YamlChecker
-from energon_ext.data_files import CACHE_VARIABLE
+from energon_ext.data_files import CACHE_VARIABLE, cache_path
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import TextEncoder, is_text
 from energon_ext.errors import SKIPPABLE_ERRORS, ConfigError, EncoderNeededError, SampleError
-from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, cache_folder, ensure_prepared
+from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, ensure_prepared
 from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource, sample_units
@@ -237,8 +236,7 @@ def cached_samples(
     root = entry.root or entry.dataset.paths[0].parent
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
         raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a local cache folder.")
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    folder = cache_folder(Path(file_name(root)), Path(source.path).name, digest)
+    folder = cache_path(Path(file_name(root)), Path(source.path).name, text)
     job = Job(encode, writer, meta, json.loads(text), keeps_all=True)
     return Cached(name=source.path, folder=folder, job=job, count=source.count, **options)
 

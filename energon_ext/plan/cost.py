@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Callable
@@ -12,6 +11,7 @@ from typing import Any, Callable
 import numpy as np
 
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import sha256
 
 #: Maps lengths of pieces of documents, int64 [n], to their costs, float64 [n], in any unit.
 Cost = Callable[[np.ndarray], np.ndarray]
@@ -198,4 +198,4 @@ class VisionCost:
 def digest_of_cost(cost: Cost, row_tokens: int) -> str:
     """Return a digest of the costs of all lengths; a function's name would not identify it."""
     costs = np.asarray(cost(np.arange(1, row_tokens + 2)), np.float64)
-    return hashlib.sha256(costs.tobytes()).hexdigest()[:16]
+    return sha256(costs.tobytes())[:16]

@@ -8,13 +8,12 @@ at once, one prepares it and the others wait. No collective is used.
 """
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_ext.data_files import CACHE_VARIABLE, cache_of
+from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.prepare.accounts import is_prepared, read_record, skipped_documents
 from energon_ext.prepare.documents import Unit
@@ -75,12 +74,6 @@ class Cached:
         prepared = read_record(self.folder / PREPARED) or {}
         documents = prepared.get("documents")
         return documents.get(SPLIT) if isinstance(documents, dict) else None
-
-
-def cache_folder(data: Path, name: str, digest: str) -> Path:
-    """Return the folder of a source, below the one in CACHE_VARIABLE or next to the data."""
-    words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
-    return cache_of(data) / f"{words}-{digest[:24]}"
 
 
 def ensure_prepared(wanted: Sequence[Cached]) -> None:

@@ -8,7 +8,6 @@ and continued, like other units. The order depends on the input and the seed; th
 on the size of the documents. So neither depends on who does what.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from energon_ext.keyed import sha256
 from energon_ext.prepare.accounts import Preparation, name_units, plain_json
 from energon_ext.prepare.documents import Documents, InputDocument, Unit
 from energon_ext.prepare.job import Encoded, Record
@@ -91,7 +91,7 @@ def _merging(preparation: Preparation, inputs: Sequence[Record]) -> Merging:
     job = preparation.job
     files = {path: known for each in inputs for path, known in each["files"].items()}
     contents = json.dumps([[path, known["sha256"]] for path, known in files.items()])
-    digest = hashlib.sha256(contents.encode()).hexdigest()[:16]
+    digest = sha256(contents)[:16]
     num_bytes = sum(known["bytes"] for known in files.values())
     buckets = _count_buckets(num_bytes)
     units = [

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A binary file next to a state, for the tensors of answers."""
 
-import hashlib
 import io
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from energon_ext.errors import StateFormatError
+from energon_ext.keyed import sha256
 from energon_ext.state.files import read_small_file, write_file
 
 #: Key of a mapping in place of a tensor in the file.
@@ -37,7 +37,7 @@ def write_tensors(values: Any, folder: Path, rank: int) -> tuple[Any, dict[str, 
     buffer = io.BytesIO()
     np.savez(buffer, *arrays)
     content = buffer.getvalue()
-    digest = hashlib.sha256(content).hexdigest()
+    digest = sha256(content)
     name = f"answers_rank{rank:05d}_{digest[:16]}.npz"
     write_file(folder / name, content)
     return values, {"name": name, "digest": digest}
@@ -56,7 +56,7 @@ def read_tensors(values: Any, folder: Path | None, file: dict[str, str]) -> Any:
         )
     path = folder / Path(name).name
     content = read_small_file(path, path.stat().st_size if path.is_file() else 0)
-    if hashlib.sha256(content).hexdigest() != file["digest"]:
+    if sha256(content) != file["digest"]:
         raise StateFormatError(
             f"{path}: is damaged, or belongs to another state. Copy it again, or resume from "
             f"another checkpoint."

@@ -3,7 +3,6 @@
 """The files that Energon reads: whether they exist, and fingerprints that reveal a change."""
 
 import functools
-import hashlib
 import inspect
 import json
 import os
@@ -22,7 +21,7 @@ from megatron.energon.flavors.webdataset.indexing import JoinIndexReader
 from megatron.energon.flavors.webdataset.itar import ITAR_SUFFIX
 
 from energon_ext.errors import ConfigError
-from energon_ext.keyed import KeyedPermutation, keyed_draws
+from energon_ext.keyed import KeyedPermutation, keyed_draws, sha256
 from energon_ext.storage.file_map import map_file
 from energon_ext.storage.object_store import file_at, file_name, is_remote, local_copy, read_range
 from energon_ext.storage.range_reader import range_reader
@@ -103,13 +102,12 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     layout = np.concatenate([samples, np.array(sizes, "<i8")])
     numbers = keyed_draws(slots, samples[chosen], "fingerprint")
     places = [(files[file], number) for file, number in zip(chosen, numbers.tolist())]
-    sample = hashlib.sha256(b"".join(_run_all(_read_sample, places, files)))
     return {
         **counted,
         "files": len(files),
         "bytes": sum(sizes) * len(files) // len(sized),
-        "index": hashlib.sha256(layout.tobytes()).hexdigest(),
-        "sample": sample.hexdigest(),
+        "index": sha256(layout.tobytes()),
+        "sample": sha256(*_run_all(_read_sample, places, files)),
     }
 
 
@@ -129,7 +127,7 @@ def times_of_files(factory: BaseCoreDatasetFactory) -> str:
     """Return a hash of the modification times or ETags of the files of a dataset."""
     files = list(_files_of(factory))
     times = [found.version for found in _run_all(file_at, [file.path for file in files], files)]
-    return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
+    return sha256(json.dumps(times))[:32]
 
 
 def parts_of(factory: Any) -> Sequence[Any]:

@@ -10,10 +10,8 @@ files are still those that were checked is tested apart, see
 """
 
 import contextlib
-import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +19,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from energon_ext.data_files import cache_of, read_data
+from energon_ext.data_files import cache_path, read_data
 from energon_ext.errors import ConfigError
+from energon_ext.keyed import sha256, sha256_of_file
 from energon_ext.storage.file_map import map_file
 from energon_ext.tokens.index import (
     ALL_SUFFIXES,
@@ -86,9 +85,7 @@ def catalog_path(listing: Listing) -> Path:
     """Return where the catalog of a source is kept, whether it exists or not."""
     root = os.path.realpath(root_of(listing))
     text = json.dumps([root, _names(listing), [sorted(files) for files in listing.values()]])
-    words = re.sub(r"[^\w.-]+", "-", os.path.basename(root))[-60:].strip("-.")
-    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-    return cache_of(Path(root)) / f"{words}-{digest[:24]}.catalog.json"
+    return cache_path(Path(root), os.path.basename(root), text, ".catalog.json")
 
 
 def _names(listing: Listing) -> list[str]:
@@ -128,12 +125,11 @@ def _time_of(path: str) -> int:
 
 
 def digest_of(path: str) -> str:
-    """Return the SHA-256 of a file."""
-    content = map_file(path, os.stat(path).st_size)
-    digest = hashlib.sha256()
-    for begin in range(0, len(content), _CHUNK):
-        digest.update(content[begin : begin + _CHUNK].tobytes())
-    return digest.hexdigest()
+    """Return the SHA-256 of a file; ConfigError if it cannot be read."""
+    try:
+        return sha256_of_file(Path(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
 # The file ---------------------------------------------------------------------------------------
@@ -233,7 +229,7 @@ def lengths_path(path: Path, stamps: Iterable[Stamp]) -> Path:
 
     Pairs that were written again under the same names have other lengths in another file.
     """
-    digest = hashlib.sha256("".join(stamp.digest for stamp in stamps).encode()).hexdigest()
+    digest = sha256(*(stamp.digest for stamp in stamps))
     return path.with_name(path.name.replace(".catalog.json", f"-{digest[:24]}.lengths.u4"))
 
 

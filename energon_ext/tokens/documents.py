@@ -9,7 +9,6 @@ A plan needs numbers only: how many documents there are, and how long each one i
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 
 from energon_ext.errors import ConfigError
-from energon_ext.keyed import KeyedPermutation
+from energon_ext.keyed import KeyedPermutation, sha256
 
 #: Numbers whose lengths are summed at once.
 _CHUNK = 1 << 16
@@ -165,10 +164,9 @@ class Documents(Lengths):
         lengths, but not one changed text among thousands.
         """
         sample = sample_numbers(len(self))
-        index = hashlib.sha256(self.lengths(sample).astype("<i8").tobytes())
         return {
             "documents": len(self),
-            "index": index.hexdigest(),
+            "index": sha256(self.lengths(sample).astype("<i8").tobytes()),
             "sample": self.digest_of_middles(sample[:FINGERPRINT_READ]),
         }
 
@@ -209,10 +207,9 @@ class Documents(Lengths):
         if self.is_remote:
             self.prefetch(*middles)
         tokens, weights = self.read(*middles)
-        digest = hashlib.sha256()
-        for parts, dtype in ((tokens, "<i8"), ([w for w in weights if w is not None], "<f4")):
-            digest.update(np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype).tobytes())
-        return digest.hexdigest()
+        kinds = (tokens, "<i8"), ([w for w in weights if w is not None], "<f4")
+        joined = (np.concatenate([np.zeros(0, t), *parts], dtype=t) for parts, t in kinds)
+        return sha256(*(each.tobytes() for each in joined))
 
 
 def sample_numbers(count: int) -> np.ndarray:

@@ -3,13 +3,13 @@
 """Documents of one or thousands of ``.bin``/``.idx`` pairs, by number."""
 
 import functools
-import hashlib
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from energon_ext.errors import ConfigError, StoreError
+from energon_ext.keyed import sha256
 from energon_ext.storage.file_map import Pages, request_slices
 from energon_ext.storage.object_store import file_name, is_remote, local_copy
 from energon_ext.storage.range_reader import RemoteTokens, range_reader
@@ -226,13 +226,11 @@ class TokenFiles(Documents):
         on names and paths of the pairs, or on the bytes per token.
         """
         sample = sample_numbers(len(self))
-        digest = hashlib.sha256()
-        for numbers in (self.places(sample), self.lengths(sample)):
-            digest.update(numbers.astype("<i8").tobytes())
+        columns = self.places(sample), self.lengths(sample)
         return {
             "documents": len(self),
             "tokens": self.num_tokens,
-            "index": digest.hexdigest(),
+            "index": sha256(*(each.astype("<i8").tobytes() for each in columns)),
             "sample": self.digest_of_middles(sample[:FINGERPRINT_READ]),
         }
 

@@ -10,7 +10,6 @@ several processes need it at once, one makes it and the others wait.
 
 import functools
 import glob
-import hashlib
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from energon_ext.data_files import CACHE_VARIABLE, cache_of
+from energon_ext.data_files import CACHE_VARIABLE, cache_path
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.storage.claim import UnwritableError, make_once
 from energon_ext.storage.file_map import map_file
@@ -139,10 +138,8 @@ class MeasuredFiles(Documents):
     def _cache_file(self) -> Path:
         files = [[os.path.realpath(f.url), f.size, f.version] for f in self.files]
         text = json.dumps([_VERSION, type(self).__name__, self.how, files])
-        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
         folder, name = os.path.split(self.files[0].url)
-        words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
-        return cache_of(Path(folder)) / f"{words}-{digest[:24]}.lengths"
+        return cache_path(Path(folder), name, text, ".lengths")
 
     def _make(self, path: Path, beat: Callable[[], None]) -> np.ndarray:
         """Read all files, and write where their documents end."""
