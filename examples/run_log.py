@@ -30,7 +30,7 @@ class ProgressLog(RunLog):
     def __init__(self, run_dir, first_step, last_step, *, interval=10, **options):
         super().__init__(run_dir, first_step, **options)
         self._last_step, self._interval = last_step, interval
-        self._first_loss = self._last_line = None
+        self._first = self._last_line = None
         if self.enabled:
             # In a file a bar would be one endless line, so print plain lines instead.
             self._plain = not sys.stderr.isatty()
@@ -41,7 +41,7 @@ class ProgressLog(RunLog):
         """Append one optimizer step and move the progress bar."""
         self.write("step", step, **fields)
         if self.enabled:
-            self._first_loss = self._first_loss or fields["loss"]
+            self._first = self._first or (step, fields["loss"])
             self._last_line = _summary(fields, self._names)
             self._bar.set_postfix_str(self._last_line)
             self._bar.update()
@@ -67,7 +67,9 @@ class ProgressLog(RunLog):
         """Append how the run ended; print one line with the losses and the last checkpoint."""
         self.write("end", step, reason=reason)
         if self.enabled:
-            first = "" if self._first_loss is None else f"; loss was {self._first_loss:.3f}"
+            first = ""
+            if self._first is not None:  # of this start, which may be a resume
+                first = "; loss at step {:,} was {:.3f}".format(*self._first)
             last = "" if self._last_line is None else f"; now {self._last_line}"
             saved = "" if saved is None else f"; saved in {saved}"
             self._bar.close()

@@ -341,7 +341,8 @@ def test_without_a_terminal_a_run_prints_progress_lines_and_its_result(mixes, tm
         f"step 4 of 6: {losses[4]}{rest}",
         f"step 6 of 6: {losses[6]}{rest}",
         f"step 6: {val}",
-        f"finished at step 6; loss was {number}; now {losses[6]}{rest}; saved in .*iter_0000006",
+        f"finished at step 6; loss at step 1 was {number}; now {losses[6]}{rest}; "
+        "saved in .*iter_0000006",
     ]
     assert len(lines) == len(expected), lines
     for line, pattern in zip(lines, expected):
