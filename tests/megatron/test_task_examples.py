@@ -27,17 +27,22 @@ FEW_STEPS = [
 ]
 
 
+#: Of a whole experiment, which takes minutes, on a busy machine.
+LEARNING_SECONDS = 1800
+
+
 def run_example(name, arguments):
     sys.path.insert(0, str(EXAMPLES))
     sys.argv = [name, *arguments]
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-def run(name, folder, *arguments, succeeds=True):
+def run(name, folder, *arguments, succeeds=True, seconds=processes.TIMEOUT_SECONDS):
     """Run an example in its own process and return its standard error."""
     stderr = folder.with_suffix(".stderr")
     words = [*map(str, arguments), "--run-dir", str(folder)]
-    (code,) = processes.finish([processes.start(run_example, (name, words), stderr)])
+    started = processes.start(run_example, (name, words), stderr)
+    (code,) = processes.finish([started], seconds)
     assert (code == 0) is succeeds, stderr.read_text()[-3000:]
     return stderr.read_text()
 
@@ -107,7 +112,7 @@ def test_preferences_of_a_split_model_have_the_same_losses(split, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_preferences_teach_to_sort(seed, tmp_path):
-    run("10_dpo.py", tmp_path / "run", "--seed", seed)
+    run("10_dpo.py", tmp_path / "run", "--seed", seed, seconds=LEARNING_SECONDS)
     found = evaluations(tmp_path / "run" / "dpo")
     assert found[0]["eval/greedy"] <= 0.2
     assert found[max(found)]["eval/greedy"] >= 0.7
@@ -115,7 +120,7 @@ def test_preferences_teach_to_sort(seed, tmp_path):
 
 @pytest.mark.nightly
 def test_shuffled_preferences_teach_nothing(tmp_path):
-    run("10_dpo.py", tmp_path / "run", "--shuffle-preferences")
+    run("10_dpo.py", tmp_path / "run", "--shuffle-preferences", seconds=LEARNING_SECONDS)
     found = evaluations(tmp_path / "run" / "dpo")
     assert found[max(found)]["eval/greedy"] <= 0.2
 
@@ -193,7 +198,7 @@ def test_a_run_that_samples_resumes_on_other_ranks(grpo_run, tmp_path):
 
 
 def last_accuracy(folder, *options, example="03_grpo.py"):
-    run(example, folder, *options)
+    run(example, folder, *options, seconds=LEARNING_SECONDS)
     found = evaluations(folder / "grpo")
     assert found[0]["eval/sampled"] <= 0.3
     return found[max(found)]["eval/sampled"]
