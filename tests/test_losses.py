@@ -96,9 +96,10 @@ def test_the_denominator_is_the_token_count_or_the_weight_sum():
     assert alone.item() == pytest.approx(3 * math.log(4))
 
 
-def test_weights_of_zero_give_zero_loss_and_zero_gradient():
+@pytest.mark.parametrize("denominator", ["weights", "tokens"])
+def test_weights_of_zero_give_zero_loss_and_zero_gradient(denominator):
     logits = torch.full((2, 4), math.nan, requires_grad=True)
-    loss = unified_loss(logits, torch.tensor([-100, 99]), torch.zeros(2))
+    loss = unified_loss(logits, torch.tensor([-100, 99]), torch.zeros(2), denominator)
     loss.backward()
     assert loss.item() == 0.0
     assert torch.equal(logits.grad, torch.zeros(2, 4))

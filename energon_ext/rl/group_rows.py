@@ -58,7 +58,7 @@ def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[
 
 
 def arrange(
-    groups: Sequence[WaitingGroup], rows: int, seq_len: int, alignment: int = 1
+    groups: Sequence[WaitingGroup], rows: int, seq_len: int, alignment: int
 ) -> list[list[tuple[int, int]]] | None:
     """Return the (group index, answer index) pairs of each row, or None if they do not fit."""
     lengths = [waiting.group.sample_lengths() for waiting in groups]

@@ -74,10 +74,6 @@ class MeasuredFiles(Documents):
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    @property
-    def num_tokens(self) -> int:
-        return int(self.ends[-1])
-
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
         numbers = np.asarray(numbers, np.int64)
         return self.ends[numbers + 1] - self.ends[numbers]

@@ -65,6 +65,13 @@ def test_samples_of_later_batches_are_prefetched(mixes, store):
     assert asked[8] > 3 * asked[0] > 0
 
 
+def test_the_bytes_of_a_row_are_those_of_all_its_samples(mixes):
+    _, stored = mixes
+    (one,) = dataset_of(stored).batches.readers
+    (several,) = dataset_of(stored, encoder=PackedCaptions()).batches.readers
+    assert several.row_bytes > 2 * one.row_bytes > 0  # about 15 of 40 positions per sample
+
+
 def test_a_failing_store_is_a_one_line_error_and_samples_resume(mixes, store):
     local, stored = mixes
     _, state = run(local, 2)

@@ -19,6 +19,9 @@ SIZE = 60
 SHUFFLED = {"seed": 7, "input": "0123456789abcdef"}
 
 
+REAL_SIZES = {name: getattr(planning, name) for name in ("SHUFFLED_BLOCK_DOCS", "MIXED_DOCS")}
+
+
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     monkeypatch.setattr(planning, "SHUFFLED_BLOCK_DOCS", 4)
@@ -80,9 +83,21 @@ def is_prefix(found, expected):
 def test_a_source_in_random_order_is_read_by_blocks(folder):
     found = documents_in(read(run_of(mix(folder)), 30))
     assert is_prefix(found, epoch_of(0) + epoch_of(1) + epoch_of(2)) and len(found) > SIZE
-    for options, block in (({"block_docs": 1}, 1), ({"block_docs": 3}, 3)):
+    for block in (1, 3, 50):  # 50 are more than are mixed
+        options = {"block_docs": block}
         found = documents_in(read(run_of(mix(folder, **options)), 20))
         assert is_prefix(found, epoch_of(0, block) + epoch_of(1, block))
+
+
+def test_blocks_of_256_documents_are_mixed_up_to_16384_documents(folder, monkeypatch):
+    for name, value in REAL_SIZES.items():
+        monkeypatch.setattr(planning, name, value)
+    write_tokens(folder / "large", [[n] * 40 for n in range(100, 1100)], np.int32)
+    describe(folder / "large")
+    path = write_split(folder / "mix.yaml", {"blend": [{"path": "large"}]})
+    tokens = [t for step in read(run_of(path), 8) for row in step for t in row[0]]
+    found = [token - 100 for token in dict.fromkeys(tokens)]
+    assert is_prefix(found, slow_epoch(1000, "0/large", 0, 256, 64))
 
 
 def test_other_files_are_read_in_one_permutation(folder):

@@ -63,14 +63,14 @@ def test_a_skip_added_by_a_resume_changes_no_other_step(folder):
     run = Run(mix(folder, "all"), rows=ROWS)
     run.steps(4)
     # Part of the range is before the resume: steps already read stay read.
-    resumed = Run(mix(folder, skip=[[2, 6], [8, 9]]), ranks=2, batch=2, rows=ROWS)
+    resumed = Run(mix(folder, skip=[[2, 6], [8, 10]]), ranks=2, batch=2, rows=ROWS)
     resumed.resume(run.state())
-    assert resumed.steps(3) == [all_steps[n] for n in (6, 7, 9)]
+    assert resumed.steps(3) == [all_steps[n] for n in (6, 7, 10)]
     state = json.loads(resumed.state())
-    assert state["skipped"] == [[4, 6], [8, 9]]
+    assert state["skipped"] == [[4, 6], [8, 10]]
     again = Run(mix(folder, "all"), rows=ROWS).resume(resumed.state())
-    assert again.steps(2) == all_steps[10:12]
-    assert json.loads(again.state())["skipped"] == [[4, 6], [8, 9]]
+    assert again.steps(2) == all_steps[11:13]
+    assert json.loads(again.state())["skipped"] == [[4, 6], [8, 10]]
 
 
 def test_a_partly_read_step_cannot_be_skipped(folder):

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_ext.encoders.planning import count_buffer_docs
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
-from energon_ext.packing import Pieces
+from energon_ext.packing import PACKERS, Pieces
 from energon_ext.plan import packed_rows as plan_rows
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.packed_rows import PackedRows
@@ -165,6 +166,17 @@ def test_a_plan_of_long_documents_is_limited_by_its_rows(packing, monkeypatch):
         # Four documents of 161 tokens fit into 50 rows of 16, and a fifth does not.
         assert state_of(rows)["taken"] <= 4
     assert trained(found) == pairs([161] * 40, 2)
+
+
+def test_a_plan_takes_at_most_4096_rows_of_tokens():
+    rows = planned([128 * 16] * 40, seq_len=16, buffer_docs=64)
+    rows.take(1)
+    assert state_of(rows)["taken"] == 4096 // 128
+
+
+def test_sources_share_a_million_documents_that_are_packed_together():
+    expected = {0: 4096, 1: 4096, 256: 4096, 512: 2048, 1024: 1024, 5000: 1024}
+    assert {sources: count_buffer_docs(sources) for sources in expected} == expected
 
 
 @every_packing
@@ -437,6 +449,19 @@ def test_the_tokens_of_an_epoch_are_counted_without_looking_documents_up():
     assert rows.lengths.looked_up - before == 2  # the excluded ones of the epoch, once
 
 
+def test_blocks_are_an_option_from_two_documents_on():
+    def options(block):
+        return PackedRows(
+            MemoryDocuments(LENGTHS),
+            source="web",
+            packer=PACKERS["bin"](16),
+            order=EpochOrder(len(LENGTHS), "web", block=block),
+            buffer_docs=8,
+        ).options()
+
+    assert [options(block).get("block_docs") for block in (1, 2, 3)] == [None, 2, 3]
+
+
 def test_the_initial_state_is_empty():
     rows = planned(LENGTHS)
     assert state_of(rows) == {
@@ -464,8 +489,8 @@ def damaged(**changes):
     return {**state_of(rows), **changes}
 
 
-def carrying(documents, starts):
-    return {"carried": {"documents": documents, "starts": starts, "stops": None}}
+def carrying(documents, starts, stops=None):
+    return {"carried": {"documents": documents, "starts": starts, "stops": stops}}
 
 
 @pytest.mark.parametrize(
@@ -475,6 +500,9 @@ def carrying(documents, starts):
         (carrying([0], [10**6]), "the state has pieces that the source lacks"),
         (carrying([3], [LENGTHS[3]]), "the state has pieces that the source lacks"),
         (carrying([0, 1], [0]), "the state has pieces that the source lacks"),
+        (carrying([3, 4], [0, 0], [1]), "the state has pieces that the source lacks"),
+        (carrying([3], [0], [LENGTHS[3] + 1]), "the state has pieces that the source lacks"),
+        (carrying([3], [1], [1]), "the state has pieces that the source lacks"),
         ({"next_row": 10_000}, r"web: saved at row 10000 of a plan of \d+ documents"),
         ({"taken": 61}, r"of a plan of 61 documents; now \d+ documents give"),
         ({"position": 61}, r"a plan of \d+ documents; now 0 documents give"),

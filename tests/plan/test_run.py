@@ -116,6 +116,20 @@ def test_a_refused_cursor_leaves_the_run_where_it_was():
     )
 
 
+def test_a_cursor_names_the_data_of_each_span_of_steps_also_if_they_come_back():
+    cursor, found = None, []
+    for sources, steps in ((4, 2), (3, 3), (4, 4), (4, 1)):
+        run = run_of(sources=sources)
+        if cursor is not None:
+            restore_cursor(run, cursor)
+        hand_out(run, steps)
+        cursor = save_cursor(run)
+        found.append(run.data_digest)
+    of_four, of_three = found[:2]
+    assert of_four != of_three and found[2:] == [of_four] * 2
+    assert cursor["data_digests"] == [[2, of_four], [5, of_three], [10, of_four]]
+
+
 def test_planning_imports_neither_torch_nor_energon():
     code = (
         "import sys, energon_ext.plan.run, energon_ext.plan.cursor, energon_ext.plan.forecast;"

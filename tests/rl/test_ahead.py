@@ -61,6 +61,14 @@ def test_a_version_is_asked_for_while_the_version_before_trains(sums, ahead):
     assert all(0 < age <= 5 * ahead for age in ages[-3 * ahead :])
 
 
+def test_the_groups_of_two_versions_are_asked_for_at_the_start(sums):
+    """Two batches of three groups are a step: 12 prompts, as all groups may be of use."""
+    policy = Policy()
+    dataset = build(sums, policy, ahead=1, batches_per_step=2)
+    next(dataset)
+    assert sum(count for _, count in policy.calls) == 12
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 @pytest.mark.parametrize("in_a_file", [False, True])
 def test_a_resume_continues_exactly_at_every_step(sums, ahead, in_a_file, tmp_path):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """From rewards to weights of tokens, with values worked out by hand."""
 
+import functools
 import json
 import math
 
@@ -11,7 +12,7 @@ import torch
 from energon_ext import ConfigError, StateMismatchError
 from energon_ext.errors import SampleError, SamplerError
 from energon_ext.rl import RLDataset, ScoredGroup
-from energon_ext.rl.advantages import compute_advantages
+from energon_ext.rl.advantages import compute_advantages, name_advantages, rloo
 from energon_ext.rl.group_rows import WaitingGroup, build_row
 from tests.rl.prompts import Dice, prompt_dataset, write_prompts, write_sums
 from tests.support import batch_hash
@@ -414,3 +415,8 @@ def test_a_resume_with_all_fields_continues_exactly(tmp_path):
         )
     with pytest.raises(StateMismatchError, match="advantages: saved 'reinforce', now None"):
         build(path, Detailed()).restore_state(json.loads(states[-1]))
+
+
+def test_a_state_names_advantages_by_their_name_function_or_class():
+    names = {"grpo": "grpo", rloo: "rloo", functools.partial(rloo): "partial"}
+    assert {each: name_advantages(each) for each in names} == names

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from megatron.energon import DefaultTaskEncoder, SampleDecoder, SkipSample, TaskEncoder, stateless
+from megatron.energon.cache import NoCachePool
 from megatron.energon.rng import SystemRng
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
@@ -93,6 +94,39 @@ def test_every_sample_is_read_once_per_epoch_with_its_own_images(data):
     assert len({number for _, number, *_ in second}) == 46  # the last four do not fill a step
     assert all(len(greys) == number % 3 for _, number, greys, _ in samples)
     assert all(abs(grey - number) <= 2 for _, number, greys, _ in samples for grey in greys)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "is_streamed"), [(1, False), (None, False), (2, True), (-1, True)]
+)
+def test_a_shuffle_over_several_or_endless_epochs_is_streamed(data, multiplier, is_streamed):
+    """-1 draws with replacement, which no plan of epochs does."""
+    entry = {"path": "photos", "shuffle_over_epochs_multiplier": multiplier}
+    dataset = dataset_of(write(data / "alone.yaml", {"blend": [entry]}))
+    assert isinstance(find_blend(dataset), StreamedBlend) == is_streamed
+
+
+class Caching(PlannedCaptions):
+    """Uses Energon's cache in a method, as encoders for large media do."""
+
+    @stateless
+    def encode_sample(self, sample):
+        assert isinstance(self.cache, NoCachePool)
+        return super().encode_sample(sample)
+
+
+def test_methods_may_use_energons_cache(data):
+    assert run(mix(data), 2, encoder=Caching())[0] == run(mix(data), 2)[0]
+
+
+def test_a_sample_comes_from_its_shard(data):
+    """The 50 samples of ``photos`` have the keys 000000 to 000049."""
+    path = write(data / "alone.yaml", {"blend": [{"path": "photos"}]})
+    (reader,) = dataset_of(path).batches.readers
+    for number in (0, 37):
+        shard, found, key = reader.origin(number)
+        assert (found, key) == (number, f"{number:06d}")
+        assert {part["__shard__"] for part in reader.read_stored(number)} == {shard}
 
 
 def test_random_numbers_depend_on_the_epoch_the_sample_and_the_seed(data):
@@ -240,7 +274,10 @@ def test_a_run_without_usable_samples_ends_with_the_reason(data):
 def test_the_encoder_sets_how_many_unusable_samples_in_a_row_end_a_run(data, tolerance, failures):
     class Rare(Choosy):
         wanted = {25}
-        encode_sample = stateless(failure_tolerance=tolerance)(Choosy.encode_sample)
+
+        @stateless(failure_tolerance=tolerance)
+        def encode_sample(self, sample):
+            return super().encode_sample(sample)
 
     if failures is None:  # no limit
         steps, _ = run(mix(data), 4, encoder=Rare())
@@ -514,3 +551,13 @@ def test_keyed_random_numbers_may_be_nested():
     seed_args = SystemRng.seed_args
     assert drawn(nested=True) == drawn(nested=False)
     assert encoder.sample_number is None and SystemRng.seed_args is seed_args
+
+
+def test_keyed_random_numbers_depend_on_the_key_alone():
+    def drawn(key, before):
+        torch.manual_seed(before), np.random.seed(before), random.seed(before)
+        with keyed_random(key):
+            return random.random(), np.random.rand(), torch.rand(()).item()
+
+    assert drawn("one", before=1) == drawn("one", before=2)
+    assert all(a != b for a, b in zip(drawn("one", before=1), drawn("other", before=1)))

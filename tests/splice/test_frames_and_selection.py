@@ -110,6 +110,18 @@ def test_the_worked_example_of_three_documents_shown_equally_often():
     assert frame.cu_seqlens.tolist() == [0, 4, 8] and frame.source_ids.tolist() == [-1, 1]
 
 
+@pytest.mark.parametrize("attend_prefix", [False, True])
+def test_the_pieces_of_a_frame_are_what_its_attention_costs(attend_prefix):
+    """A content of 4 tokens, at offset 4: with an attended prefix it is a piece of 8 tokens."""
+    config = MultiSpliceConfig(num_docs=1, content_length=4, attend_prefix=attend_prefix)
+    fields = {"config": config, "seq_len": 8, "epochs": 1, "fingerprint": {}}
+    taken = Frames(SpliceIndex([4], 8, config), [0], ["doc"], **fields).take(100)
+    assert {int(taken.description(number).offsets[0]) for number in range(len(taken))} == {4}
+    lengths, ends = taken.pieces()
+    assert lengths.tolist() == [8 if attend_prefix else 4] * len(taken)
+    assert ends.tolist() == [*range(1, len(taken) + 1)]
+
+
 def test_eos_precedes_the_content_but_not_the_frame():
     prefix = {"attend_prefix": True, "eos_token_id": 7}
     assert frame_of(DOC, 3, 2, 5, None, P, **prefix).tokens.tolist() == [P, 7, 3, 4, P]

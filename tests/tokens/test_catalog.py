@@ -24,6 +24,7 @@ from energon_ext.tokens import index as token_index
 from energon_ext.tokens import opening, unchanged
 from energon_ext.tokens.catalog import catalog_path
 from energon_ext.tokens.file_set import TokenFiles, open_token_files
+from energon_ext.tokens.index import read_pair
 from energon_ext.tokens.paths import list_pairs
 from tests.prepare.runs import memory_unit, run
 from tests.support import (
@@ -447,6 +448,33 @@ def test_prepared_pairs_without_their_meta_files_are_checked_as_others_are(tmp_p
     assert files.fingerprint() == TokenFiles(files.prefixes).fingerprint()
 
 
+def test_prepared_pairs_beside_others_are_checked_as_those_are(tmp_path, log):
+    run([memory_unit([f"some text {n}", "more"], f"{n}") for n in range(2)], tmp_path / "out")
+    train = tmp_path / "out" / "train"
+    write_tokens(train / "part-of-others", [[1, 2], [3]])
+    files = open_token_files(train)
+    assert was_checked(log)
+    assert documents(files) == documents(TokenFiles(files.prefixes))
+    assert [1, 2] in documents(files) and len(files) == 6
+
+
+def test_prepared_documents_are_known_to_be_one_sequence_each(tmp_path):
+    """Otherwise their whole index would be read to find out."""
+    run([memory_unit(["some text", "more"], f"{n}") for n in range(2)], tmp_path / "out")
+    train = tmp_path / "out" / "train"
+    catalog = opening.prepared_catalog(str(train), list_pairs(train))
+    assert [pair.one_sequence_each for pair in catalog.pairs] == [True, True]
+
+
+def test_a_source_with_the_most_bytes_that_need_no_catalog_has_none(tmp_path, monkeypatch):
+    write_tokens(tmp_path / "web", [[1, 2], [3], [4]])
+    pairs = [read_pair(str(tmp_path / "web"))]
+    num_bytes = (tmp_path / "web.idx").stat().st_size
+    for limit, expected in ((num_bytes, False), (num_bytes - 1, True)):
+        monkeypatch.setattr(opening, "FEW_BYTES", limit)
+        assert opening.needs_catalog(pairs) == expected
+
+
 def test_a_folder_that_is_prepared_again_is_read_with_its_new_lengths(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     texts = ["some text", "more", "a"]
@@ -530,6 +558,17 @@ def test_readers_find_a_document_that_lies_outside_of_its_file(folder, value):
     overwrite(folder / "part-4.idx", 34 + 4 * 4 + 8, pointers)
     with pytest.raises(ConfigError, match=r"part-4.idx: damaged, document 1 .* is not in .*.bin"):
         open_token_files(folder).document(9)
+
+
+@pytest.mark.parametrize("value", [-100, 2**40])
+def test_readers_of_one_pair_find_a_document_that_lies_outside_of_its_file(tmp_path, value):
+    """A single pair is read by its index alone, without lengths from elsewhere."""
+    write_tokens(tmp_path / "web", [[1], [2, 3], [4], [5]])
+    files = open_token_files(tmp_path / "web")
+    pointers = struct.pack("<2q", value, value + 4)
+    overwrite(tmp_path / "web.idx", 34 + 4 * 4 + 8, pointers)
+    with pytest.raises(ConfigError, match=r"web.idx: damaged, document 1 .* is not in .*.bin"):
+        files.document(1)
 
 
 def overwrite(path, place, content):

@@ -13,6 +13,7 @@ import pytest
 
 import energon_ext
 from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
+from energon_ext.tokens import measured
 from energon_ext.tokens.documents import Documents
 from energon_ext.tokens.formats import find_format, open_documents, register_documents
 from tests.cli.command import energon_ext as command
@@ -224,6 +225,22 @@ def test_a_folder_with_several_splits_is_refused(tmp_path):
     assert len(open_documents(tmp_path / "data" / "train*.parquet")) == 2
 
 
+def test_a_folder_with_one_split_is_a_source_wherever_it_is(tmp_path):
+    data = tmp_path / "test" / "data"
+    for name in ("train-00000-of-00002", "train-00001-of-00002"):
+        write_parquet(data / f"{name}.parquet", [[1]])
+    assert len(open_documents(data)) == 2
+
+
+def test_a_link_from_a_folder_to_itself_is_not_followed_forever(tmp_path, monkeypatch):
+    folder = tmp_path / "data.parquet"  # so it is not first searched for pairs
+    write_parquet(folder / "a.parquet", [[1]])
+    (folder / "below").symlink_to(folder)
+    monkeypatch.setattr(measured, "MAX_FOLDERS", 20)
+    with pytest.raises(ConfigError, match="data.parquet: has more than 20 folders below it"):
+        open_documents(folder)
+
+
 def test_object_stores_are_refused_for_formats_of_local_files():
     with pytest.raises(ConfigError, match="msc://store/a.parquet: .parquet files with token ids"):
         open_documents("msc://store/a.parquet")
@@ -303,6 +320,17 @@ def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, name, monkeypatch):
     monkeypatch.setattr(os, "listdir", refuse)
     with pytest.raises(ConfigError, match="web.*: cannot be read \\(Permission denied\\)"):
         open_documents(os.path.join(tmp_path, "web", name))
+
+
+def test_a_folder_named_like_its_files_that_cannot_be_listed_is_refused(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "web.parquet" / "a.parquet", DOCUMENTS[:2])
+
+    def refuse(path="."):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ConfigError, match=r"web.parquet: cannot be read \(Permission denied\)"):
+        open_documents(tmp_path / "web.parquet")
 
 
 def test_a_suffix_may_be_that_of_a_folder_or_in_an_object_store(tmp_path):

@@ -120,6 +120,15 @@ def test_masks_of_chats_say_which_labels_are_trained(tmp_path, start):
         len(open_documents(chat))
 
 
+def test_the_weights_of_one_document_are_read_alone(tmp_path):
+    path = write_shard(tmp_path / "token_ids_part_0000.npy", DOCUMENTS)
+    write_table(path, DOCUMENTS)
+    write_shard(tmp_path / "labels_mask_part_0000.npy", [[0, 1, 1, 0, 1, 1, 0, 0, 1, 1]], "bool")
+    documents = open_documents(path)
+    assert documents.label_weights(0, 0, 3).tolist() == [0, 1, 1]
+    assert documents.label_weights(3, 1, 4).tolist() == [0, 1, 1]
+
+
 def test_masks_alone_are_no_shards(tmp_path):
     write_shard(tmp_path / "labels_mask_part_0000.npy", [[0, 1]], "bool")
     with pytest.raises(ConfigError, match="names masks only"):

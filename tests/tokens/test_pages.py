@@ -13,9 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from energon_ext.storage import file_map
 from energon_ext.storage.file_map import SMALL_BYTES, Pages, map_file
-from energon_ext.tokens.file_set import LARGE_TOKENS, TokenFiles
-from energon_ext.tokens.index import write_index
+from energon_ext.tokens import lookup
+from energon_ext.tokens.file_set import LARGE_TOKENS, TokenFiles, open_token_files
+from energon_ext.tokens.index import read_pair, write_index
+from tests.support import write_tokens
 
 CHECKOUT = Path(__file__).parents[2]
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -103,6 +106,52 @@ def test_documents_of_a_large_source_are_read_without_their_neighbours(tmp_path)
         first = 1000 * number
         assert found.tolist() == np.arange(first, first + 1000).astype("<u2").tolist()
     assert resident(content).sum() <= 2 * len(wanted)
+
+
+def test_the_last_page_of_an_array_is_requested(numbers, monkeypatch):
+    advised = []
+    monkeypatch.setattr(Pages, "_request", lambda self, *arguments: advised.append(arguments))
+    Pages(numbers).request(np.array([len(numbers) - 1]))
+    ((first, stop),) = advised
+    assert (first, stop) == (
+        4 * len(numbers) // mmap.PAGESIZE - 1,
+        4 * len(numbers) // mmap.PAGESIZE,
+    )
+
+
+def test_a_file_is_unmapped_with_its_last_array(tmp_path):
+    path = tmp_path / "few"
+    path.write_bytes(bytes(range(40)))
+    part = map_file(str(path), 40)[10:20]
+    assert str(path) in Path("/proc/self/maps").read_text()
+    assert part.tolist() == [*range(10, 20)]
+    del part
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_the_lengths_of_a_plan_are_requested_from_a_large_index(tmp_path, monkeypatch):
+    """3000 lengths of four bytes, after a header of 34, are on three pages."""
+    write_tokens(tmp_path / "web", [[n] for n in range(3000)])
+    advised = []
+    monkeypatch.setattr(Pages, "_request", lambda self, *arguments: advised.append(arguments))
+    monkeypatch.setattr(file_map, "SMALL_BYTES", 0)
+    for small_bytes, is_large in ((12_001, False), (12_000, True)):
+        monkeypatch.setattr(lookup, "SMALL_BYTES", small_bytes)
+        files = open_token_files(tmp_path / "web")
+        assert files.is_large == is_large
+        files.request(np.array([0, 2999]))
+        assert len(advised) == 2 * is_large
+
+
+def test_as_many_sequences_as_documents_may_be_spread_unevenly(tmp_path):
+    """The first of two documents has both sequences. No check has looked at the index before."""
+    write_tokens(tmp_path / "web", [[1], [2, 3]])
+    with open(tmp_path / "web.idx", "r+b") as file:
+        file.seek(-24, os.SEEK_END)
+        file.write(np.array([0, 2, 2], "<i8").tobytes())
+    pair = read_pair(str(tmp_path / "web"))
+    assert pair.one_sequence_each is None and pair.sequences == pair.documents == 2
+    assert lookup.document_lengths(pair, np.arange(2)).tolist() == [3, 0]
 
 
 FIRST_ROWS = """

@@ -99,6 +99,12 @@ def test_the_column_is_found_by_name_or_named_by_the_entry(tmp_path):
     assert sorted(keys) == ["a.parquet", "b.parquet@ids"]
 
 
+def test_of_two_known_columns_only_the_first_is_read(tmp_path):
+    text = ([["a"], ["b"]], pa.list_(pa.string()))
+    path = write_parquet(tmp_path / "a.parquet", [[1, 2], [3]], tokens=text)
+    assert documents_in(path) == [[1, 2], [3]]
+
+
 def test_the_key_may_be_on_the_entry_of_a_metadataset(tmp_path):
     write_parquet(tmp_path / "b.parquet", [[n] * 65 for n in range(8)], column="ids")
     write_split(tmp_path / "inner.yaml", {"blend": [{"path": "b.parquet"}]})
