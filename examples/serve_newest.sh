@@ -43,6 +43,7 @@ stop() {
 
 trap 'stop 143' TERM
 trap 'stop 130' INT
+trap 'stop 129' HUP # of a terminal that is closed
 set -m # each job is a process group
 while true; do
     folder=$(newest_export)

@@ -32,13 +32,15 @@ def finish_export(partial: Path) -> Path:
     """
     if partial.suffix != PARTIAL:
         raise ValueError(f"{partial}: an export is written as NAME{PARTIAL}")
+    if not partial.is_dir():
+        raise FileNotFoundError(f"{partial}: no such export, or it was finished before")
     folder = partial.with_suffix("")
     old = folder.with_name(f"{folder.name}.old{PARTIAL}")
+    now = time.time_ns()  # more exact than the clock of a file system
+    os.utime(partial, ns=(now, now))  # the newest export is the one that was finished last
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
-    now = time.time_ns()  # more exact than the clock of a file system
-    os.utime(partial, ns=(now, now))  # the newest export is the one that was finished last
     partial.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
     return folder
@@ -78,7 +80,8 @@ def _post(url: str, body: dict, outage_seconds: float) -> dict:
     while True:
         try:
             with urllib.request.urlopen(request, timeout=600) as answer:
-                return json.load(answer)
+                text = answer.read().decode(errors="replace")
+            break
         except urllib.error.HTTPError as error:
             if error.code not in _OUTAGE or time.monotonic() >= deadline:
                 text = error.read(500).decode(errors="replace")
@@ -87,3 +90,7 @@ def _post(url: str, body: dict, outage_seconds: float) -> dict:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(1)
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise RuntimeError(f"{url} answered {text[:500]!r}, which is not JSON") from None

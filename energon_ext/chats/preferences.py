@@ -28,6 +28,9 @@ _OTHER_ANSWERS = ("response", "completion", "output")
 #: Fields of a message, at least one of which is filled in an answer.
 _CONTENTS = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
 
+#: Fields that say where a record is from if they have one word.
+_LABELS = ("id", "index", "type", "source", "subset", "split", "dataset", "category", "language")
+
 #: A word or other characters, with a space before them, or white space: as tokenizers split texts.
 _WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s+(?!\S)|\s+")
 
@@ -128,16 +131,19 @@ def _separate_text(others: dict[str, Any], answers: list[str]) -> tuple[dict[str
     tokens are those of TRL.
     """
     texts = {name: others[name] for name in _TEXTS if isinstance(others.get(name), str)}
+    common_text = os.path.commonprefix(answers)
     for name, prompt in texts.items():
-        if prompt.strip() and all(answer.startswith(prompt) for answer in answers):
+        is_first = bool(prompt.strip()) and common_text.startswith(prompt)
+        if is_first or (_has_words(prompt) and prompt.strip() in common_text):
+            begin = "" if is_first else "text that contains "
             raise SampleError(
-                f"`chosen` and `rejected` both begin with `{name}`; remove `{name}`, and the words "
-                f"with which both begin are the prompt"
+                f"`chosen` and `rejected` both begin with {begin}`{name}`; remove `{name}`, and "
+                f"the words with which both begin are the prompt"
             )
     if any(name in others for name in (*_LISTS, *_TEXTS)):
         return others, answers
     # Each answer has at least a character.
-    common = min(len(os.path.commonprefix(answers)), *(len(answer) - 1 for answer in answers))
+    common = min(len(common_text), *(len(answer) - 1 for answer in answers))
     border = min(_start_of_word(answer, common) for answer in answers)
     prompt = answers[0][:border]
     if not prompt.strip():
@@ -145,12 +151,18 @@ def _separate_text(others: dict[str, Any], answers: list[str]) -> tuple[dict[str
             "`chosen` and `rejected` do not begin with the same words; give the prompt as `prompt`"
         )
     for name, value in others.items():
-        if name not in COMMON and has_other_text(value, prompt):
+        is_label = name in _LABELS and isinstance(value, str) and not _has_words(value)
+        if name not in COMMON and not is_label and has_other_text(value, prompt):
             raise SampleError(
                 f"`{name}` is text that is not in the words with which `chosen` and `rejected` "
                 f"begin; name it `prompt` if they answer it, or remove it"
             )
     return {**others, "prompt": prompt}, [answer[border:] for answer in answers]
+
+
+def _has_words(text: str) -> bool:
+    """Return True if a text has several words."""
+    return len(text.split()) > 1
 
 
 def _start_of_word(text: str, place: int) -> int:

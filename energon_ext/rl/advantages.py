@@ -3,7 +3,7 @@
 """Advantages of answers from their rewards."""
 
 import math
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 
@@ -94,17 +94,26 @@ def compute_advantages(
     if not groups:
         return []
     function = ADVANTAGES[advantages] if isinstance(advantages, str) else advantages
-    found = list(function([clip(rewards.double(), reward_clip) for rewards in groups]))
+    found = _call(function, [clip(rewards.double(), reward_clip) for rewards in groups])
     shapes = [list(each.shape) if torch.is_tensor(each) else type(each).__name__ for each in found]
     if shapes != [list(rewards.shape) for rewards in groups]:
         raise SampleError(
             f"advantages: the function returned {shapes}, needed is a tensor like the rewards for "
             f"each group, {[list(rewards.shape) for rewards in groups]}."
         )
-    for each in found:
-        if not bool(torch.isfinite(each).all()):
+    clipped = [clip(each.detach(), advantage_clip).float() for each in found]
+    for each, values in zip(found, clipped):
+        if not bool(torch.isfinite(values).all()):
             raise SampleError(f"advantages: the function returned {each.tolist()}; finite needed.")
-    return [clip(each.detach(), advantage_clip).float() for each in found]
+    return clipped
+
+
+def _call(function: AdvantageFunction, groups: list[torch.Tensor]) -> list[Any]:
+    try:
+        return list(function(groups))
+    except Exception as error:  # a user's function may raise anything
+        reason = f"advantages: the function raised {type(error).__name__}: {error}"
+        raise SampleError(f"{reason.rstrip('.')}.") from error
 
 
 def check_clips(**clips: float | None) -> None:

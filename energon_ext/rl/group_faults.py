@@ -161,7 +161,7 @@ def _faults_of_values(group: ScoredGroup) -> Iterator[str]:
         allowed = [by_token] if is_column else shapes.get(name, [[samples]])
         if list(value.shape) not in allowed:
             yield f"{name} must be {' or '.join(map(str, allowed))}, got {_shape(value)}"
-        if not bool(torch.isfinite(value).all()):
+        if not bool(torch.isfinite(value.float()).all()):  # as a batch has it
             yield f"{name} must be finite, got {value.tolist()!s:.80}"
     if (largest := float(group.log_probs.detach().max())) > _MAX_LOG_PROB:
         yield f"log_probs must be at most 0, got {largest:g}"

@@ -27,7 +27,7 @@ class ScoredGroup:
     """N answers to one prompt.
 
     Fields of shape [N, G] have one value for each token of a response, from its first token on;
-    values after a response are ignored.
+    finite values after a response are ignored.
 
     Attributes:
         tokens: int64 [N, T], each the prompt and a response; tokens after a response are ignored.

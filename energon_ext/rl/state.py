@@ -179,14 +179,17 @@ def restored(states: Any, now: RLState, folder: Path | None = None) -> RLState:
         )
     if not is_one:
         _check_together(found)
-    if first.place.batches or first.kept:
-        names = ("ranks", "batches_per_step", "steps_per_version", "epochs_per_batch")
+    if first.place.batches or first.kept or first.place.steps_of_pass:
+        names = ["epochs_per_batch"]  # a pass repeats all steps of a version
+        if first.place.batches or first.kept:
+            names += ["ranks", "batches_per_step", "steps_per_version"]
         changed = {name: (getattr(first, name), getattr(now, name)) for name in names}
         if changed := {name: values for name, values in changed.items() if len({*values}) > 1}:
             raise StateMismatchError(
                 changed,
-                "The state was saved inside a step, or before the last pass over its answers; "
-                "continue with the saved values, or from a state that was saved between two steps.",
+                "The state was saved inside a step or version, or before the last pass over its "
+                "answers; continue with the saved values, or from a state that was saved between "
+                "two steps.",
             )
     if first.ranks == now.ranks:
         return first if is_one else found[now.rank]

@@ -154,6 +154,14 @@ def test_tools_and_variables_belong_to_both_conversations():
         assert (conversation.tools, conversation.template_kwargs) == (tools, variables)
 
 
+def test_labels_next_to_whole_texts_are_no_prompt():
+    labels = {"id": "a-1", "source": "helpful-base", "subset": "train"}
+    texts = {"chosen": "It is so.", "rejected": "It is not so."}
+    found = read_preference({**labels, **texts})
+    assert [each.messages for each in found] == [each.messages for each in read_preference(texts)]
+    assert {f"ignored field: {name}" for name in labels} <= {*found[0].notes}
+
+
 WHOLE = RECORDS["whole conversations"][0]
 
 #: Record -> message
@@ -189,6 +197,18 @@ REFUSED = [
         "both begin with `prompt`; remove `prompt`, and the words with which both begin are the p",
     ),
     ({"instruction": "q", "chosen": "q: a", "rejected": "q: b"}, "both begin with `instruction`"),
+    (
+        {
+            "prompt": "Why so?",
+            "chosen": "Human: Why so? Bot: A",
+            "rejected": "Human: Why so? Bot: B",
+        },
+        "both begin with text that contains `prompt`; remove `prompt`, and the words with which",
+    ),
+    (
+        {"source": "two words", "chosen": "It is so.", "rejected": "It is not so."},
+        "`source` is text that is not in the words",
+    ),
     (
         {"prompt": [user("q")], "chosen": [user("q"), answer("a")], "rejected": [answer("b")]},
         "`chosen` has no answer as its first message after `prompt`; if it is a whole conversation",

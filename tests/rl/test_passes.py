@@ -186,6 +186,18 @@ def test_rows_that_are_too_short_to_repeat_a_step_are_refused(sums):
         resumed.restore_state(dataset.save_state())
 
 
+def test_the_number_of_passes_changes_only_between_versions(sums):
+    dataset = build(sums, steps_per_version=2, batches_per_step=1)
+    next(dataset)
+    resumed = build(sums, steps_per_version=2, batches_per_step=1, epochs_per_batch=2)
+    with pytest.raises(StateMismatchError, match="epochs_per_batch: saved 1, now 2"):
+        resumed.restore_state(dataset.save_state())
+    next(dataset)
+    resumed.restore_state(dataset.save_state())
+    found = [batch_hash(next(resumed)) for _ in range(4)]
+    assert found[:2] == found[2:]
+
+
 def test_a_source_stays_until_the_last_pass_over_its_answers(sums):
     dataset = build(sums, epochs_per_batch=2)
     for _ in range(2):

@@ -268,6 +268,7 @@ def test_a_row_never_mixes_answers_with_and_without_a_column():
             r"advantages must be \[2\] or \[2, 2\], got float32",
         ),
         ({"advantages": torch.tensor([math.inf, 1])}, "advantages must be finite"),
+        ({"advantages": torch.tensor([1e300, 1]).double()}, "advantages must be finite"),
         ({"advantages": "grpo"}, "advantages must be a tensor, got a str"),
         ({"sample_weights": torch.tensor([1 + 1j, 0])}, "sample_weights must be a dense tensor of"),
         ({"advantages": torch.tensor([1.0, 0.0]).to_sparse()}, "advantages must be a dense tensor"),

@@ -48,6 +48,13 @@ def test_an_export_replaces_that_of_a_run_that_was_resumed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["7"]
 
 
+def test_an_export_stays_if_it_is_finished_twice(tmp_path):
+    folder = write_export(tmp_path, "7")
+    with pytest.raises(FileNotFoundError, match="7.partial"):
+        finish_export(tmp_path / "7.partial")
+    assert [path.name for path in folder.iterdir()] == ["weights"]
+
+
 def test_a_folder_that_would_be_served_while_it_is_written_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"7: an export is written as NAME.partial"):
         finish_export(tmp_path / "7")
@@ -212,7 +219,7 @@ def test_the_script_waits_for_the_first_export(supervise, tmp_path):
     assert supervisor.next_server()[1] == "0"
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_server_and_its_workers_end_with_the_script(supervise, tmp_path, ending):
     write_export(tmp_path / "exports", "0")
     supervisor = supervise(tmp_path / "exports")
