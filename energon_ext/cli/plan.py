@@ -44,7 +44,9 @@ COUNT = option.Count(1)
 @click.option("--global-batch-size", type=COUNT, default=1, help="Rows per step.")
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
 @click.option("--micro-batch-size", type=COUNT, help="Rows per batch.  [default: all of a rank]")
-@click.option("--start", is_flag=True, help="Count the file system calls of a rank's start.")
+@click.option(
+    "--start", is_flag=True, help="Count the file system calls that a rank makes at its start."
+)
 @click.option("--balance", is_flag=True, help="Show how unevenly the work is divided among ranks.")
 @click.option(
     "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Estimate for streamed sources."

@@ -78,7 +78,8 @@ class RLDataset(ScoringOptions):
         max_attempts: raise an error after this many groups in a row that cannot be trained on.
         max_staleness: versions of the weights that a group may wait before it is dropped and
             counted; 0 drops the groups that a version leaves over. None keeps all. Each step has a
-            new version, unless ``steps_per_version``, ``epochs_per_batch`` or ``ahead`` say else.
+            new version, unless ``steps_per_version``, ``epochs_per_batch`` or ``ahead`` say
+            otherwise.
         batches_per_step: batches per optimizer step, its micro-batches on this rank.
         steps_per_version: optimizer steps whose answers are sampled together when the first of them
             begins, and each of which trains on its own part of them, as PPO's minibatches do.

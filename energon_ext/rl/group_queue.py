@@ -14,6 +14,10 @@ from energon_ext.rl.scoring import Scoring
 _logger = log_of(__name__)
 
 
+#: Prompts without answers in a row that end a run.
+_MOST_UNANSWERED = 32
+
+
 class GroupQueue:
     """Keeps the groups from which something can be learned, in the order of their prompts.
 
@@ -54,14 +58,19 @@ class GroupQueue:
     def check_attempts(self, most: int, key: str) -> None:
         """Raise SamplerError if the last ``most`` groups were of no use, and count again.
 
+        Fewer are enough if none of the prompts was answered: the server would reject all others.
+
         Args:
             key: key of the last prompt.
         """
-        if sum(self.metrics.failures_in_a_row.values()) < most:
+        failed, limit = self.metrics.failures_in_a_row, f"max_attempts={most}"
+        if {*failed} == {"unanswered_groups"} and most > _MOST_UNANSWERED:
+            most, limit = _MOST_UNANSWERED, f"at most {_MOST_UNANSWERED} without answers"
+        if sum(failed.values()) < most:
             return
         failures = self.metrics.failures(self._last_refusal)
         self.metrics.failures_in_a_row = {}
-        reason = f"no group could be trained on (max_attempts={most}): {failures}"
+        reason = f"no group could be trained on ({limit}): {failures}"
         raise SamplerError(reason, key=key, counts=self.metrics.counts)
 
     def restore(self, groups: Iterable[WaitingGroup]) -> None:

@@ -74,7 +74,7 @@ class TokenFiles(Documents):
         self.is_remote = bool(self._unfetched)
         self._first_documents = _starts([pair.documents for pair in self._pairs])
         self._first_tokens = _starts([pair.tokens for pair in self._pairs])
-        self._has_large_files = self.num_tokens >= LARGE_TOKENS and not self.is_remote
+        self._has_many_tokens = self.num_tokens >= LARGE_TOKENS and not self.is_remote
         self._lengths = lengths
         self._pages = None if lengths is None else Pages(lengths)
         watched.add(self)
@@ -181,7 +181,7 @@ class TokenFiles(Documents):
                 for place, first in zip(places, firsts)
             ]
             found, own = open_tokens(pair), open_label_weights(pair)
-            if self._has_large_files:
+            if self._has_many_tokens:
                 _request(found, parts)
                 _request(own, parts)
             for place, part in zip(places, parts):

@@ -43,7 +43,8 @@ class Format:
     open: Callable[[Any, Share | None], Documents]
 
 
-def _of_one_process(suffix: str, open_path: Callable[[str], Documents]) -> Format:
+def _without_share(suffix: str, open_path: Callable[[str], Documents]) -> Format:
+    """Return a format whose files are all asked about by every process."""
     return Format(suffix, lambda path, share: open_path(path))
 
 
@@ -51,7 +52,7 @@ def _of_one_process(suffix: str, open_path: Callable[[str], Documents]) -> Forma
 PAIRS = Format("", open_token_files)
 
 #: The other formats, those with the longest suffix first: `.tokens.npy` before `.npy`.
-FORMATS = [_of_one_process(".parquet", open_parquet), _of_one_process(".npy", open_npy)]
+FORMATS = [_without_share(".parquet", open_parquet), _without_share(".npy", open_npy)]
 
 
 def register_documents(suffix: str, open_path: Callable[[str], Documents]) -> None:
@@ -89,7 +90,7 @@ def register_documents(suffix: str, open_path: Callable[[str], Documents]) -> No
 
     others = [each for each in FORMATS if each.suffix != suffix]
     FORMATS[:] = sorted(
-        [*others, _of_one_process(suffix, open_checked)], key=lambda each: -len(each.suffix)
+        [*others, _without_share(suffix, open_checked)], key=lambda each: -len(each.suffix)
     )
 
 

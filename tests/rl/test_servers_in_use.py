@@ -108,6 +108,14 @@ def test_an_error_after_max_attempts_has_the_last_reason(server, tmp_path):  # n
         next(dataset)
 
 
+def test_a_server_that_refuses_each_single_prompt_ends_the_run_soon(server, tmp_path):  # noqa: F811
+    server.refuses = (400, {"error": "max_tokens is too large"})
+    dataset = dataset_of(server, tmp_path, prompts_per_call=1)
+    with pytest.raises(SamplerError, match="at most 32 without answers.*max_tokens is too large"):
+        next(dataset)
+    assert len(server.requests) == 32
+
+
 def test_weights_are_synchronized_again_after_a_failure(server, tmp_path):  # noqa: F811
     """A server that was started again has its first weights."""
     synchronized = []
