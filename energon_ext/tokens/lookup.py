@@ -70,10 +70,9 @@ def first_tokens(pair: Pair, numbers: np.ndarray, planned: np.ndarray | None = N
     """
     if _has_one_sequence_each(pair):
         _pages_of_pointers(pair).request(numbers)
-        if planned is None:
-            firsts = _agreeing_firsts(pair, numbers)
-            if firsts is not None:
-                return firsts
+        firsts = _agreeing_firsts(pair, numbers, planned)
+        if firsts is not None:
+            return firsts
     firsts, ends = _first_tokens(pair, numbers), _first_tokens(pair, numbers + 1)
     wrong = (firsts < 0) | (ends > pair.tokens)
     wrong |= ends - firsts != document_lengths(pair, numbers)
@@ -87,7 +86,9 @@ def first_tokens(pair: Pair, numbers: np.ndarray, planned: np.ndarray | None = N
     return firsts
 
 
-def _agreeing_firsts(pair: Pair, numbers: np.ndarray) -> np.ndarray | None:
+def _agreeing_firsts(
+    pair: Pair, numbers: np.ndarray, planned: np.ndarray | None
+) -> np.ndarray | None:
     """Return the first tokens of documents of one sequence; None if the arrays do not agree.
 
     This is the usual case in fewer steps. They do not agree if the last sequence is among them,
@@ -97,6 +98,8 @@ def _agreeing_firsts(pair: Pair, numbers: np.ndarray) -> np.ndarray | None:
     begins, lengths = index.pointers[numbers], index.lengths[numbers]
     sizes = index.pointers[numbers + 1] - begins
     are_equal = (sizes == lengths * np.int64(token_bytes)).all()
+    if planned is not None:
+        are_equal &= (lengths == planned).all()
     rest = pair.tokens * token_bytes - (begins + sizes)
     are_inside = (begins | rest).min(initial=0) >= 0  # `|` is negative where one of the two is
     return begins // token_bytes if are_equal and are_inside else None
