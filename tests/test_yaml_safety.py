@@ -25,6 +25,7 @@ from energon_ext.cli.main import main
 from energon_ext.config import yaml_file
 from energon_ext.encoders.text import TextDecoder
 from energon_ext.errors import printable
+from energon_ext.storage import folders
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.tokens import paths as token_paths
 from tests.support import (
@@ -327,7 +328,8 @@ def test_batch_size_must_be_at_least_one(good, size):
 
 @pytest.mark.parametrize("path", ["links", "links/**/a", "links/**/a/**/b"])
 def test_folders_reached_through_links_are_limited(tmp_path, path, monkeypatch):
-    monkeypatch.setattr(token_paths, "MAX_FOLDERS", 5_000)
+    for module in (folders, token_paths):
+        monkeypatch.setattr(module, "MAX_FOLDERS", 5_000)
     (tmp_path / "links").mkdir()
     for name in ("one", "two"):
         (tmp_path / "links" / name).symlink_to(".")

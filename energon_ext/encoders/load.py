@@ -8,6 +8,7 @@ code that a YAML file names. The functions here check the whole YAML first.
 
 import contextlib
 import copy
+import gc
 import inspect
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.splicing import check_names
 from energon_ext.encoders.text_sources import load_checked, refuse_documents
 from energon_ext.errors import ConfigError
+from energon_ext.storage.folders import list_folders_once
 
 #: Options that name files of a prepared folder.
 _FOLDER_FILES = ("dataset_config", "split_config")
@@ -133,10 +135,23 @@ def _check_first(
         if option not in known:
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
     files = {name: options.get(name) for name in _FOLDER_FILES}
-    root = checker.check(path, split_part, **files)
-    refuse_documents(root, path, split_part)
-    with quiet_energon(), errors_of_energon(str(path)):
-        yield root
+    with list_folders_once(), pause_collector():
+        root = checker.check(path, split_part, **files)
+        refuse_documents(root, path, split_part)
+        with quiet_energon(), errors_of_energon(str(path)):
+            yield root
+
+
+@contextlib.contextmanager
+def pause_collector() -> Iterator[None]:
+    """Pause Python's garbage collector, which would search all sources built so far repeatedly."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int) -> TaskEncoder:

@@ -26,9 +26,9 @@ from energon_ext.data_files import CACHE_VARIABLE, cache_path
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.storage.claim import UnwritableError, make_once
 from energon_ext.storage.file_map import map_file
+from energon_ext.storage.folders import is_folder, walk_folders
 from energon_ext.storage.object_store import StoredObject, file_at, is_remote
 from energon_ext.tokens.documents import Documents, Origin, watched
-from energon_ext.tokens.paths import MAX_FOLDERS, refuse_unreadable
 
 logger = log_of(__name__)
 
@@ -214,14 +214,10 @@ def local_files(path: str, suffix: str) -> list[StoredObject]:
 
 def names_below(folder: str, suffix: str | tuple[str, ...]) -> Iterator[str]:
     """Yield the files with a suffix in a folder and below it; hidden names are ignored."""
-    for number, (path, below, names) in enumerate(
-        os.walk(folder, onerror=refuse_unreadable, followlinks=True)
-    ):
-        if number >= MAX_FOLDERS:  # links may turn few folders into very many
-            raise ConfigError(f"{folder}: has more than {MAX_FOLDERS:,} folders below it.")
-        below[:] = [each for each in below if not each.startswith(".")]
-        for name in names:
-            if name.endswith(suffix) and not name.startswith("."):
+    for path, names in walk_folders(folder):
+        for name, entry in names.items():
+            is_wanted = name.endswith(suffix) and not name.startswith(".")
+            if is_wanted and not is_folder(entry):
                 yield os.path.join(path, name)
 
 

@@ -17,17 +17,13 @@ from typing import Any
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.errors import ConfigError
+from energon_ext.storage.folders import MAX_FOLDERS, Names, names_beside, names_in, walk_folders
 from energon_ext.storage.object_store import file_name, is_remote
 from energon_ext.tokens.index import ALL_SUFFIXES, SUFFIXES, WEIGHTS_SUFFIX, without_suffix
 from energon_ext.tokens.remote_pairs import names_remote_pairs
 
-MAX_FOLDERS = 50_000  # that a pattern may match
-
 #: The pairs that `energon-ext prepare` writes; they must not be combined into one source.
 SPLITS = ("train", "val")
-
-#: A folder and the names in it.
-_Listing = tuple[str, set[str]]
 
 
 def is_token_file(path: Any) -> bool:
@@ -39,6 +35,8 @@ def is_token_file(path: Any) -> bool:
     text = file_name(path).rstrip("/")
     if is_remote(text):
         return names_remote_pairs(text)
+    if _files_beside(text):
+        return True
     if not os.path.isdir(text):
         is_pattern = glob.has_magic(text) and "://" not in text and not os.path.exists(text)
         return is_pattern or _single_prefix(text) is not None
@@ -75,6 +73,8 @@ def half_of(prefix: str, files: set[str]) -> str | None:
 def list_files(path: Any) -> dict[str, set[str]]:
     """Like :func:`list_pairs`, with pairs that have only one of their two files."""
     text = str(path).rstrip("/")
+    if files := _files_beside(text):
+        return {text: files}
     prefix = _single_prefix(text)
     if prefix is not None:
         return {prefix: {each for each in ALL_SUFFIXES if os.path.lexists(prefix + each)}}
@@ -97,6 +97,16 @@ def _single_prefix(text: str) -> str | None:
         if not os.path.exists(prefix) and any(os.path.isfile(prefix + each) for each in SUFFIXES):
             return prefix
     return None
+
+
+def _files_beside(text: str) -> set[str]:
+    """Return the suffixes of the pair that a path without suffix names, if a load lists them."""
+    names, name = names_beside(text), os.path.basename(text)
+    files = {suffix for suffix in ALL_SUFFIXES if name + suffix in names}
+    is_pair = name not in names and any(
+        suffix in files and names[name + suffix].is_file() for suffix in SUFFIXES
+    )
+    return files if is_pair else set()
 
 
 def _below(folder: str) -> str:
@@ -126,44 +136,27 @@ def _found(pattern: str) -> Iterator[tuple[str, set[str]]]:
                 yield os.path.join(folder, stem), files
 
 
-def _listings(parts: list[str], pattern: str) -> Iterator[_Listing]:
+def _listings(parts: list[str], pattern: str) -> Iterator[tuple[str, Names]]:
     """List the folders that match, up to a limit: links may turn few folders into very many."""
-    folders: list[tuple[str, set[str] | None]] = [("/" if pattern.startswith("/") else "", None)]
+    folders = ["/" if pattern.startswith("/") else ""]
     for part in filter(None, parts):
-        found = (each for folder, _ in folders for each in _folders(folder, part))
+        found = (each for folder in folders for each in _folders(folder, part))
         folders = list(itertools.islice(found, MAX_FOLDERS + 1))
         if len(folders) > MAX_FOLDERS or pattern.count("**") > 1:
             raise ConfigError(
                 f"{pattern}: matches more than {MAX_FOLDERS:,} folders or has more than one `**`."
             )
-    for folder, names in folders:
-        if names is None:
-            names = set()
-            try:
-                names = set(os.listdir(folder or os.curdir))
-            except OSError as error:
-                refuse_unreadable(error)
-        yield folder, names
+    for folder in folders:
+        yield folder, names_in(folder)
 
 
-def _folders(folder: str, part: str) -> Iterator[tuple[str, set[str] | None]]:
+def _folders(folder: str, part: str) -> Iterator[str]:
     """Yield the folders below another one that match one part of a pattern."""
     if part != "**":
-        for found in glob.iglob(os.path.join(glob.escape(folder), part, "")):
-            yield found, None
+        yield from glob.iglob(os.path.join(glob.escape(folder), part, ""))
         return
-    for path, below, files in os.walk(
-        folder or os.curdir, onerror=refuse_unreadable, followlinks=True
-    ):
-        names = {*below, *files}
-        below[:] = [each for each in below if not each.startswith(".")]
-        yield path, names
-
-
-def refuse_unreadable(error: OSError) -> None:
-    """Raise ConfigError for a folder that cannot be listed, unless there is none."""
-    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
+    for path, _ in walk_folders(folder):
+        yield path
 
 
 def _check_splits(folder: str, prefixes: list[str]) -> None:

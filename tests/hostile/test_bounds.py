@@ -52,7 +52,8 @@ def write_looped_folder(folder):
     ],
 )
 def test_a_metadataset_cannot_ask_for_endless_work(skip, path, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("energon_ext.tokens.paths.MAX_FOLDERS", 2000)
+    for module in ("storage.folders", "tokens.paths"):
+        monkeypatch.setattr(f"energon_ext.{module}.MAX_FOLDERS", 2000)
     write_looped_folder(tmp_path / "web")
     mix = write_mix(tmp_path / "mix.yaml", [(path, 1)])
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "skip": skip}))

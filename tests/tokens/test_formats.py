@@ -13,7 +13,7 @@ import pytest
 
 import energon_ext
 from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
-from energon_ext.tokens import measured
+from energon_ext.storage import folders
 from energon_ext.tokens.documents import Documents
 from energon_ext.tokens.formats import find_format, open_documents, register_documents
 from tests.cli.command import energon_ext as command
@@ -236,7 +236,7 @@ def test_a_link_from_a_folder_to_itself_is_not_followed_forever(tmp_path, monkey
     folder = tmp_path / "data.parquet"  # so it is not first searched for pairs
     write_parquet(folder / "a.parquet", [[1]])
     (folder / "below").symlink_to(folder)
-    monkeypatch.setattr(measured, "MAX_FOLDERS", 20)
+    monkeypatch.setattr(folders, "MAX_FOLDERS", 20)
     with pytest.raises(ConfigError, match="data.parquet: has more than 20 folders below it"):
         open_documents(folder)
 
