@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +24,7 @@ from megatron.energon.flavors.webdataset.itar import ITAR_SUFFIX
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import KeyedPermutation, keyed_draws, sha256
 from energon_ext.storage.file_map import map_file
+from energon_ext.storage.folders import names_in
 from energon_ext.storage.object_store import file_at, file_name, is_remote, local_copy, read_range
 from energon_ext.storage.range_reader import range_reader
 
@@ -113,14 +115,14 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
 
 def _check_names(files: Sequence[StoredFile]) -> None:
     """Raise ConfigError if a file or its index is missing; each folder is listed once."""
-    names: dict[str, set[str]] = {}
+    wanted: dict[str, set[str]] = defaultdict(set)
     for file in files:
         for path in (file.path, file.index_path):
-            folder, name = os.path.split(path)
-            if folder not in names:
-                names[folder] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-            if name not in names[folder]:
-                raise _broken(path, "does not exist")
+            folder, _, name = path.rpartition("/")
+            wanted[folder].add(name)
+    for folder, names in wanted.items():
+        if missing := names - names_in(folder).keys():
+            raise _broken(f"{folder}/{min(missing)}", "does not exist")
 
 
 def times_of_files(factory: BaseCoreDatasetFactory) -> str:
