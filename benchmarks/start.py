@@ -66,11 +66,13 @@ def write(folder, documents):
     from energon_ext.tokens.index import write_index
 
     lengths = np.random.default_rng(0).lognormal(6.2, 1.2, documents).clip(16, 60_000).astype("<i4")
+    write_index(f"{folder}/part.idx", np.dtype("<u2"), lengths)
+    with open(f"{folder}/part.bin", "wb") as file:
+        file.truncate(2 * int(lengths.sum(dtype=np.int64)))
     for name in ("stored", "shuffled"):
         (folder / name).mkdir()
-        write_index(f"{folder}/{name}/part.idx", np.dtype("<u2"), lengths)
-        with open(f"{folder}/{name}/part.bin", "wb") as file:
-            file.truncate(2 * int(lengths.sum(dtype=np.int64)))
+        for suffix in (".idx", ".bin"):
+            os.link(f"{folder}/part{suffix}", f"{folder}/{name}/part{suffix}")
         meta = {"tokenizer": {"kind": "bytes", "add_bos": False, "add_eos": True}}
         meta |= {"shuffled": 0} if name == "shuffled" else {}
         (folder / name / "part.meta.json").write_text(json.dumps(meta))

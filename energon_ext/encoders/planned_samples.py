@@ -59,7 +59,7 @@ def reason_to_stream(
                 return f"{entry.key} has token files; the encoder lacks length_of or pack_tokens"
             continue
         if not can_be_read_by_number(entry.dataset):
-            return f"the files of {entry.key} are neither local nor tars in an object store"
+            return f"the files of {entry.key} are neither local nor in an object store"
         if shuffles_over_epochs(entry):
             return f"{entry.key} has a shuffle_over_epochs_multiplier"
         if int(entry.loaded.repetitions or 1) != (entry.loaded.repetitions or 1):

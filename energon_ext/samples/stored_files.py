@@ -67,11 +67,8 @@ def num_samples(factory: Any) -> int:
 
 def can_be_read_by_number(factory: Any) -> bool:
     """True if any sample can be read without reading those before it."""
-    return all(
-        part.path.is_local()
-        or (isinstance(part, BaseWebdatasetFactory) and is_remote(file_name(part.path)))
-        for part in parts_of(factory)
-    )
+    paths = [part.path for part in parts_of(factory)]
+    return all(path.is_local() or is_remote(file_name(path)) for path in paths)
 
 
 def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Samples of tar files in an object store are planned by number and equal local ones."""
+"""Samples of tar files and lines in an object store are planned by number and equal local ones."""
 
-import logging
+import json
 
 import pytest
 from megatron.energon.epathlib import EPath, epath
@@ -10,9 +10,7 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 
 from energon_ext import ExactDataLoader
 from energon_ext.errors import StoreError
-from energon_ext.plan.lookup import find_blend
 from energon_ext.storage import range_reader
-from energon_ext.streamed.blend import StreamedBlend
 from energon_ext.tokens.file_set import open_token_files
 from tests.samples.test_planned_samples import dataset_of, run, write
 from tests.samples.vision import PackedCaptions, write_images
@@ -86,17 +84,20 @@ def test_a_failing_store_is_a_one_line_error_and_samples_resume(mixes, store):
     assert again == run(local, 1, state=state)[0]
 
 
-def test_json_lines_in_a_store_are_streamed_with_a_logged_reason(store, tmp_path, caplog):
-    lines = tmp_path / "folder" / "captions.jsonl"
+def test_json_lines_in_a_store_give_the_rows_of_the_local_file(store, tmp_path):
+    lines = tmp_path / "data" / "captions.jsonl"
     lines.parent.mkdir()
-    lines.write_text('{"caption": "caption 1"}\n' * 9)
+    texts = [json.dumps({"caption": "caption " + "0" * (n % 7) + str(n)}) for n in range(50)]
+    lines.write_text("".join(f"{text}\n" for text in texts))
     CrudeJsonlDatasetFactory.prepare_dataset(EPath(lines))
-    store.put(lines.parent, tmp_path.name)
-    entry = {"path": f"msc://store/{tmp_path.name}/captions.jsonl", "subflavors": {"caption": True}}
-    path = write(tmp_path / "mix.yaml", entry)
-    with caplog.at_level(logging.INFO, "energon_ext"):
-        assert isinstance(find_blend(dataset_of(path)), StreamedBlend)
-    assert "are neither local nor tars in an object store" in caplog.text
+    entry = {"path": "captions.jsonl", "subflavors": {"caption": True}}
+    local = write(tmp_path / "data" / "mix.yaml", entry)
+    store.put(tmp_path / "data", tmp_path.name)
+    stored = f"msc://store/{tmp_path.name}/mix.yaml"
+    expected, state = run(local, 6, loader_options=FEW_AHEAD)
+    assert run(stored, 3, 2, 1, loader_options=FEW_AHEAD)[0] == expected[:3]
+    after, _ = run(local, 6, state=state, loader_options=FEW_AHEAD)
+    assert run(stored, 6, state=state, loader_options=FEW_AHEAD)[0] == after
 
 
 def test_a_named_dataset_in_a_store_gives_the_rows_of_its_folder(store, tmp_path, monkeypatch):
