@@ -96,7 +96,7 @@ class TokenFileLoader(DatasetLoader):
     """Loads the token files that a reference names."""
 
     def get_dataset(self, *, shuffle_over_epochs: int | None = 1, **options: Any) -> Any:
-        if shuffle_over_epochs not in (1, None):
+        if shuffle_over_epochs != 1:
             raise ConfigError(
                 f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets only; token files "
                 f"have a new order in every epoch. Remove it."

@@ -136,5 +136,6 @@ def document_range(entry: Entry, total: int) -> tuple[int, int]:
 
 
 def shuffles_over_epochs(entry: Entry) -> bool:
-    """Return True if a source asks for a shuffle over several epochs at once, or endless ones."""
-    return getattr(entry.dataset, "shuffle_over_epochs", 1) not in (1, None)
+    """Return True if training asks for another shuffle than one of each epoch, or for none."""
+    dataset = entry.dataset
+    return getattr(dataset, "training", True) and getattr(dataset, "shuffle_over_epochs", 1) != 1

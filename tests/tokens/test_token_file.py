@@ -15,10 +15,12 @@ import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
+from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.errors import ConfigError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.tokens import index as token_index
 from energon_ext.tokens.file_set import TokenFiles, open_token_files
-from tests.support import write_tokens, write_weights
+from tests.support import config, write_mix, write_tokens, write_weights
 
 FIRST = [[11, 12, 13], [14], [15, 16]]
 SECOND = [[21, 22, 23, 24, 25], [26]]
@@ -320,3 +322,19 @@ def test_ids_are_not_read_where_the_files_name_their_tokenizer(tmp_path, two):
     files.check_tokenizer("mine", {"kind": "bytes"}, 27)
     with pytest.raises(ConfigError, match="a: contains token id 16, but the tokenizer mine has 16"):
         files.check_tokenizer("mine", {"kind": "bytes"}, 16)
+
+
+@pytest.mark.parametrize("multiplier", [None, -1, 2])
+def test_token_files_have_a_new_order_in_every_epoch(tmp_path, multiplier):
+    write_tokens(tmp_path / "web", [[1, 2], [3]])
+    mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
+    content = json.loads(mix.read_text())
+    content["splits"]["train"]["blend"][0]["shuffle_over_epochs_multiplier"] = multiplier
+    mix.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="web: shuffle_over_epochs_multiplier is for webdatasets"):
+        get_train_dataset(
+            mix,
+            worker_config=config(),
+            batch_size=1,
+            task_encoder=PackedTaskEncoder(ByteTokenizer(), 8),
+        )
