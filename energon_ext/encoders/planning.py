@@ -136,6 +136,6 @@ def document_range(entry: Entry, total: int) -> tuple[int, int]:
 
 
 def shuffles_over_epochs(entry: Entry) -> bool:
-    """Return True if training asks for another shuffle than one of each epoch, or for none."""
+    """Return True if training asks not to shuffle each epoch separately, as a plan does."""
     dataset = entry.dataset
     return getattr(dataset, "training", True) and getattr(dataset, "shuffle_over_epochs", 1) != 1
