@@ -8,8 +8,9 @@ any other message in the prompt of the next answer, since some templates write i
 Comparing every message instead would refuse conversations that are right, because most templates
 drop the reasoning of earlier answers.
 
-What a template writes may depend on what else is in the message, on the message before, and on the
-variables, so all of that is part of the kind.
+What a template writes may depend on the roles and fields of all messages before and on the
+variables, so all of that is part of the kind. Other conversations are not: what a conversation
+becomes does not depend on which ones came first.
 """
 
 import json
@@ -24,6 +25,9 @@ from energon_ext.errors import SampleError
 #: Forms of the arguments of tool calls.
 _OBJECTS, _TEXTS = "objects", "texts"
 
+#: Sequences of roles and fields, and answers about them, that are kept.
+_MAX_KNOWN = 1 << 17
+
 
 class WrittenFields:
     """The fields that one chat template writes; it is asked once for each kind of field."""
@@ -31,6 +35,7 @@ class WrittenFields:
     def __init__(self, template: ChatTemplate):
         self._template = template
         self._known: dict[Any, Any] = {}
+        self._sequences: dict[Any, int] = {}
 
     def messages_for(self, checked: Messages, context: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the messages in the form that the template expects, all fields of which it writes.
@@ -38,14 +43,18 @@ class WrittenFields:
         Raises:
             SampleError: the template rejects the messages, or does not write a field.
         """
+        if max(len(self._known), len(self._sequences)) > _MAX_KNOWN:
+            self._known.clear()
+            self._sequences.clear()
         variables = _variables(context)
         messages = list(checked.rendered)
         for index, calls in checked.original_calls.items():
             if self._form_of_calls(messages, index, context, variables) == _TEXTS:
                 messages[index] = {**messages[index], "tool_calls": calls}
-        messages = self._with_contents(messages, context)
+        messages = self._with_contents(messages, context, variables)
+        kinds = self._kinds(messages)
         for index in range(len(messages)):
-            self._check_message(messages, index, context, variables)
+            self._check_message(messages, index, kinds, context, variables)
         if context.get("tools"):
             self._check_tools(messages, context, variables)
         return messages
@@ -57,7 +66,7 @@ class WrittenFields:
 
     def end_of_answers(self, head: Sequence[Any], context: Mapping[str, Any]) -> str | None:
         """Return the text after the content of an answer; None if the template does not tell."""
-        key = "end", _variables(context)
+        key = "end", self._kinds(head)[-1], _variables(context)
         if key not in self._known:
             marked = {"role": "assistant", "content": MARK}
             try:
@@ -67,15 +76,24 @@ class WrittenFields:
             self._known[key] = text.rpartition(MARK)[2] if MARK in text else None
         return self._known[key]
 
+    def _kinds(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return a number for nothing, and for the roles and fields up to each message."""
+        kinds = [0]
+        for message in messages:
+            given = sorted(name for name, value in message.items() if value and name not in LABELS)
+            step = kinds[-1], message["role"], *given
+            kinds.append(self._sequences.setdefault(step, len(self._sequences) + 1))
+        return kinds
+
     def _with_contents(
-        self, messages: list[dict[str, Any]], context: Mapping[str, Any]
+        self, messages: list[dict[str, Any]], context: Mapping[str, Any], variables: str
     ) -> list[dict[str, Any]]:
         """Give an empty content to messages without one, if the template needs that."""
         without = [message for message in messages if "content" not in message]
         if not without:
             return messages
-        filled = [{"content": "", **message} for message in messages]
-        key = "content", *(message["role"] for message in without)
+        filled = _fill_contents(messages)
+        key = "content", self._kinds(messages)[-1], variables
         if key not in self._known:
             self._known[key] = self._needs_content(messages, filled, context)
         return filled if self._known[key] else messages
@@ -104,7 +122,7 @@ class WrittenFields:
     ) -> str:
         """Return whether the template takes the arguments of tool calls as objects or as texts."""
         is_one = len(messages[index]["tool_calls"]) == 1
-        key = *_kind(messages, index), "tool_calls", is_one, variables
+        key = self._kinds(messages[: index + 1])[-1], "tool_calls", is_one, variables
         if key not in self._known:
             self._known[key] = self._ask_for_calls(messages, index, context)
         if self._known[key] is None:
@@ -114,7 +132,7 @@ class WrittenFields:
     def _ask_for_calls(
         self, messages: Sequence[Mapping[str, Any]], index: int, context: Mapping[str, Any]
     ) -> str | None:
-        head, message, rejections = messages[:index], messages[index], []
+        head, message, rejections = _fill_contents(messages[:index]), messages[index], []
         for form in (_OBJECTS, _TEXTS):
             calls, marks, wrong = _mark_calls(message["tool_calls"], form)
             try:
@@ -133,17 +151,17 @@ class WrittenFields:
         self,
         messages: Sequence[Mapping[str, Any]],
         index: int,
+        kinds: Sequence[int],
         context: Mapping[str, Any],
         variables: str,
     ) -> None:
-        message, kind = messages[index], None
+        message, stop = messages[index], _stop_of_probe(messages, index)
         for name, value in message.items():
             if not value or not isinstance(value, (str, list, dict)):
                 continue
             if name in LABELS or name == "tool_calls":
                 continue
-            kind = kind or _kind(messages, index)
-            key = *kind, name, type(value).__name__, variables
+            key = kinds[stop], stop - index, name, type(value).__name__, variables
             if key not in self._known:
                 self._known[key] = self._is_written(messages, index, name, context)
             if not self._known[key]:
@@ -162,11 +180,8 @@ class WrittenFields:
         if name in REASONING_FIELDS:  # names for the same text, of which a template reads one
             same = {n: marked[name] for n in REASONING_FIELDS if message.get(n) == message[name]}
             marked |= same
-        head, is_answer = [*messages[:index], marked], message["role"] == "assistant"
-        if not is_answer:
-            rest = messages[index + 1 :]
-            answer = next((i for i, m in enumerate(rest) if m["role"] == "assistant"), len(rest))
-            head += rest[:answer]
+        is_answer = message["role"] == "assistant"
+        head = [*messages[:index], marked, *messages[index + 1 : _stop_of_probe(messages, index)]]
         text = self._template.render(head, add_generation_prompt=not is_answer, **context)
         if marks and all(mark in text for mark in marks):
             return True
@@ -182,10 +197,10 @@ class WrittenFields:
     ) -> None:
         tools = context["tools"]
         is_bare = isinstance(tools[0], Mapping) and "function" not in tools[0]
-        key = "tools", messages[0]["role"], is_bare, len(tools) > 1, variables
+        first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), None)
+        key = "tools", self._kinds(messages[:first])[-1], is_bare, len(tools) > 1, variables
         if key not in self._known:
             marked, marks = _mark_tools(len(tools), is_bare)
-            first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), None)
             text = self._template.render(
                 messages[:first], add_generation_prompt=True, **{**context, "tools": marked}
             )
@@ -203,12 +218,20 @@ def _variables(context: Mapping[str, Any]) -> str:
     return json.dumps({**context, "tools": bool(context.get("tools"))}, sort_keys=True, default=str)
 
 
-def _kind(messages: Sequence[Mapping[str, Any]], index: int) -> tuple[Any, ...]:
-    """Return what the writing of a field of a message may depend on."""
-    message = messages[index]
-    before = messages[index - 1]["role"] if index else None
-    given = sorted(name for name, value in message.items() if value and name not in LABELS)
-    return before, message["role"], *given
+def _stop_of_probe(messages: Sequence[Mapping[str, Any]], index: int) -> int:
+    """Return the number of messages in which a field of one is looked for.
+
+    They end with an answer itself, and otherwise before the next answer.
+    """
+    if messages[index]["role"] == "assistant":
+        return index + 1
+    following = range(index + 1, len(messages))
+    return next((i for i in following if messages[i]["role"] == "assistant"), len(messages))
+
+
+def _fill_contents(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages, with an empty content for those without one."""
+    return [{"content": "", **message} for message in messages]
 
 
 def _unwritten_error(index: int, name: str, role: str) -> SampleError:

@@ -339,5 +339,5 @@ def test_a_system_message_that_is_not_written_in_its_place_is_refused():
     rules = [{"role": "system", "content": f"Rule {n}."} for n in range(3)]
     turn = [user("2 + 2"), answer("4")]
     assert encode(first_two, {"messages": [*rules[:2], *turn]})
-    with pytest.raises(SampleError, match="does not write a message of role system in its place"):
+    with pytest.raises(SampleError, match="message 2: .* does not write `content` of role system"):
         encode(first_two, {"messages": [*rules, *turn]})

@@ -161,3 +161,42 @@ def test_a_field_that_no_template_knows_is_named_unless_it_is_empty_or_a_label()
     (found,) = encoder.encode([read_conversation(record(empty))])
     notes = [note for note in found.notes if note.startswith("ignored")]
     assert notes == ["ignored field: messages.score", "ignored field: messages.done"]
+
+
+AFTER_CALLS = (
+    "{% for m in messages %}"
+    "{% if m.role != 'tool' or messages[loop.index0 - 1].tool_calls %}"
+    "<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}</s>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_what_a_conversation_becomes_does_not_depend_on_others():
+    """The template writes the results of tools only after calls, not after calls as text."""
+    call = {"type": "function", "function": {"name": "ring_bell", "arguments": {"times": 2}}}
+    rung = {"role": "tool", "content": "Rung."}
+    whole = [user("Ring."), {**answer(""), "tool_calls": [call]}, rung, answer("Done.")]
+    as_text = [user("Ring."), answer("ring_bell 2"), rung, answer("Done.")]
+    records = {"messages": whole}, {"messages": as_text}
+    alone = [encode_all(AFTER_CALLS, record)[0] for record in records]
+    assert "Rung." in alone[0]
+    assert "message 2: " + NOT_WRITTEN.format("content", "tool") in alone[1]
+    assert encode_all(AFTER_CALLS, *records) == alone
+    assert encode_all(AFTER_CALLS, *records[::-1]) == alone[::-1]
+
+
+NEEDS_CONTENT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content + '' }}{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_several_calls_without_content_are_written_by_a_template_that_needs_one():
+    call = {"type": "function", "function": {"name": "ring_bell", "arguments": {"times": 2}}}
+    without = {"role": "assistant", "content": None, "tool_calls": [call]}
+    rung = {"role": "tool", "content": "Rung."}
+    messages = [user("Ring."), without, rung, without, rung, answer("Done.")]
+    (text,) = encode_all(NEEDS_CONTENT, {"messages": messages})
+    assert text.count('[ring_bell {"times": 2}]') == 2
