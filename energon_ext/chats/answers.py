@@ -59,6 +59,29 @@ class RenderedConversation:
             self.messages[:index], add_generation_prompt=True, **self.context
         )
 
+    def begin_of(self, index: int, text: str, prompt: str) -> int:
+        """Return where an answer begins in a text that begins with its prompt.
+
+        After another answer some templates write no generation prompt, but then the same words as
+        the beginning of the message. A model does not write them.
+        """
+        begin = len(prompt)
+        if index and self.messages[index - 1]["role"] == "assistant":
+            before = self.template.render(self.messages[:index], **self.context)
+            if before == prompt and text.startswith(self._header, begin):
+                begin += len(self._header)
+        return begin
+
+    @functools.cached_property
+    def _header(self) -> str:
+        """What the generation prompt of the first answer adds, without a block of reasoning."""
+        first = self.assistants[0]
+        before = self.template.render(self.messages[:first], **self.context)
+        prompt = self.prompt(first)
+        block = block_at_end(prompt)
+        stop = len(prompt) if block is None else block.start
+        return prompt[len(before) : stop] if prompt.startswith(before) else ""
+
     def until(self, index: int) -> tuple[str, list[tuple[int, int]]]:
         """Return the text up to message ``index``, and the places of its generation tags."""
         return self.template.render_answers(self.messages[: index + 1], **self.context)
@@ -111,7 +134,7 @@ def _one_text(conversation: RenderedConversation, notes: Counter[str]) -> Answer
         prompt = conversation.prompt(index)
         if not text.startswith(prompt):
             return None
-        begin, weight = len(prompt), conversation.weights[index]
+        begin, weight = conversation.begin_of(index, text, prompt), conversation.weights[index]
         answered = text if index == last else conversation.until(index)[0]
         is_kept = len(answered) >= begin and text.startswith(answered)
         end = len(answered) if is_kept else _next_answer(conversation, index, text)
@@ -142,10 +165,11 @@ def text_of_answer(
     if not text.startswith(prompt):
         text, prompt = _join(conversation, index, prompt, text, notes)
         tags = []
-    check_said(conversation.messages[index], index, text[len(prompt) :])
+    begin = conversation.begin_of(index, text, prompt)
+    check_said(conversation.messages[index], index, text[begin:])
     _count_dropped(conversation, index, text, notes)
-    tagged = _tags_within(tags, len(prompt), len(text), notes)
-    spans = tagged or [(len(prompt), len(text))]
+    tagged = _tags_within(tags, begin, len(text), notes)
+    spans = tagged or [(begin, len(text))]
     return AnsweredText(text, [Span(start, stop, weight) for start, stop in spans])
 
 

@@ -168,6 +168,7 @@ class ConversationEncoder:
         if dropped := len(messages) - 1 - last:
             notes["messages after the last answer, left out"] += dropped
         found = RenderedConversation(self.template, messages, checked.weights, context)
+        self._written.check_end_of_answers(messages[: found.assistants[0]], context)
         texts = find_answers(found, self.answers, notes)
         texts, adds_eos = self._with_ends(found, texts, notes)
         return _Rendered(texts, not self.template.writes_special_tokens, adds_eos, notes)

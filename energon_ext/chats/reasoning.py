@@ -102,18 +102,28 @@ def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, 
         if block.is_closed and is_empty:
             return prompt + inner.removeprefix(block.closing).lstrip("\n")
         return None if block.is_closed or is_empty else prompt + inner
-    if block.is_closed:
-        return prompt + shown.lstrip("\n")
     answer = shown.removeprefix(block.closing).lstrip("\n")
+    if block.is_closed:
+        return prompt + answer
     thought = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
     if isinstance(thought, str):
         thought = thought.strip("\n")
-        if answer.partition(block.closing)[0].strip() == thought.strip():
-            return prompt + answer  # the template writes the reasoning, but not the opening tag
+        if _is_shown(thought, answer, block):
+            return prompt + answer
         return f"{prompt}{thought}{block.space}{block.closing}{2 * block.space}{answer}"
     thought, closing, said = str(message.get("content", "")).rpartition(block.closing)
     if not closing:
         return None
     thought = thought.lstrip().removeprefix(block.opening).lstrip("\n")
+    if _is_shown(thought, answer, block):
+        return prompt + answer
     between = said[: len(said) - len(said.lstrip())]  # the content has its own white space
     return f"{prompt}{thought}{closing}{between}{answer.lstrip()}"
+
+
+def _is_shown(thought: str, answer: str, block: Block) -> bool:
+    """Return True if a template writes the reasoning and its end, but not the opening tag."""
+    thought = thought.strip()
+    if not thought or not answer.lstrip().startswith(thought):
+        return False
+    return answer.lstrip()[len(thought) :].lstrip().startswith(block.closing)

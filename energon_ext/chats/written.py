@@ -76,6 +76,45 @@ class WrittenFields:
             self._known[key] = text.rpartition(MARK)[2] if MARK in text else None
         return self._known[key]
 
+    def check_end_of_answers(self, head: Sequence[Any], context: Mapping[str, Any]) -> None:
+        """Raise SampleError if the template writes the prompt of another answer after an answer.
+
+        Args:
+            head: the messages before the first answer.
+        """
+        key = "unasked", self._kinds(head)[-1], _variables(context)
+        if key not in self._known:
+            try:
+                self._known[key] = bool(head) and self._writes_prompt_unasked(head, context)
+            except SampleError:  # a template may reject a conversation that goes on
+                self._known[key] = False
+        if self._known[key]:
+            raise SampleError(
+                "the chat template writes the generation prompt whether or not it is asked for, so "
+                "it would be trained as the end of an answer; use a template that writes it only "
+                "`if add_generation_prompt`"
+            )
+
+    def _writes_prompt_unasked(self, head: Sequence[Any], context: Mapping[str, Any]) -> bool:
+        """Return True if an answer ends like a question, and goes on differently in a history."""
+        render = self._template.render
+        if render(head, **context) != render(head, add_generation_prompt=True, **context):
+            return False
+        question, answer = {**head[-1], "content": MARK}, {"role": "assistant", "content": MARK}
+        texts = [
+            render(messages, **context)
+            for messages in (
+                [*head[:-1], question],
+                [*head, answer],
+                [*head, answer, {"role": "user", "content": "?"}],
+            )
+        ]
+        if not all(MARK in text for text in texts):
+            return False
+        asked, answered, continued = (text.rpartition(MARK)[2] for text in texts)
+        ends_like_question = bool(asked) and answered.endswith(asked)
+        return ends_like_question and not continued.startswith(answered)
+
     def _kinds(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return a number for nothing, and for the roles and fields up to each message."""
         kinds = [0]

@@ -341,3 +341,62 @@ def test_a_system_message_that_is_not_written_in_its_place_is_refused():
     assert encode(first_two, {"messages": [*rules[:2], *turn]})
     with pytest.raises(SampleError, match="message 2: .* does not write `content` of role system"):
         encode(first_two, {"messages": [*rules, *turn]})
+
+
+def test_reasoning_within_a_content_that_is_written_whole_is_not_repeated():
+    """Servers of such models return an answer without the tag that its prompt opens."""
+    opens = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
+    )
+    record = {"messages": [user("2 + 2"), answer("Add both.\n</think>\n\n4")]}
+    assert pieces(opens, record) == [
+        [("<user>2 + 2</s><assistant><think>\n", 0), ("Add both.\n</think>\n\n4</s>", 1)]
+    ]
+
+
+def test_a_block_that_a_prompt_closes_is_not_closed_again():
+    closes = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}</think>{% endif %}"
+        "{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant><think></think>{% endif %}"
+    )
+    assert pieces(closes, {"messages": [user("2 + 2"), answer("4")]}) == [
+        [("<user>2 + 2</s><assistant><think></think>", 0), ("4</s>", 1)]
+    ]
+
+
+@pytest.mark.parametrize("block", ["", "<think>\n"])
+def test_the_header_of_a_second_answer_in_a_row_is_not_trained(block):
+    """The template writes no generation prompt after an answer."""
+    only_after_questions = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'assistant' %}<assistant>"
+        "BLOCK{% endif %}"
+    )
+    thought = "So.\n</think>" if block else ""
+    messages = [user("Count."), answer(f"{thought}1"), answer("2")]
+    template = only_after_questions.replace("BLOCK", block)
+    found = pieces(template, {"messages": messages}, answers="each" if block else None)
+    if block:
+        assert found[1][-2:] == [
+            (f"<user>Count.</s><assistant>{thought}1</s><assistant>", 0),
+            ("2</s>", 1),
+        ]
+        return
+    assert found == [
+        [("<user>Count.</s><assistant>", 0), ("1</s>", 1), ("<assistant>", 0), ("2</s>", 1)]
+    ]
+
+
+@pytest.mark.parametrize("end", ["", "<done>"])
+def test_a_generation_prompt_that_nobody_asked_for_is_refused(end):
+    unasked = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}END"
+        "{% endif %}</s>{% endfor %}<assistant>"
+    ).replace("END", end)
+    messages = [user("2 + 2"), answer("4")]
+    with pytest.raises(SampleError, match="writes the generation prompt whether or not it is ask"):
+        encode(unasked, {"messages": messages})
+    asked = unasked.replace("<assistant>", "{% if add_generation_prompt %}<assistant>{% endif %}")
+    assert pieces(asked, {"messages": messages})[0][1] == (f"4{end}</s>", 1)
