@@ -207,6 +207,22 @@ def test_a_sentencepiece_model_encodes_like_its_library(sentencepiece_file):
     assert copied.encode("the fox") == batch[0].tolist()
 
 
+def test_control_pieces_that_a_chat_template_writes_are_tokens(sentencepiece_file, tmp_path):
+    """As for transformers, whose class finds them first; a document may contain their names."""
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file.read_bytes())
+    theirs = transformers.LlamaTokenizer.from_pretrained(tmp_path, legacy=True)
+    ours = load_tokenizer(sentencepiece_file)
+    texts = "<s>the fox</s>", "dog</s><s>the quick", "</s>", "brown", ""
+    for text, found in zip(texts, ours.encode_bare(texts)):
+        assert found.tolist() == theirs(text, add_special_tokens=False)["input_ids"], text
+    (continued,) = ours.encode_bare(["fox</s>fox"], continued=True)
+    first, second = ours.encode_bare(["fox"], continued=True), ours.encode_bare(["fox"])
+    assert continued.tolist() == [*first[0], ours.eos_id, *second[0]]
+    assert ours.eos_id not in ours.encode_bare(["fox </ s>"])[0]
+    assert ours.encode("</s>").count(ours.eos_id) == 1  # the one that ends the document
+
+
 def test_other_sentencepiece_pieces_can_be_bos_and_eos(sentencepiece_file):
     tokenizer = load_tokenizer(sentencepiece_file, bos_token="<s>", eos_token="<|end|>")
     tokens = tokenizer.encode("the dog")

@@ -4,6 +4,7 @@
 
 import functools
 import itertools
+import re
 from abc import abstractmethod
 from pathlib import Path
 from types import MappingProxyType
@@ -119,9 +120,12 @@ class _LibraryTokenizer(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self._surround(ids) for ids in self.encode_bare(texts)]
+        return [self._surround(ids) for ids in self._encode_plain(texts)]
 
     def encode_bare(self, texts: Sequence[str], *, continued: bool = False) -> list[np.ndarray]:
+        return self._encode_plain(texts, continued)
+
+    def _encode_plain(self, texts: Sequence[str], continued: bool = False) -> list[np.ndarray]:
         with errors_of_library(f"Tokenizer {self.name}: cannot encode a text"):
             encoded = self._encode(list(texts), continued)
         return [np.asarray(ids, dtype=np.int64) for ids in encoded]
@@ -226,6 +230,35 @@ class SentencePieceTokenizer(_LibraryTokenizer):
 
     def _encode(self, texts: list[str], continued: bool) -> list[list[int]]:
         return (self._continuing if continued else self._model).encode(texts, out_type=int)
+
+    def encode_bare(self, texts: Sequence[str], *, continued: bool = False) -> list[np.ndarray]:
+        """Like the base class, with the control pieces that chat templates write (``</s>``).
+
+        The library makes ordinary text of their names, which is right for documents only.
+        """
+        parts = [self._controls.split(text) for text in texts]  # every second one is a name
+        firsts = self._encode_plain([part[0] for part in parts], continued)
+        others = iter(self._encode_plain([text for part in parts for text in part[2::2]]))
+        ids = self.added_tokens()
+        return [
+            np.concatenate(
+                [first, *(a for name in part[1::2] for a in ([ids[name]], next(others)))]
+            )
+            for first, part in zip(firsts, parts)
+        ]
+
+    def added_tokens(self) -> Mapping[str, int]:
+        return self._control_ids
+
+    @functools.cached_property
+    def _control_ids(self) -> dict[str, int]:
+        numbers = filter(self._model.is_control, range(self.vocab_size))
+        return {self._model.id_to_piece(number): number for number in numbers}
+
+    @functools.cached_property
+    def _controls(self) -> re.Pattern[str]:
+        names = sorted(self._control_ids, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, names))})" if names else r"(\Z\A.)")
 
     def decode(self, tokens: Any) -> str:
         ids = (int(token) for token in tokens)
