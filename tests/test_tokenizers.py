@@ -174,9 +174,8 @@ def test_code_in_a_folder_is_neither_run_nor_prompted_for(tmp_path, monkeypatch,
     assert not (tmp_path / "it_ran").exists()
 
 
-@pytest.fixture(scope="module")
-def sentencepiece_file(tmp_path_factory):
-    """A sentencepiece model trained on a few words; its pad has no id."""
+def train_sentencepiece(path, **options):
+    """Write a sentencepiece model trained on a few words; its pad has no id."""
     library = pytest.importorskip("sentencepiece")
     content = io.BytesIO()
     library.SentencePieceTrainer.train(
@@ -186,10 +185,15 @@ def sentencepiece_file(tmp_path_factory):
         hard_vocab_limit=False,
         user_defined_symbols=["<|end|>"],
         minloglevel=2,
+        **options,
     )
-    path = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.model"
     path.write_bytes(content.getvalue())
     return path
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_file(tmp_path_factory):
+    return train_sentencepiece(tmp_path_factory.mktemp("sentencepiece") / "tokenizer.model")
 
 
 def test_a_sentencepiece_model_encodes_like_its_library(sentencepiece_file):
@@ -207,12 +211,12 @@ def test_a_sentencepiece_model_encodes_like_its_library(sentencepiece_file):
     assert copied.encode("the fox") == batch[0].tolist()
 
 
-def test_control_pieces_that_a_chat_template_writes_are_tokens(sentencepiece_file, tmp_path):
+def test_control_pieces_that_a_chat_template_writes_are_tokens(tmp_path):
     """As for transformers, whose class finds them first; a document may contain their names."""
     transformers = pytest.importorskip("transformers")
-    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file.read_bytes())
+    path = train_sentencepiece(tmp_path / "tokenizer.model", model_type="bpe")
     theirs = transformers.LlamaTokenizer.from_pretrained(tmp_path, legacy=True)
-    ours = load_tokenizer(sentencepiece_file)
+    ours = load_tokenizer(path)
     texts = "<s>the fox</s>", "dog</s><s>the quick", "</s>", "brown", ""
     for text, found in zip(texts, ours.encode_bare(texts)):
         assert found.tolist() == theirs(text, add_special_tokens=False)["input_ids"], text

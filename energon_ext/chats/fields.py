@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from energon_ext.chats.reasoning import REASONING_FIELDS
 from energon_ext.errors import SampleError
 
 #: Names that say what is trained, such as `train_on_inputs`, `loss_mask` or `mask_history`. Only
@@ -30,9 +31,12 @@ _TEXT_FIELDS = (
     *_SYSTEM_FIELDS,
     *("history", "prompt", "completion", "response", "instruction", "input", "output", "context"),
     *("functions", "available_tools", "function_call", "tool_calls", "documents", "document"),
-    *("docs", "knowledge", "reasoning_content", "reasoning", "thinking"),
+    *("docs", "knowledge", *REASONING_FIELDS),
     *("image", "images", "image_url", "video", "videos", "audio", "audios", "attachments"),
 )
+
+#: Values that say whether an answer has reasoning, under a name that otherwise holds it.
+_SWITCHES = {"on", "off", "yes", "no", "true", "false"}
 
 #: Variables of templates, which belong under `chat_template_kwargs`.
 _VARIABLES = ("enable_thinking",)
@@ -73,6 +77,8 @@ def check_ignored(name: str, value: Any, where: str, messages: Any) -> None:
         _check_preference(name, value, messages)
     if name not in _TEXT_FIELDS or value in ("", [], {}):
         return
+    if name in REASONING_FIELDS and str(value).strip().lower() in _SWITCHES:
+        return
     roles = ("system", "developer") if name in _SYSTEM_FIELDS else None
     if not _is_said(value, messages, roles):
         raise SampleError(
@@ -106,11 +112,16 @@ def has_other_text(value: Any, messages: Any) -> bool:
     """Return True if a JSON value has a text that the messages do not contain.
 
     Example:
-        >>> [has_other_text(value, "Why? Because.") for value in ("Why?", ["Because."], "How?", 7)]
+        >>> [has_other_text(value, "Why? Because.") for value in ("Why?", ["Because."], "cause", 7)]
         [False, False, True, False]
     """
     texts = "\n".join(_texts(messages))
-    return any(text.strip() not in texts for text in _texts(value))
+    return any(not _has_words(text.strip(), texts) for text in _texts(value))
+
+
+def _has_words(text: str, texts: str) -> bool:
+    """Return True if a text is in another, and not only as a part of its words."""
+    return text in texts and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", texts) is not None
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -322,3 +322,18 @@ def test_prompts_are_text_or_messages_and_the_rest_is_for_the_reward():
 def test_a_prompt_that_would_miss_a_field_is_refused(record, message):
     with pytest.raises(SampleError, match=message):
         read_prompt(record)
+
+
+@pytest.mark.parametrize("question", ["Solve x = 1 please.", "Answer this question."])
+@pytest.mark.parametrize("switch", ["on", "off", True])
+def test_a_switch_of_reasoning_is_a_label_whatever_the_words(switch, question):
+    messages = [user(question), answer("x is 1.")]
+    found = read_conversation({"reasoning": switch, "messages": messages})
+    assert found.notes["ignored field: reasoning"] == 1
+
+
+def test_a_text_is_not_said_as_a_part_of_a_word():
+    messages = [user("Answer this question."), answer("Because.")]
+    with pytest.raises(SampleError, match="`context` next to OpenAI messages"):
+        read_conversation({"context": "cause", "messages": messages})
+    assert read_conversation({"context": "this question", "messages": messages})
