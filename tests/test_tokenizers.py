@@ -291,3 +291,33 @@ def test_the_error_for_a_tiktoken_encoding_shows_how_to_convert_it(tmp_path, mon
     (tmp_path / "cl100k_base").mkdir()  # it was converted
     with pytest.raises(ConfigError, match="transformers"):
         load_tokenizer("cl100k_base")
+
+
+def test_a_tokenizer_that_begins_texts_with_its_bos_token_does_so_here(tmp_path):
+    """Llama 3 and Gemma do; a model that was trained with it is confused without."""
+    transformers = pytest.importorskip("transformers")
+    library = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<unk>": 4}, "<unk>")
+    )
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.add_special_tokens(["<s>", "</s>"])
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+    def save(folder):
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=library, **names)
+        fast.save_pretrained(tmp_path / folder)
+        return tmp_path / folder
+
+    plain = save("plain")
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    adding = save("adding")
+    theirs = transformers.AutoTokenizer.from_pretrained(adding)("a b")["input_ids"]
+    assert theirs == [0, 2, 3]
+    for path in (adding, adding / "tokenizer.json"):
+        assert load_tokenizer(path).encode("a b") == [*theirs, 1]
+        assert load_tokenizer(path, bos_token="none").encode("a b") == [2, 3, 1]
+        assert HFTokenizer(path, add_bos=False).encode("a b") == [2, 3, 1]
+    assert load_tokenizer(plain).encode("a b") == [2, 3, 1]
+    assert load_tokenizer(plain, bos_token="<s>").encode("a b") == [0, 2, 3, 1]

@@ -26,6 +26,7 @@ from energon_ext.chats.tokenization import (
     Span,
     tokenize_answers,
 )
+from energon_ext.chats.tool_texts import find_lost
 from energon_ext.chats.written import WrittenFields
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.tokenizers.protocol import Tokenizer
@@ -170,6 +171,8 @@ class ConversationEncoder:
         found = RenderedConversation(self.template, messages, checked.weights, context)
         self._written.check_end_of_answers(messages[: found.assistants[0]], context)
         texts = find_answers(found, self.answers, notes)
+        if lost := find_lost(conversation.tools or (), texts[-1].text):
+            notes[f"conversations with {lost} in `tools` that the template does not write"] += 1
         texts, adds_eos = self._with_ends(found, texts, notes)
         return _Rendered(texts, not self.template.writes_special_tokens, adds_eos, notes)
 

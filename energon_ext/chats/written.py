@@ -316,7 +316,9 @@ def _mark_tools(count: int, is_bare: bool) -> tuple[list[Any], list[str]]:
     marked, marks = [], []
     for number in range(count):
         name, description, key = (f"{MARK}{number}{letter}" for letter in "ndk")
-        schema = {"type": "object", "properties": {key: {"type": "string"}}}
+        # Templates may rely on all that a complete schema has.
+        parameter = {"type": "string", "description": "A text."}
+        schema = {"type": "object", "properties": {key: parameter}, "required": [key]}
         function = {"name": name, "description": description, "parameters": schema}
         marked.append(function if is_bare else {"type": "function", "function": function})
         marks += [name, description, key]

@@ -27,6 +27,9 @@ from energon_ext.tokenizers.protocol import Tokenizer
 
 logger = log_of(__name__)
 
+#: In place of the name of a bos token: texts have none.
+NO_TOKEN = "none"
+
 #: Names of the end-of-text token in well-known tokenizers.
 END_OF_TEXT = (
     "<|endoftext|>",
@@ -90,23 +93,27 @@ class _LibraryTokenizer(Tokenizer):
         self,
         name_or_path: str | Path,
         *,
-        add_bos: bool = False,
+        add_bos: bool | None = None,
         add_eos: bool = True,
         bos_token: str | None = None,
         eos_token: str | None = None,
         pad_token: str | None = None,
     ):
         self.name = str(name_or_path)
-        self.add_bos = add_bos
         self.add_eos = add_eos
         self._load(guess_eos=add_eos and eos_token is None)
-        self.bos_id = self._special_id("bos", bos_token, needed=add_bos)
+        self.add_bos = self._adds_bos() if add_bos is None else add_bos
+        self.bos_id = self._special_id("bos", bos_token, needed=self.add_bos)
         self.eos_id = self._special_id("eos", eos_token, needed=add_eos)
         self.pad_id = self._special_id("pad", pad_token, needed=False) or 0
 
     @abstractmethod
     def _load(self, guess_eos: bool) -> None:
         """Set the library's tokenizer, its hash and the vocabulary size."""
+
+    def _adds_bos(self) -> bool:
+        """Return whether the library puts its own bos token in front of a text by itself."""
+        return False
 
     @abstractmethod
     def _id_of(self, role: str, token: str | None) -> int | None:
@@ -153,7 +160,8 @@ class HFTokenizer(_LibraryTokenizer):
     Args:
         name_or_path: a ``tokenizer.json`` file (library ``tokenizers``), or a folder or model name
             (library ``transformers``).
-        add_bos, add_eos: add the special tokens to every text.
+        add_bos, add_eos: add the special tokens to every text. None for bos: as the tokenizer does
+            itself (Llama, Gemma and Mistral begin a text with it).
         bos_token, eos_token, pad_token: names of the special tokens; they override those in the
             file.
 
@@ -172,6 +180,11 @@ class HFTokenizer(_LibraryTokenizer):
         self._sha256 = sha256(self._tokenizer.to_str())
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1  # not the count: ids may have gaps
+
+    def _adds_bos(self) -> bool:
+        encode, token = self._tokenizer.encode, self._defaults.get("bos")
+        whole, bare = (encode("a", add_special_tokens=each).ids[:1] for each in (True, False))
+        return token is not None and whole != bare and whole == [self._id_of("bos", token)]
 
     def _id_of(self, role: str, token: str | None) -> int | None:
         return self._tokenizer.token_to_id(token) if isinstance(token, str) else None
@@ -290,7 +303,8 @@ def load_tokenizer(
         eos_token: ends every text; by default the tokenizer's own. For a bare ``tokenizer.json``
             that is the one in the ``tokenizer_config.json`` next to it, or the first of
             :data:`END_OF_TEXT` in its vocabulary.
-        bos_token: begins every text; None for none.
+        bos_token: begins every text; by default the tokenizer's own, if it begins texts with it.
+            ``none`` for none.
         **options: passed on to the tokenizer's class.
 
     Example:
@@ -305,7 +319,8 @@ def load_tokenizer(
             )
         return ByteTokenizer(**options)
     if bos_token is not None:
-        options.setdefault("add_bos", True)
+        options.setdefault("add_bos", bos_token != NO_TOKEN)
+        bos_token = None if bos_token == NO_TOKEN else bos_token
     reject_tiktoken(str(name_or_path))
     is_sentencepiece = str(name_or_path).endswith(".model")
     tokenizer_class = SentencePieceTokenizer if is_sentencepiece else HFTokenizer
