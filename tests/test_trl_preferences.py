@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from energon_ext import PreferenceTaskEncoder, get_train_dataset, load_tokenizer
@@ -102,12 +103,17 @@ def pairs_of(batches):
     return [[*pair] for pair in zip(answers[::2], answers[1::2])]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_tokens_loss_and_gradient_of_a_hundred_pairs_equal_those_of_trl(form, trl, tmp_path):
+@pytest.mark.parametrize(
+    ("form", "bos"), [*((form, None) for form in FORMS), ("text", "<s>"), ("whole text", "<s>")]
+)
+def test_tokens_loss_and_gradient_of_a_hundred_pairs_equal_those_of_trl(form, bos, trl, tmp_path):
+    library = byte_bpe(["<|im_start|>", "<|im_end|>", "<|pad|>", *([bos] if bos else [])])
+    if bos:
+        library.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, library.token_to_id(bos))]
+        )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_bpe(["<|im_start|>", "<|im_end|>", "<|pad|>"]),
-        eos_token="<|im_end|>",
-        pad_token="<|pad|>",
+        tokenizer_object=library, eos_token="<|im_end|>", pad_token="<|pad|>", bos_token=bos
     )
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path / "tokenizer")
