@@ -166,7 +166,8 @@ def _content(where: str, message: Mapping[str, Any], role: str) -> str | None:
         if kind != "text" or not isinstance(part.get("text"), str):
             raise SampleError(
                 f"{where}: `content` has a part of type {kind!r:.40}; only parts of type 'text' "
-                f"are allowed. Images and audio need your own TaskEncoder"
+                f"are allowed. Give reasoning as `reasoning_content`; images and audio need your "
+                f"own TaskEncoder"
             )
         texts.append(part["text"])
     return "".join(texts)

@@ -61,6 +61,10 @@ def read_preference(record: Any) -> tuple[Conversation, Conversation]:
         raise SampleError(f"the record is a {type(record).__name__}, a JSON object is needed")
     fields = {k: v for k, v in record.items() if v is not None and not str(k).startswith("__")}
     answers: list[Any] = [_answer(fields, side) for side in SIDES]
+    if fields.get("label") in (0, 1):
+        raise SampleError(
+            "`label` next to `chosen` and `rejected` may say which one is better, too; remove it"
+        )
     if isinstance(answers[0], str) != isinstance(answers[1], str):
         raise SampleError("one of `chosen` and `rejected` is text; both or none must be")
     if remove_nulls(answers[0]) == remove_nulls(answers[1]):

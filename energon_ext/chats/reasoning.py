@@ -17,16 +17,15 @@ from typing import Any
 #: Fields of a message with its reasoning. They are names for the same text.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
-_NAME = r"[\w:]*(?:think|thought|reason)[\w:]*"
-_BLOCK = re.compile(
-    rf"(?:<(?P<tag>{_NAME})>|\[(?P<name>{_NAME})\])(?P<space>\s*)"
-    r"(?P<closed>(?:</(?P=tag)>|\[/(?P=name)\])\s*)?\Z",
-    re.IGNORECASE,
-)
+#: Tags of a block that differ in more than a slash: Command R and Gemma 4.
+_OTHER_TAGS = {"<|START_THINKING|>": "<|END_THINKING|>", "<|channel>thought": "<channel|>"}
 
+_OTHER = "|".join(map(re.escape, (*_OTHER_TAGS, *_OTHER_TAGS.values())))
+_TAG = rf"[<\[]/?[\w:]*(?:think|thought|reason)[\w:]*[>\]]|{_OTHER}"
+_BLOCK = re.compile(rf"({_TAG})(\s*)({_TAG})?\s*\Z", re.IGNORECASE)
 
 #: The tags around a block, and white space: templates move them.
-_TAGS_AND_SPACE = re.compile(rf"[<\[]/?{_NAME}[>\]]|\s+", re.IGNORECASE)
+_TAGS_AND_SPACE = re.compile(rf"{_TAG}|\s+", re.IGNORECASE)
 
 
 def is_said(value: str, text: str) -> bool:
@@ -74,9 +73,12 @@ def block_at_end(prompt: str) -> Block | None:
     found = _BLOCK.search(prompt)
     if found is None:
         return None
-    tag, name = found["tag"], found["name"]
-    opening, closing = (f"<{tag}>", f"</{tag}>") if tag else (f"[{name}]", f"[/{name}]")
-    return Block(found.start(), opening, closing, found["space"], found["closed"] is not None)
+    opening, space, second = found.groups()
+    closing = _OTHER_TAGS.get(opening, f"{opening[0]}/{opening[1:]}")
+    is_opened = opening[1] != "/" and opening not in _OTHER_TAGS.values()
+    if not is_opened or second not in (None, closing):
+        return None
+    return Block(found.start(), opening, closing, space, second is not None)
 
 
 def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, Any]) -> str | None:

@@ -110,7 +110,9 @@ def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
             if record.get(each):
                 raise SampleError(f"`{each}`: for messages only, not for a text `prompt`")
     else:
-        as_messages = {"messages" if name == "prompt" else name: record[name]}
+        of_prompt = "conversations" if _is_sharegpt(record[name]) else "messages"
+        kind = of_prompt if name == "prompt" else name
+        as_messages = {kind: record[name]}
         _, read, used_names = _format_of(as_messages)
         found = Conversation(
             read({**record, **as_messages}),
@@ -152,9 +154,7 @@ def _format_of(
     if len(lists) == 2:
         raise SampleError("`messages` and `conversations` are both given; remove one of them")
     if lists:
-        messages = record[lists[0]]
-        first = next(iter(messages), None) if isinstance(messages, (list, tuple)) else None
-        is_sharegpt = isinstance(first, Mapping) and "role" not in first and "from" in first
+        is_sharegpt = _is_sharegpt(record[lists[0]])
         if is_sharegpt and lists[0] == "messages":
             raise SampleError("`messages` have `from` and `value`; name the list `conversations`")
         if is_sharegpt:
@@ -174,6 +174,11 @@ def _format_of(
         f"needs `messages`, `conversations`, `prompt` and `response`, or `instruction` and "
         f"`output`; it has {sorted(map(str, record))}"
     )
+
+
+def _is_sharegpt(messages: Any) -> bool:
+    first = next(iter(messages), None) if isinstance(messages, (list, tuple)) else None
+    return isinstance(first, Mapping) and "role" not in first and "from" in first
 
 
 def _read_sharegpt(record: Mapping[str, Any], name: str) -> list[Any]:

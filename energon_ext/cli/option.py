@@ -116,7 +116,11 @@ answers = together(
 )
 special_tokens = together(
     click.option("--eos-token", metavar="TOKEN", help="Token that ends a text."),
-    click.option("--bos-token", metavar="TOKEN", help="Token that begins a text."),
+    click.option(
+        "--bos-token",
+        metavar="TOKEN",
+        help="Token that begins a text, or none.  [default: the tokenizer's, if it adds one]",
+    ),
 )
 forecast = together(
     click.option("--exact", is_flag=True, help="Plan every row exactly, however long it takes."),

@@ -108,9 +108,11 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     def encode_sample(self, sample: PromptText) -> Prompt:
         """Encode a prompt as tokens; override for other samples or another layout."""
         tokens = self._encode(sample)
+        if not len(tokens):
+            raise SampleError("the prompt is empty")
         limit = self.max_prompt_tokens or len(tokens)
-        if not 1 <= len(tokens) <= limit:
-            raise SampleError(f"prompt has {len(tokens)} tokens; 1 to {limit} allowed.")
+        if len(tokens) > limit:
+            raise SampleError(f"the prompt has {len(tokens)} tokens; at most {limit} are allowed")
         # A prompt may also be encoded outside a dataset, where it has no source.
         source, metadata = current_context().source_key, sample.metadata
         return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=metadata)

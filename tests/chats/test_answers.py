@@ -400,3 +400,18 @@ def test_a_generation_prompt_that_nobody_asked_for_is_refused(end):
         encode(unasked, {"messages": messages})
     asked = unasked.replace("<assistant>", "{% if add_generation_prompt %}<assistant>{% endif %}")
     assert pieces(asked, {"messages": messages})[0][1] == (f"4{end}</s>", 1)
+
+
+@pytest.mark.parametrize(
+    "block",
+    ["<|channel>thought\n<channel|>", "<|START_THINKING|><|END_THINKING|>", "[THINK][/THINK]"],
+)
+def test_an_answer_follows_an_empty_block_with_other_tags(block):
+    """Gemma 4, Command R and Mistral."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>" + block + "{% endif %}"
+    )
+    assert pieces(template, {"messages": [user("2 + 2"), answer("4")]}) == [
+        [(f"<user>2 + 2</s><assistant>{block}", 0), ("4</s>", 1)]
+    ]

@@ -337,3 +337,11 @@ def test_a_text_is_not_said_as_a_part_of_a_word():
     with pytest.raises(SampleError, match="`context` next to OpenAI messages"):
         read_conversation({"context": "cause", "messages": messages})
     assert read_conversation({"context": "this question", "messages": messages})
+
+
+def test_a_prompt_may_have_the_messages_of_sharegpt():
+    question, metadata = read_prompt({"prompt": [{"from": "human", "value": "Hi"}], "answer": 7})
+    assert question.messages == [user("Hi")]
+    assert metadata == {"answer": 7}
+    with pytest.raises(SampleError, match="name the list `conversations`"):
+        read_prompt({"messages": [{"from": "human", "value": "Hi"}]})

@@ -200,3 +200,51 @@ def test_several_calls_without_content_are_written_by_a_template_that_needs_one(
     messages = [user("Ring."), without, rung, without, rung, answer("Done.")]
     (text,) = encode_all(NEEDS_CONTENT, {"messages": messages})
     assert text.count('[ring_bell {"times": 2}]') == 2
+
+
+READS_DESCRIPTIONS = (
+    "{% for t in tools or [] %}{{ t.function.name }}({% for name, each in "
+    "t.function.parameters.properties.items() %}{{ name }}: {{ each.description | trim }}"
+    "{% endfor %}) {{ t.function.description }}{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def tool_with(parameter):
+    schema = {"type": "object", "properties": {"times": parameter}}
+    return {"function": {"name": "ring_bell", "description": "Rings.", "parameters": schema}}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "lost"),
+    [
+        ({"description": "How often."}, None),
+        ({"description": "How often.", "enum": ["once", "twice"]}, "a value of an enum"),
+        (
+            {"description": "How.", "properties": {"loud": {"type": "boolean"}}},
+            "the name of a parameter",
+        ),
+        (
+            {"description": "How.", "items": {"type": "string", "description": "A tone."}},
+            "a description of a parameter",
+        ),
+    ],
+)
+def test_texts_of_tools_that_a_template_leaves_out_are_counted(parameter, lost):
+    encoder = ConversationEncoder(BYTES, template_of(READS_DESCRIPTIONS))
+    tools = [tool_with(parameter)]
+    (found,) = encoder.encode([read_conversation(record(answer("Done."), tools=tools))])
+    notes = [note for note in found.notes if "`tools`" in note]
+    expected = f"conversations with {lost} in `tools` that the template does not write"
+    assert notes == ([expected] if lost else [])
+
+
+def test_parameters_outside_of_properties_are_counted():
+    """As in xLAM's data; templates look for `properties`."""
+    template = READS_DESCRIPTIONS.replace(".properties.items()", ".get('properties', {}).items()")
+    encoder = ConversationEncoder(BYTES, template_of(template))
+    tool = tool_with({})
+    tool["function"]["parameters"] = {"times": {"type": "int", "description": "How often."}}
+    (found,) = encoder.encode([read_conversation(record(answer("Done."), tools=[tool]))])
+    assert any("the name of a parameter in `tools`" in note for note in found.notes)

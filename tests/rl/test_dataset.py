@@ -634,7 +634,7 @@ def test_conversations_without_an_answer_are_prompts(tmp_path):
     ("record", "reason"),
     [
         ({"text": "no prompt"}, "needs `prompt` or `messages`; it has ['text']."),
-        ({"prompt": "x" * 40}, "prompt has 41 tokens; 1 to 30 allowed."),
+        ({"prompt": "x" * 40}, "prompt has 41 tokens; at most 30 are allowed"),
         ({"messages": [{"role": "user", "content": 3}]}, "content"),
     ],
 )
