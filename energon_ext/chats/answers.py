@@ -74,7 +74,7 @@ class RenderedConversation:
 
     @functools.cached_property
     def _header(self) -> str:
-        """What the generation prompt of the first answer adds, without a block of reasoning."""
+        """Text that the prompt of the first answer adds, without a block of reasoning."""
         first = self.assistants[0]
         before = self.template.render(self.messages[:first], **self.context)
         prompt = self.prompt(first)
