@@ -111,6 +111,7 @@ def find_answers(
     """
     answers = conversation.answers
     if choice == LAST:
+        _count_left_out(conversation, notes)
         return [text_of_answer(conversation, answers[-1], notes)]
     if choice != EACH:
         found = _one_text(conversation, notes)
@@ -122,7 +123,14 @@ def find_answers(
                 "use answers='each' (--answers each), one sample per answer"
             )
         notes["conversations with one sample per answer, since the template rewrites"] += 1
+    _count_left_out(conversation, notes)
     return [text_of_answer(conversation, index, notes) for index in answers]
+
+
+def _count_left_out(conversation: RenderedConversation, notes: Counter[str]) -> None:
+    """Count the messages after the last answer that is trained; nothing depends on them."""
+    if left := conversation.assistants[-1] - conversation.answers[-1]:
+        notes["messages after the last trained answer, left out"] += left
 
 
 def _one_text(conversation: RenderedConversation, notes: Counter[str]) -> AnsweredText | None:

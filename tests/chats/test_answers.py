@@ -415,3 +415,11 @@ def test_an_answer_follows_an_empty_block_with_other_tags(block):
     assert pieces(template, {"messages": [user("2 + 2"), answer("4")]}) == [
         [(f"<user>2 + 2</s><assistant>{block}", 0), ("4</s>", 1)]
     ]
+
+
+def test_messages_after_the_last_trained_answer_are_counted_where_they_are_left_out():
+    left_out = "messages after the last trained answer, left out"
+    record = CONVERSATIONS["weight 0 at the end"]
+    assert encode("ChatML", record).notes[left_out] == 0
+    assert encode("ChatML", record, answers="each").notes[left_out] == 2  # a question and an answer
+    assert encode("ChatML", record, answers="last").notes[left_out] == 2
