@@ -98,6 +98,8 @@ def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, 
         >>> continue_block(prompt, block_at_end(prompt), "No.<end>", message)
         'assistant\\n<think>\\nIt is 7 times 13.\\n</think>\\n\\nNo.<end>'
     """
+    if block.is_closed:
+        shown = shown.removeprefix(block.closing)
     if shown.startswith(block.opening):  # the template repeats the block, with other white space
         inner = shown[len(block.opening) :].lstrip("\n")
         is_empty = inner.startswith(block.closing)

@@ -361,9 +361,12 @@ def test_a_block_that_a_prompt_closes_is_not_closed_again():
         "{{ m.content }}</s>{% endfor %}"
         "{% if add_generation_prompt %}<assistant><think></think>{% endif %}"
     )
-    assert pieces(closes, {"messages": [user("2 + 2"), answer("4")]}) == [
-        [("<user>2 + 2</s><assistant><think></think>", 0), ("4</s>", 1)]
-    ]
+    for content in ("4", "<think>\n\n</think>\n\n4"):
+        assert pieces(closes, {"messages": [user("2 + 2"), answer(content)]}) == [
+            [("<user>2 + 2</s><assistant><think></think>", 0), ("4</s>", 1)]
+        ]
+    with pytest.raises(SampleError, match="has reasoning, but the generation prompt closes"):
+        encode(closes, {"messages": [user("2 + 2"), answer("<think>Sum.</think>4")]})
 
 
 @pytest.mark.parametrize("block", ["", "<think>\n"])
