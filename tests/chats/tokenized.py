@@ -64,7 +64,8 @@ class Tokenized:
         elif kind in MODELS:
             path = save_model(kind, folder / "a.model")
             self.ours = load_tokenizer(path)
-            encode = sentencepiece.SentencePieceProcessor(model_file=str(path)).encode
+            model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+            encode = functools.partial(_with_sentencepiece, model)
         else:
             self.ours, encode = ByteTokenizer(), _bytes
         self.tokenize = functools.lru_cache(None)(encode)
@@ -95,6 +96,16 @@ class Tokenized:
 def _readable(text):
     """Return a text without what normalizers change, and without a space before it."""
     return unicodedata.normalize("NFC", text).lower().removeprefix(" ")
+
+
+def _with_sentencepiece(model, text):
+    """Return the tokens of a text in which the names of control pieces are tokens."""
+    for name, number in (("<s>", model.bos_id()), ("</s>", model.eos_id())):
+        before, found, after = text.partition(name)
+        if found:
+            parts = (_with_sentencepiece(model, part) for part in (before, after))
+            return [*next(parts), number, *next(parts)]
+    return model.encode(text)
 
 
 def _bytes(text):
