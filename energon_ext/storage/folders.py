@@ -45,7 +45,7 @@ def names_in(folder: str) -> Names:
         pass
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be read ({error.strerror}).") from error
-    if listed is not None:
+    if listed is not None and names:  # a load may write a folder, such as tokenized text
         listed[folder] = names
     return names
 

@@ -87,10 +87,13 @@ def test_a_second_load_sees_what_was_written_since(mixes, tmp_path):
 
 def test_a_folder_is_listed_anew_outside_a_load(tmp_path):
     with list_folders_once():
-        assert set(names_in(str(tmp_path))) == set()
-        (tmp_path / "late").touch()
-        assert set(names_in(str(tmp_path))) == set()
-    assert set(names_in(str(tmp_path))) == {"late"}
+        assert set(names_in(f"{tmp_path}/new")) == set()
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "early").touch()
+        assert set(names_in(f"{tmp_path}/new")) == {"early"}
+        (tmp_path / "new" / "late").touch()
+        assert set(names_in(f"{tmp_path}/new")) == {"early"}
+    assert set(names_in(f"{tmp_path}/new")) == {"early", "late"}
 
 
 def test_links_to_folders_are_walked_and_hidden_folders_are_not(tmp_path):
