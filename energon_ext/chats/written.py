@@ -17,13 +17,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_ext.chats.marks import OBJECTS, TEXTS, mark_calls, mark_texts, mark_tools
 from energon_ext.chats.messages import LABELS, Messages
 from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end
 from energon_ext.chats.templates import MARK, ChatTemplate
 from energon_ext.errors import SampleError
-
-#: Forms of the arguments of tool calls.
-_OBJECTS, _TEXTS = "objects", "texts"
 
 #: Sequences of roles and fields, and answers about them, that are kept.
 _MAX_KNOWN = 1 << 17
@@ -49,7 +47,7 @@ class WrittenFields:
         variables = _variables(context)
         messages = list(checked.rendered)
         for index, calls in checked.original_calls.items():
-            if self._form_of_calls(messages, index, context, variables) == _TEXTS:
+            if self._form_of_calls(messages, index, context, variables) == TEXTS:
                 messages[index] = {**messages[index], "tool_calls": calls}
         messages = self._with_contents(messages, context, variables)
         kinds = self._kinds(messages)
@@ -134,7 +132,10 @@ class WrittenFields:
         filled = _fill_contents(messages)
         key = "content", self._kinds(messages)[-1], variables
         if key not in self._known:
-            self._known[key] = self._needs_content(messages, filled, context)
+            try:
+                self._known[key] = self._needs_content(messages, filled, context)
+            except SampleError:  # perhaps for what is in these messages, which others may not have
+                return filled
         return filled if self._known[key] else messages
 
     def _needs_content(
@@ -143,10 +144,14 @@ class WrittenFields:
         filled: Sequence[Mapping[str, Any]],
         context: Mapping[str, Any],
     ) -> bool:
-        """Return True if the template fails without a content, or writes None for it."""
+        """Return True if the template fails without a content, or writes None for it.
+
+        SampleError if it fails with one as well.
+        """
         try:
             text = self._template.render(messages, **context)
         except SampleError:
+            self._template.render(filled, **context)
             return True
         if "None" not in text:
             return False
@@ -172,8 +177,8 @@ class WrittenFields:
         self, messages: Sequence[Mapping[str, Any]], index: int, context: Mapping[str, Any]
     ) -> str | None:
         head, message, rejections = _fill_contents(messages[:index]), messages[index], []
-        for form in (_OBJECTS, _TEXTS):
-            calls, marks, wrong = _mark_calls(message["tool_calls"], form)
+        for form in (OBJECTS, TEXTS):
+            calls, marks, wrong = mark_calls(message["tool_calls"], form)
             try:
                 probe = {"content": "", **message, "tool_calls": calls}
                 text = self._template.render([*head, probe], **context)
@@ -215,7 +220,7 @@ class WrittenFields:
     ) -> bool:
         marks: list[str] = []
         message = messages[index]
-        marked = {**message, name: _mark(message[name], marks)}
+        marked = {**message, name: mark_texts(message[name], marks)}
         if name in REASONING_FIELDS:  # names for the same text, of which a template reads one
             same = {n: marked[name] for n in REASONING_FIELDS if message.get(n) == message[name]}
             marked |= same
@@ -239,7 +244,7 @@ class WrittenFields:
         first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), None)
         key = "tools", self._kinds(messages[:first])[-1], is_bare, len(tools) > 1, variables
         if key not in self._known:
-            marked, marks = _mark_tools(len(tools), is_bare)
+            marked, marks = mark_tools(len(tools), is_bare)
             text = self._template.render(
                 messages[:first], add_generation_prompt=True, **{**context, "tools": marked}
             )
@@ -278,48 +283,3 @@ def _unwritten_error(index: int, name: str, role: str) -> SampleError:
         f"message {index}: the chat template does not write `{name}` of role {role}; use a "
         f"template that does, or remove the field"
     )
-
-
-def _mark(value: Any, marks: list[str]) -> Any:
-    """Return a value with a marker of its own in place of each text."""
-    if isinstance(value, str):
-        marks.append(f"{MARK}{len(marks)}t")
-        return marks[-1]
-    if isinstance(value, Mapping):
-        return {key: each if key in LABELS else _mark(each, marks) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_mark(each, marks) for each in value]
-    return value
-
-
-def _mark_calls(calls: Sequence[Any], form: str) -> tuple[list[Any], list[str], list[str]]:
-    """Return tool calls made of markers, the markers, and texts that show a wrong form."""
-    marked, marks, wrong = [], [], []
-    for number, call in enumerate(calls):
-        name, key, value = (f"{MARK}{number}{letter}" for letter in "nkv")
-        arguments: Any = {key: value}
-        # Python's own form of a dict is no JSON, and text within JSON text has escaped quotes.
-        wrong += [f"'{key}': '{value}'", f'\\"{key}\\"']
-        if form == _TEXTS:
-            arguments = json.dumps(arguments)
-        function = {"name": name, "arguments": arguments}
-        bare = {k: v for k, v in call.items() if k not in ("function", "name", "arguments")}
-        marked.append(
-            {**bare, "function": function} if "function" in call else {**bare, **function}
-        )
-        marks += [name, key, value]
-    return marked, marks, wrong
-
-
-def _mark_tools(count: int, is_bare: bool) -> tuple[list[Any], list[str]]:
-    """Return tools made of markers, and the markers."""
-    marked, marks = [], []
-    for number in range(count):
-        name, description, key = (f"{MARK}{number}{letter}" for letter in "ndk")
-        # Templates may rely on all that a complete schema has.
-        parameter = {"type": "string", "description": "A text."}
-        schema = {"type": "object", "properties": {key: parameter}, "required": [key]}
-        function = {"name": name, "description": description, "parameters": schema}
-        marked.append(function if is_bare else {"type": "function", "function": function})
-        marks += [name, description, key]
-    return marked, marks
