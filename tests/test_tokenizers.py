@@ -214,10 +214,16 @@ def test_a_sentencepiece_model_encodes_like_its_library(sentencepiece_file):
 def test_control_pieces_that_a_chat_template_writes_are_tokens(tmp_path):
     """As for transformers, whose class finds them first; a document may contain their names."""
     transformers = pytest.importorskip("transformers")
-    path = train_sentencepiece(tmp_path / "tokenizer.model", model_type="bpe")
+    path = train_sentencepiece(
+        tmp_path / "tokenizer.model",
+        model_type="bpe",
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+    )
     theirs = transformers.LlamaTokenizer.from_pretrained(tmp_path, legacy=True)
     ours = load_tokenizer(path)
     texts = "<s>the fox</s>", "dog</s><s>the quick", "</s>", "brown", ""
+    texts += " the fox", "<s> the fox </s> dog", "</s>  brown", "</s> <s>"
     for text, found in zip(texts, ours.encode_bare(texts)):
         assert found.tolist() == theirs(text, add_special_tokens=False)["input_ids"], text
     (continued,) = ours.encode_bare(["fox</s>fox"], continued=True)
@@ -315,7 +321,9 @@ def test_a_tokenizer_that_begins_texts_with_its_bos_token_does_so_here(tmp_path)
     adding = save("adding")
     theirs = transformers.AutoTokenizer.from_pretrained(adding)("a b")["input_ids"]
     assert theirs == [0, 2, 3]
-    for path in (adding, adding / "tokenizer.json"):
+    bare = tmp_path / "bare.json"
+    bare.write_bytes((adding / "tokenizer.json").read_bytes())
+    for path in (adding, adding / "tokenizer.json", bare):
         assert load_tokenizer(path).encode("a b") == [*theirs, 1]
         assert load_tokenizer(path, bos_token="none").encode("a b") == [2, 3, 1]
         assert HFTokenizer(path, add_bos=False).encode("a b") == [2, 3, 1]

@@ -22,7 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end, continue_block, is_said
+from energon_ext.chats.reasoning import (
+    REASONING_FIELDS,
+    block_at_end,
+    continue_block,
+    has_thought,
+    is_said,
+)
 from energon_ext.chats.templates import MARK, ChatTemplate
 from energon_ext.chats.tokenization import AnsweredText, Span
 from energon_ext.errors import SampleError
@@ -75,7 +81,8 @@ class RenderedConversation:
     @functools.cached_property
     def _header(self) -> str:
         """Text that the prompt of the first answer adds, without a block of reasoning."""
-        first = self.assistants[0]
+        after_question = (i for i in self.assistants if i and i - 1 not in self.assistants)
+        first = next(after_question, self.assistants[0])
         before = self.template.render(self.messages[:first], **self.context)
         prompt = self.prompt(first)
         block = block_at_end(prompt)
@@ -142,6 +149,7 @@ def _one_text(conversation: RenderedConversation, notes: Counter[str]) -> Answer
         prompt = conversation.prompt(index)
         if not text.startswith(prompt):
             return None
+        _check_block(conversation.messages[index], index, prompt)
         begin, weight = conversation.begin_of(index, text, prompt), conversation.weights[index]
         answered = text if index == last else conversation.until(index)[0]
         is_kept = len(answered) >= begin and text.startswith(answered)
@@ -173,6 +181,7 @@ def text_of_answer(
     if not text.startswith(prompt):
         text, prompt = _join(conversation, index, prompt, text, notes)
         tags = []
+    _check_block(conversation.messages[index], index, prompt)
     begin = conversation.begin_of(index, text, prompt)
     check_said(conversation.messages[index], index, text[begin:])
     _count_dropped(conversation, index, text, notes)
@@ -210,10 +219,7 @@ def _join(
             f"the answer; use another template, or one with generation tags"
         )
     if block.is_closed:
-        raise SampleError(
-            f"message {index} has reasoning, but the generation prompt closes the block of it; "
-            f"remove the reasoning, or give enable_thinking true"
-        )
+        raise _closed_error(index)
     if "enable_thinking" not in conversation.context:
         off = dataclasses.replace(
             conversation, context={**conversation.context, "enable_thinking": False}
@@ -250,6 +256,21 @@ def _continue_prompt(
     if block is None:
         return prompt + shown
     return continue_block(prompt, block, shown, conversation.messages[index])
+
+
+def _check_block(message: Mapping[str, Any], index: int, prompt: str) -> None:
+    """Raise SampleError if a content has reasoning, but its prompt closes the block of it."""
+    block = block_at_end(prompt)
+    content = message.get("content")
+    if block and block.is_closed and isinstance(content, str) and has_thought(content, block):
+        raise _closed_error(index)
+
+
+def _closed_error(index: int) -> SampleError:
+    return SampleError(
+        f"message {index} has reasoning, but the generation prompt closes the block of it; remove "
+        f"the reasoning, or give enable_thinking true"
+    )
 
 
 def check_said(message: Mapping[str, Any], index: int, answer: str) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from energon_ext.errors import SampleError
+
 #: Fields of a message with its reasoning. They are names for the same text.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
@@ -100,6 +102,8 @@ def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, 
     """
     if block.is_closed:
         shown = shown.removeprefix(block.closing)
+    if shown.lstrip().startswith(block.opening):
+        shown = shown.lstrip()
     if shown.startswith(block.opening):  # the template repeats the block, with other white space
         inner = shown[len(block.opening) :].lstrip("\n")
         is_empty = inner.startswith(block.closing)
@@ -114,6 +118,7 @@ def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, 
         thought = thought.strip("\n")
         if _is_shown(thought, answer, block):
             return prompt + answer
+        _check_not_elsewhere(answer, block, str(message.get("content") or ""))
         return f"{prompt}{thought}{block.space}{block.closing}{2 * block.space}{answer}"
     thought, closing, said = str(message.get("content", "")).rpartition(block.closing)
     if not closing:
@@ -121,6 +126,9 @@ def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, 
     thought = thought.lstrip().removeprefix(block.opening).lstrip("\n")
     if _is_shown(thought, answer, block):
         return prompt + answer
+    if block.opening in thought:
+        return None
+    _check_not_elsewhere(answer, block, said)
     between = said[: len(said) - len(said.lstrip())]  # the content has its own white space
     return f"{prompt}{thought}{closing}{between}{answer.lstrip()}"
 
@@ -131,3 +139,29 @@ def _is_shown(thought: str, answer: str, block: Block) -> bool:
     if not thought or not answer.lstrip().startswith(thought):
         return False
     return answer.lstrip()[len(thought) :].lstrip().startswith(block.closing)
+
+
+def _check_not_elsewhere(answer: str, block: Block, content: str) -> None:
+    """Raise SampleError if a template writes a block of reasoning after other text."""
+    if any(tag in answer and tag not in content for tag in (block.opening, block.closing)):
+        raise SampleError(
+            f"the chat template writes {block.opening} after other text of an answer, not where its "
+            f"generation prompt does, so the reasoning would be repeated; use another template"
+        )
+
+
+def has_thought(content: str, block: Block) -> bool:
+    """Return True if a content has a block of reasoning that is not empty, or the end of one.
+
+    Example:
+        >>> block = block_at_end("<think></think>")
+        >>> [has_thought(each, block) for each in ("4", "<think></think>4", "Sum.</think>4")]
+        [False, False, True]
+    """
+    rest = content.lstrip()
+    if rest.startswith(block.opening):
+        inner = rest[len(block.opening) :].lstrip()
+        if not inner.startswith(block.closing):
+            return True
+        rest = inner[len(block.closing) :]
+    return block.closing in rest

@@ -102,7 +102,7 @@ def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
     name = next((each for each in ("messages", "conversations", "prompt") if each in record), None)
     if name is None:
         raise SampleError(f"needs `prompt` or `messages`; it has {sorted(map(str, record))}")
-    if isinstance(record[name], str):
+    if isinstance(record[name], str) and name == "prompt":
         question = _message("user", record[name])
         found = Conversation([question], is_pair=True)
         used = [name]

@@ -28,7 +28,7 @@ def find_lost(tools: Sequence[Any], text: str) -> str | None:
         'a value of an enum'
     """
     for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, dict) else {}
+        function = tool.get("function", tool)
         for kind, value in _texts_of(function.get("parameters")):
             if not is_said(value, text):
                 return kind

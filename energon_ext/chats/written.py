@@ -41,6 +41,7 @@ class WrittenFields:
         Raises:
             SampleError: the template rejects the messages, or does not write a field.
         """
+        _check_schemas(context.get("tools") or ())
         if max(len(self._known), len(self._sequences)) > _MAX_KNOWN:
             self._known.clear()
             self._sequences.clear()
@@ -117,7 +118,7 @@ class WrittenFields:
         """Return a number for nothing, and for the roles and fields up to each message."""
         kinds = [0]
         for message in messages:
-            given = sorted(name for name, value in message.items() if value and name not in LABELS)
+            given = sorted(name for name, value in message.items() if value)
             step = kinds[-1], message["role"], *given
             kinds.append(self._sequences.setdefault(step, len(self._sequences) + 1))
         return kinds
@@ -253,6 +254,13 @@ class WrittenFields:
             raise SampleError(
                 "the chat template does not write `tools`; use a template that does, or remove them"
             )
+
+
+def _check_schemas(tools: Sequence[Any]) -> None:
+    for number, tool in enumerate(tools):
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else tool
+        if not isinstance(function, Mapping):
+            raise SampleError(f"tools[{number}] must be a function as a JSON schema")
 
 
 def _variables(context: Mapping[str, Any]) -> str:

@@ -5,9 +5,7 @@
 import functools
 import itertools
 import re
-from abc import abstractmethod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -16,7 +14,6 @@ from energon_ext.errors import ConfigError, log_of
 from energon_ext.keyed import sha256
 from energon_ext.tokenizers.byte_tokenizer import ByteTokenizer
 from energon_ext.tokenizers.files import (
-    errors_of_library,
     load_backend,
     load_sentencepiece,
     load_tokenizer_file,
@@ -24,12 +21,19 @@ from energon_ext.tokenizers.files import (
     special_tokens_next_to,
     without_prefix,
 )
+from energon_ext.tokenizers.library_tokenizer import LibraryTokenizer
 from energon_ext.tokenizers.protocol import Tokenizer
 
 logger = log_of(__name__)
 
 #: In place of the name of a bos token: texts have none.
 NO_TOKEN = "none"
+
+#: Names of the bos token in well-known tokenizers.
+BEGIN_OF_TEXT = (
+    *("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>"),
+    "<｜begin▁of▁sentence｜>",
+)
 
 #: Names of the end-of-text token in well-known tokenizers.
 END_OF_TEXT = (
@@ -42,81 +46,7 @@ END_OF_TEXT = (
 )
 
 
-class _LibraryTokenizer(Tokenizer):
-    """Base of tokenizers of other libraries: options, special tokens and fingerprint."""
-
-    name: str
-    _kind: str
-    _sha256: str
-    #: Names of the special tokens, as given by the tokenizer's files.
-    _defaults: Mapping[str, str | None] = MappingProxyType({})
-
-    def __init__(
-        self,
-        name_or_path: str | Path,
-        *,
-        add_bos: bool | None = None,
-        add_eos: bool = True,
-        bos_token: str | None = None,
-        eos_token: str | None = None,
-        pad_token: str | None = None,
-    ):
-        self.name = str(name_or_path)
-        self.add_eos = add_eos
-        self._load(guess_eos=add_eos and eos_token is None)
-        self.add_bos = self._adds_bos() if add_bos is None else add_bos
-        self.bos_id = self._special_id("bos", bos_token, needed=self.add_bos)
-        self.eos_id = self._special_id("eos", eos_token, needed=add_eos)
-        self.pad_id = self._special_id("pad", pad_token, needed=False) or 0
-
-    @abstractmethod
-    def _load(self, guess_eos: bool) -> None:
-        """Set the library's tokenizer, its hash and the vocabulary size."""
-
-    def _adds_bos(self) -> bool:
-        """Return whether the library puts its own bos token in front of a text by itself."""
-        return False
-
-    @abstractmethod
-    def _id_of(self, role: str, token: str | None) -> int | None:
-        """Return the id of a special token, by name if one is given; None if there is none."""
-
-    @abstractmethod
-    def _encode(self, texts: list[str], continued: bool) -> list[list[int]]:
-        """Return the ids of texts, without special tokens."""
-
-    def encode_array(self, text: str) -> np.ndarray:
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self._surround(ids) for ids in self._encode_plain(texts)]
-
-    def encode_bare(self, texts: Sequence[str], *, continued: bool = False) -> list[np.ndarray]:
-        return self._encode_plain(texts, continued)
-
-    def _encode_plain(self, texts: Sequence[str], continued: bool = False) -> list[np.ndarray]:
-        with errors_of_library(f"Tokenizer {self.name}: cannot encode a text"):
-            encoded = self._encode(list(texts), continued)
-        return [np.asarray(ids, dtype=np.int64) for ids in encoded]
-
-    def fingerprint(self) -> dict[str, Any]:
-        fields = ("add_bos", "add_eos", "bos_id", "eos_id")
-        options = {name: getattr(self, name) for name in fields}
-        return {"kind": self._kind, "sha256": self._sha256, **options}
-
-    def _special_id(self, role: str, token: str | None, *, needed: bool) -> int | None:
-        token = token or self._defaults.get(role)
-        token_id = self._id_of(role, token)
-        if token_id is None and (needed or token is not None):
-            token_text = f"{token!r} in its vocabulary" if token else "in its files"
-            raise ConfigError(
-                f"Tokenizer {self.name}: no {role} token {token_text}; name one with "
-                f"--{role}-token, or in Python with {role}_token=... or add_{role}=False."
-            )
-        return token_id
-
-
-class HFTokenizer(_LibraryTokenizer):
+class HFTokenizer(LibraryTokenizer):
     """A tokenizer of the Hugging Face libraries.
 
     Args:
@@ -143,10 +73,11 @@ class HFTokenizer(_LibraryTokenizer):
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1  # not the count: ids may have gaps
 
-    def _adds_bos(self) -> bool:
-        encode, token = self._tokenizer.encode, self._defaults.get("bos")
-        whole, bare = (encode("a", add_special_tokens=each).ids[:1] for each in (True, False))
-        return token is not None and whole != bare and whole == [self._id_of("bos", token)]
+    def _own_bos(self) -> str | None:
+        encode, declared = self._tokenizer.encode, self._defaults.get("bos")
+        whole, bare = (encode("a", add_special_tokens=each).tokens[:1] for each in (True, False))
+        names = BEGIN_OF_TEXT if declared is None else (declared,)
+        return whole[0] if whole != bare and whole[0] in names else None
 
     def _id_of(self, role: str, token: str | None) -> int | None:
         return self._tokenizer.token_to_id(token) if isinstance(token, str) else None
@@ -178,7 +109,7 @@ class HFTokenizer(_LibraryTokenizer):
         return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
 
 
-class SentencePieceTokenizer(_LibraryTokenizer):
+class SentencePieceTokenizer(LibraryTokenizer):
     """A ``.model`` file of the library ``sentencepiece``.
 
     Args, Raises: see :class:`HFTokenizer`; special tokens are those of the model unless named, and
@@ -212,8 +143,9 @@ class SentencePieceTokenizer(_LibraryTokenizer):
         The library makes ordinary text of their names, which is right for documents only.
         """
         parts = [self._controls.split(text) for text in texts]  # every second one is a name
-        firsts = self._encode_plain([part[0] for part in parts], continued)
-        others = iter(self._encode_plain([text for part in parts for text in part[2::2]]))
+        begins = [part[0] for part in parts]
+        firsts = self._encode_plain(begins, True) if continued else self._encode_parts(begins)
+        others = iter(self._encode_parts([text for part in parts for text in part[2::2]]))
         ids = self.added_tokens()
         return [
             np.concatenate(
@@ -221,6 +153,19 @@ class SentencePieceTokenizer(_LibraryTokenizer):
             )
             for first, part in zip(firsts, parts)
         ]
+
+    def _encode_parts(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encode parts of a text; one that begins with a space gets no further one in front."""
+        if not self._adds_space:
+            return self._encode_plain(texts)
+        (space,) = self._encode_plain([" "], continued=True)
+        encoded = self._encode_plain([text.removeprefix(" ") for text in texts])
+        return [space if text == " " else ids for text, ids in zip(texts, encoded)]
+
+    @functools.cached_property
+    def _adds_space(self) -> bool:
+        (ids,) = self._encode(["a"], False)
+        return bool(ids) and self._model.id_to_piece(ids[0]).startswith("▁")
 
     def added_tokens(self) -> Mapping[str, int]:
         return self._control_ids

@@ -365,8 +365,14 @@ def test_a_block_that_a_prompt_closes_is_not_closed_again():
         assert pieces(closes, {"messages": [user("2 + 2"), answer(content)]}) == [
             [("<user>2 + 2</s><assistant><think></think>", 0), ("4</s>", 1)]
         ]
-    with pytest.raises(SampleError, match="has reasoning, but the generation prompt closes"):
-        encode(closes, {"messages": [user("2 + 2"), answer("<think>Sum.</think>4")]})
+    for content in (
+        "<think>Sum.</think>4",
+        "Sum.</think>4",
+        "\n<think>Sum.</think>4",
+        "<think>Sum. 4",
+    ):
+        with pytest.raises(SampleError, match="has reasoning, but the generation prompt closes"):
+            encode(closes, {"messages": [user("2 + 2"), answer(content)]})
 
 
 @pytest.mark.parametrize("block", ["", "<think>\n"])
@@ -426,3 +432,36 @@ def test_messages_after_the_last_trained_answer_are_counted_where_they_are_left_
     assert encode("ChatML", record).notes[left_out] == 0
     assert encode("ChatML", record, answers="each").notes[left_out] == 2  # a question and an answer
     assert encode("ChatML", record, answers="last").notes[left_out] == 2
+
+
+OPENS_AND_WRITES_ALL = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}HEAD{% endif %}"
+    "{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
+)
+
+
+def test_white_space_before_a_block_does_not_repeat_it():
+    template = OPENS_AND_WRITES_ALL.replace("HEAD", "")
+    record = {"messages": [user("2 + 2"), answer("\n<think>\nSum.</think>4")]}
+    assert pieces(template, record) == [
+        [("<user>2 + 2</s><assistant><think>\n", 0), ("Sum.</think>4</s>", 1)]
+    ]
+
+
+def test_a_block_that_a_template_writes_after_other_text_is_refused():
+    template = OPENS_AND_WRITES_ALL.replace("HEAD", "[text]")
+    record = {"messages": [user("2 + 2"), answer("<think>Sum.</think>4")]}
+    with pytest.raises(SampleError, match="after other text of an answer"):
+        encode(template, record)
+
+
+def test_a_greeting_without_weight_does_not_hide_the_header_of_answers():
+    after_questions = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt and messages and messages[-1].role == 'user' %}<assistant>"
+        "{% endif %}"
+    )
+    greeting = {**answer("Welcome."), "weight": 0}
+    messages = [greeting, user("Count."), answer("1"), answer("2")]
+    (found,) = pieces(after_questions, {"messages": messages})
+    assert [text for text, weight in found if weight] == ["1</s>", "2</s>"]

@@ -345,3 +345,11 @@ def test_a_prompt_may_have_the_messages_of_sharegpt():
     assert metadata == {"answer": 7}
     with pytest.raises(SampleError, match="name the list `conversations`"):
         read_prompt({"messages": [{"from": "human", "value": "Hi"}]})
+
+
+@pytest.mark.parametrize("name", ["messages", "conversations"])
+def test_only_a_prompt_may_be_text(name):
+    text = '[{"role": "user", "content": "Hi"}]'
+    with pytest.raises(SampleError, match=f"`{name}` must be a list of messages"):
+        read_prompt({name: text})
+    assert read_prompt({"prompt": text})[0].is_pair

@@ -248,3 +248,28 @@ def test_parameters_outside_of_properties_are_counted():
     tool["function"]["parameters"] = {"times": {"type": "int", "description": "How often."}}
     (found,) = encoder.encode([read_conversation(record(answer("Done."), tools=[tool]))])
     assert any("the name of a parameter in `tools`" in note for note in found.notes)
+
+
+def test_what_is_written_may_depend_on_a_label_of_the_message():
+    """This template writes the results of tools only with their names."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role != 'tool' or m.name %}{{ m.content }}"
+        "{% endif %}{% for c in m.tool_calls or [] %}[{{ c.function.name }} "
+        "{{ c.function.arguments | tojson }}]{% endfor %}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    rung = {"role": "tool", "content": "Rung."}
+    named, unnamed = (
+        record(calling(ONE), {**rung, **name}, answer("Done.")) for name in ({"name": "bell"}, {})
+    )
+    alone = [encode_all(template, each)[0] for each in (named, unnamed)]
+    assert "Rung." in alone[0]
+    assert "message 2: " + NOT_WRITTEN.format("content", "tool") in alone[1]
+    assert encode_all(template, named, unnamed) == alone
+    assert encode_all(template, unnamed, named) == alone[::-1]
+
+
+@pytest.mark.parametrize("tool", ["ring_bell", ["ring_bell"], {"function": "ring_bell"}])
+def test_a_tool_that_is_no_schema_is_refused(tool):
+    (found,) = encode_all("Hermes", record(answer("Done."), tools=[tool]))
+    assert "tools[0] must be a function as a JSON schema" in found

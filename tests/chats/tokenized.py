@@ -7,7 +7,7 @@ import json
 import unicodedata
 
 import sentencepiece
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaTokenizer
 
 from energon_ext.chats.templates import HFChatTemplate
 from energon_ext.errors import SampleError
@@ -62,10 +62,13 @@ class Tokenized:
             self.ours = HFTokenizer(owner)
             encode = functools.partial(_with_transformers, self.theirs)
         elif kind in MODELS:
-            path = save_model(kind, folder / "a.model")
+            path = save_model(kind, folder / "tokenizer.model")
             self.ours = load_tokenizer(path)
             model = sentencepiece.SentencePieceProcessor(model_file=str(path))
             encode = functools.partial(_with_sentencepiece, model)
+            if kind == "sentencepiece, identity":  # like Llama 2
+                llama = LlamaTokenizer.from_pretrained(folder, legacy=True)
+                encode = functools.partial(_with_transformers, llama)
         else:
             self.ours, encode = ByteTokenizer(), _bytes
         self.tokenize = functools.lru_cache(None)(encode)
