@@ -145,8 +145,8 @@ def _check_not_elsewhere(answer: str, block: Block, content: str) -> None:
     """Raise SampleError if a template writes a block of reasoning after other text."""
     if any(tag in answer and tag not in content for tag in (block.opening, block.closing)):
         raise SampleError(
-            f"the chat template writes {block.opening} after other text of an answer, not where its "
-            f"generation prompt does, so the reasoning would be repeated; use another template"
+            f"the chat template writes {block.opening} after other text of an answer, unlike its "
+            f"generation prompt, so the reasoning would be repeated; use another template"
         )
 
 
