@@ -159,13 +159,16 @@ class SentencePieceTokenizer(LibraryTokenizer):
         if not self._adds_space:
             return self._encode_plain(texts)
         (space,) = self._encode_plain([" "], continued=True)
-        encoded = self._encode_plain([text.removeprefix(" ") for text in texts])
-        return [space if text == " " else ids for text, ids in zip(texts, encoded)]
+        encoded = self._encode_plain(
+            [text[1:] if text[:1] in (" ", "▁") else text for text in texts]
+        )
+        return [space if text in (" ", "▁") else ids for text, ids in zip(texts, encoded)]
 
     @functools.cached_property
     def _adds_space(self) -> bool:
-        (ids,) = self._encode(["a"], False)
-        return bool(ids) and self._model.id_to_piece(ids[0]).startswith("▁")
+        """Whether the model puts a space in front of a text, even if it begins with one."""
+        ids, spaced = self._encode(["a", " a"], False)
+        return ids != spaced and self._model.id_to_piece(ids[0]).startswith("▁")
 
     def added_tokens(self) -> Mapping[str, int]:
         return self._control_ids
