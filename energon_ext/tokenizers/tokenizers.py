@@ -166,7 +166,7 @@ class SentencePieceTokenizer(LibraryTokenizer):
 
     @functools.cached_property
     def _adds_space(self) -> bool:
-        """Whether the model puts a space in front of a text, even if it begins with one."""
+        """True if the model puts a space in front of a text, even if it begins with one."""
         ids, spaced = self._encode(["a", " a"], False)
         return ids != spaced and self._model.id_to_piece(ids[0]).startswith("▁")
 
