@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Loads the tokenizer, the training data of a rank and the split val for the examples."""
+"""Loads the tokenizer, the training data of a rank and the validation split for the examples."""
 
 from megatron.core import parallel_state
 from megatron_gpt import forward

@@ -116,12 +116,18 @@ def has_other_text(value: Any, messages: Any) -> bool:
         [False, False, True, False]
     """
     texts = "\n".join(_texts(messages))
-    return any(not _has_words(text.strip(), texts) for text in _texts(value))
+    return any(not _is_within(text.strip(), texts) for text in _texts(value))
 
 
-def _has_words(text: str, texts: str) -> bool:
-    """Return True if a text is in another, and not only as a part of its words."""
-    return text in texts and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", texts) is not None
+def _is_within(text: str, texts: str) -> bool:
+    """Return True if a text is in another, and not only as a part of its words.
+
+    Words are those of the alphabets that separate them by spaces, so any part of Chinese counts.
+    """
+    if not text or text not in texts:
+        return not text
+    words = rf"(?<![a-z0-9]){re.escape(text)}(?![a-z0-9])"
+    return re.search(words, texts, re.IGNORECASE | re.ASCII) is not None
 
 
 def _texts(value: Any) -> Iterator[str]:

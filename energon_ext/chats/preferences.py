@@ -63,7 +63,7 @@ def read_preference(record: Any) -> tuple[Conversation, Conversation]:
     answers: list[Any] = [_answer(fields, side) for side in SIDES]
     if fields.get("label") in (0, 1):
         raise SampleError(
-            "`label` next to `chosen` and `rejected` may say which one is better, too; remove it"
+            "`label` next to `chosen` and `rejected` may also say which one is better; remove it"
         )
     if isinstance(answers[0], str) != isinstance(answers[1], str):
         raise SampleError("one of `chosen` and `rejected` is text; both or none must be")

@@ -22,12 +22,13 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 #: Tags of a block that differ in more than a slash: Command R and Gemma 4.
 _OTHER_TAGS = {"<|START_THINKING|>": "<|END_THINKING|>", "<|channel>thought": "<channel|>"}
 
-_OTHER = "|".join(map(re.escape, (*_OTHER_TAGS, *_OTHER_TAGS.values())))
-_TAG = rf"[<\[]/?[\w:]*(?:think|thought|reason)[\w:]*[>\]]|{_OTHER}"
-_BLOCK = re.compile(rf"({_TAG})(\s*)({_TAG})?\s*\Z", re.IGNORECASE)
+_NAME = r"[\w:]*(?:think|thought|reason)[\w:]*[>\]]"
+_OPENING = "|".join([rf"[<\[]{_NAME}", *map(re.escape, _OTHER_TAGS)])
+_CLOSING = "|".join([rf"[<\[]/{_NAME}", *map(re.escape, _OTHER_TAGS.values())])
+_BLOCK = re.compile(rf"({_OPENING})(\s*)({_CLOSING})?\s*\Z", re.IGNORECASE)
 
 #: The tags around a block, and white space: templates move them.
-_TAGS_AND_SPACE = re.compile(rf"{_TAG}|\s+", re.IGNORECASE)
+_TAGS_AND_SPACE = re.compile(rf"{_OPENING}|{_CLOSING}|\s+", re.IGNORECASE)
 
 
 def is_said(value: str, text: str) -> bool:
@@ -75,12 +76,11 @@ def block_at_end(prompt: str) -> Block | None:
     found = _BLOCK.search(prompt)
     if found is None:
         return None
-    opening, space, second = found.groups()
+    opening, space, closed = found.groups()
     closing = _OTHER_TAGS.get(opening, f"{opening[0]}/{opening[1:]}")
-    is_opened = opening[1] != "/" and opening not in _OTHER_TAGS.values()
-    if not is_opened or second not in (None, closing):
+    if closed not in (None, closing):
         return None
-    return Block(found.start(), opening, closing, space, second is not None)
+    return Block(found.start(), opening, closing, space, closed is not None)
 
 
 def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, Any]) -> str | None:
@@ -102,10 +102,8 @@ def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, 
     """
     if block.is_closed:
         shown = shown.removeprefix(block.closing)
-    if shown.lstrip().startswith(block.opening):
-        shown = shown.lstrip()
-    if shown.startswith(block.opening):  # the template repeats the block, with other white space
-        inner = shown[len(block.opening) :].lstrip("\n")
+    if shown.lstrip().startswith(block.opening):  # the template repeats it, with other white space
+        inner = shown.lstrip()[len(block.opening) :].lstrip("\n")
         is_empty = inner.startswith(block.closing)
         if block.is_closed and is_empty:
             return prompt + inner.removeprefix(block.closing).lstrip("\n")

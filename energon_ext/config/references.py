@@ -108,8 +108,8 @@ class TokenFileLoader(DatasetLoader):
 def _try_none_first(reference: type) -> type:
     """Redeclare Energon's optional fields, so that its parser tries None before other types.
 
-    For each field without a value it would otherwise raise and catch an error, which takes more
-    time for ten thousand references than anything else.
+    For each field without a value it would otherwise raise and catch an error: about 80 us for each
+    reference, of which there may be ten thousand.
     """
     for each in fields(DatasetReference):
         if each.default is None:

@@ -135,7 +135,7 @@ def _check_first(
         if option not in known:
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
     files = {name: options.get(name) for name in _FOLDER_FILES}
-    with list_folders_once(), pause_collector():
+    with list_folders_once(), _pause_collector():
         root = checker.check(path, split_part, **files)
         refuse_documents(root, path, split_part)
         with quiet_energon(), errors_of_energon(str(path)):
@@ -143,7 +143,7 @@ def _check_first(
 
 
 @contextlib.contextmanager
-def pause_collector() -> Iterator[None]:
+def _pause_collector() -> Iterator[None]:
     """Pause Python's garbage collector, which would search all sources built so far repeatedly."""
     was_enabled = gc.isenabled()
     gc.disable()

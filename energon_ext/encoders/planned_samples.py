@@ -22,7 +22,7 @@ from energon_ext.samples.numbered import NumberedSamples
 from energon_ext.samples.one_each import OneEach
 from energon_ext.samples.packers import rebuild_packer
 from energon_ext.samples.reader import SampleReader
-from energon_ext.samples.stored_files import can_be_read_by_number, fingerprint_files, num_samples
+from energon_ext.samples.stored_files import fingerprint_files, num_samples
 from energon_ext.tokenizers.protocol import check_tokenizer, check_written, saved_tokenizer
 from energon_ext.tokens.documents import Lengths
 from energon_ext.tokens.reader import DocumentReader
@@ -58,8 +58,6 @@ def reason_to_stream(
             if not can_pack(encoder) or find(encoder, "pack_tokens") is None:
                 return f"{entry.key} has token files; the encoder lacks length_of or pack_tokens"
             continue
-        if not can_be_read_by_number(entry.dataset):
-            return f"the files of {entry.key} are neither local nor in an object store"
         if shuffles_over_epochs(entry):
             return f"{entry.key} has a shuffle_over_epochs_multiplier"
         if int(entry.loaded.repetitions or 1) != (entry.loaded.repetitions or 1):

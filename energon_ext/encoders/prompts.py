@@ -82,7 +82,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
 
     Raises:
         ConfigError: when the dataset is built: something that needs streaming, such as an own
-            ``build_streamed_source`` or files that are neither local nor in an object store.
+            ``build_streamed_source``.
     """
 
     cookers = [Cooker(cook_prompt)]

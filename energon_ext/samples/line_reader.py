@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Samples of a JSON Lines file by number, each in one read.
 
-Energon's reader keeps up to six files open per source. It is still used on other file systems.
+Energon's reader keeps up to six files open per source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megatron.energon.flavors.webdataset.structs import FilteredSample, ShardInf
 from megatron.energon.source_info import SourceInfo
 
 from energon_ext.errors import ConfigError
-from energon_ext.samples.shards import Shards, shards_of
+from energon_ext.samples.shards import shards_of
 
 
 class LineReader:
@@ -28,7 +28,7 @@ class LineReader:
 
     def __getitem__(self, number: int) -> FilteredSample | None:
         """Read a sample; None if the split excludes it."""
-        sample = self._reader[number] if self.shards is None else self._sample(self.shards, number)
+        sample = self._sample(number)
         if sample is None:
             return None
         line = sample["json"]
@@ -43,23 +43,22 @@ class LineReader:
 
     def prefetch(self, number: int) -> None:
         """Prefetch a sample if possible; errors are raised when it is read."""
-        if self.shards is not None:
-            with contextlib.suppress(OSError, ValueError, ConfigError):
-                self.shards.prefetch(0, *self._place(self.shards, number))
+        with contextlib.suppress(OSError, ValueError, ConfigError):
+            self.shards.prefetch(0, *self._place(number))
 
-    def _place(self, shards: Shards, number: int) -> tuple[int, int]:
+    def _place(self, number: int) -> tuple[int, int]:
         """Return the first byte of a line, and its size in bytes."""
-        begin, end = shards.ends(0)[number : number + 2].tolist()
+        begin, end = self.shards.ends(0)[number : number + 2].tolist()
         if begin >= end:
             raise ValueError(f"line {number + 1} has no bytes in the index")
         return begin, end - begin
 
-    def _sample(self, shards: Shards, number: int) -> FilteredSample | None:
+    def _sample(self, number: int) -> FilteredSample | None:
         reader, key = self._reader, str(number)
         if reader.sample_filter is not None and not reader.sample_filter(key):
             return None
-        begin, size = self._place(shards, number)
-        line = shards.read(0, begin, size)
+        begin, size = self._place(number)
+        line = self.shards.read(0, begin, size)
         if len(line) < size:
             raise ValueError(f"line {number + 1} is cut")
         path = reader.jsonl_path

@@ -17,7 +17,7 @@ from megatron.energon.flavors.webdataset.structs import ShardInfo
 
 from energon_ext.data_files import open_descriptor
 from energon_ext.samples.stored_files import sample_ends
-from energon_ext.storage.object_store import StoredObject, file_at, file_name, is_remote
+from energon_ext.storage.object_store import StoredObject, file_at, file_name
 from energon_ext.storage.range_reader import range_reader
 
 #: Local shards that a process keeps open, if its limit of open files allows it.
@@ -115,9 +115,7 @@ def _look_up(info: ShardInfo) -> tuple[StoredObject, np.ndarray]:
 Shards = LocalShards | StoredShards
 
 
-def shards_of(infos: Sequence[ShardInfo]) -> Shards | None:
-    """Return the shards of a dataset; None if they are on an unsupported file system."""
-    some = infos[:1]  # they are all below one folder
-    if all(info.path.is_local() for info in some):
-        return LocalShards(infos)
-    return StoredShards(infos) if all(is_remote(file_name(info.path)) for info in some) else None
+def shards_of(infos: Sequence[ShardInfo]) -> Shards:
+    """Return the shards of a dataset, which are all below one folder."""
+    is_local = all(info.path.is_local() for info in infos[:1])
+    return LocalShards(infos) if is_local else StoredShards(infos)

@@ -65,12 +65,6 @@ def num_samples(factory: Any) -> int:
         ) from error
 
 
-def can_be_read_by_number(factory: Any) -> bool:
-    """True if any sample can be read without reading those before it."""
-    paths = [part.path for part in parts_of(factory)]
-    return all(path.is_local() or is_remote(file_name(path)) for path in paths)
-
-
 def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     """Return JSON values that reveal a change of a dataset without reading it all.
 

@@ -4,7 +4,7 @@
 
 Energon's reader seeks to the headers of a sample one by one, opens the index again for each lookup,
 and keeps the headers of every sample it has read. It is still used for everything that is not
-plain: other file systems, joins, extended headers.
+plain: joins and extended headers.
 """
 
 from __future__ import annotations

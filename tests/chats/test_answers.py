@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from energon_ext.chats.encoding import ConversationEncoder
+from energon_ext.chats.reasoning import block_at_end
 from energon_ext.chats.records import read_conversation
 from energon_ext.chats.templates import HFChatTemplate, PlainChatTemplate
 from energon_ext.errors import SampleError
@@ -465,3 +466,9 @@ def test_a_greeting_without_weight_does_not_hide_the_header_of_answers():
     messages = [greeting, user("Count."), answer("1"), answer("2")]
     (found,) = pieces(after_questions, {"messages": messages})
     assert [text for text, weight in found if weight] == ["1</s>", "2</s>"]
+
+
+def test_a_block_that_follows_the_end_of_another_is_found():
+    block = block_at_end("Sum.</think>\n<think>\n")
+    assert (block.opening, block.closing, block.is_closed) == ("<think>", "</think>", False)
+    assert block_at_end("Sum.</think>\n") is None

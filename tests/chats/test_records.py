@@ -353,3 +353,9 @@ def test_only_a_prompt_may_be_text(name):
     with pytest.raises(SampleError, match=f"`{name}` must be a list of messages"):
         read_prompt({name: text})
     assert read_prompt({"prompt": text})[0].is_pair
+
+
+def test_a_part_of_a_text_without_spaces_is_said():
+    messages = [user("请翻译这句话"), answer("好的。")]
+    for context in ("翻译", ["", "翻译这句话"]):
+        assert read_conversation({"context": context, "messages": messages})
