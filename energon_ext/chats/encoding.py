@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 
 from energon_ext.arguments import check_choice
-from energon_ext.chats.answers import (
-    ANSWERS,
-    EACH,
-    RenderedConversation,
-    find_answers,
-)
+from energon_ext.chats.answers import ANSWERS, EACH, find_answers
+from energon_ext.chats.ends import AnswerEnds
 from energon_ext.chats.messages import check_answers, check_messages, check_question
 from energon_ext.chats.records import Conversation
+from energon_ext.chats.rendered import RenderedConversation
 from energon_ext.chats.templates import RESERVED, ChatTemplate
 from energon_ext.chats.tokenization import (
     AddedTokens,
@@ -93,7 +90,7 @@ class ConversationEncoder:
             )
         self.tokenizer, self.template = tokenizer, template
         self.answers, self.answer_end = answers, answer_end
-        self._written = WrittenFields(template)
+        self._written, self._ends = WrittenFields(template), AnswerEnds(template)
         self._added = AddedTokens(tokenizer)
         self._unused: dict[tuple[str, ...], list[str]] = {}
         self._leaves_token: dict[str, bool] = {}
@@ -169,7 +166,7 @@ class ConversationEncoder:
         if dropped := len(messages) - 1 - last:
             notes["messages after the last answer, left out"] += dropped
         found = RenderedConversation(self.template, messages, checked.weights, context)
-        self._written.check_end_of_answers(messages[: found.assistants[0]], context)
+        self._ends.check_end(messages[: found.last_question + 1], context)
         texts = find_answers(found, self.answers, notes)
         if lost := find_lost(conversation.tools or (), texts[-1].text):
             notes[f"conversations with {lost} in `tools` that the template does not write"] += 1
@@ -185,15 +182,18 @@ class ConversationEncoder:
         unended = self._find_unended(found, texts)
         if not unended:
             return texts, False
-        if self.answer_end == EOS and not all(is_last for is_last in unended):
+        if self.tokenizer.eos_id is None:
+            raise SampleError(
+                "the template does not end an answer with a token that is trained, and the "
+                "tokenizer has no end-of-text token, so a model would not learn to stop; use "
+                "answer_end='allow' (--answer-end allow) to accept it"
+            )
+        if not all(unended):
+            notes[
+                "conversations with one sample per answer, since earlier answers have no end"
+            ] += 1
             texts = find_answers(found, EACH, notes)
             unended = self._find_unended(found, texts)
-        if self.tokenizer.eos_id is None or not all(is_last for is_last in unended):
-            raise SampleError(
-                "the template does not end an answer with a token that is trained, so a model "
-                "would not learn to stop; use answer_end='eos' (--answer-end eos) for one sample "
-                "per answer, ended with the end-of-text token, or 'allow'"
-            )
         notes[_ENDED] += len(unended)
         return texts, True
 
@@ -202,7 +202,7 @@ class ConversationEncoder:
     ) -> list[bool]:
         """Return, for each answer without an end, whether it is the last in its text."""
         head = conversation.messages[: conversation.answers[0]]
-        end = self._written.end_of_answers(head, conversation.context)
+        end = self._ends.find_end(head, conversation.context)
         if end is None:
             return []
         ends_text = self.tokenizer.add_eos and not self.template.writes_special_tokens

@@ -25,7 +25,7 @@ _OTHER_TAGS = {"<|START_THINKING|>": "<|END_THINKING|>", "<|channel>thought": "<
 _NAME = r"[\w:]*(?:think|thought|reason)[\w:]*[>\]]"
 _OPENING = "|".join([rf"[<\[]{_NAME}", *map(re.escape, _OTHER_TAGS)])
 _CLOSING = "|".join([rf"[<\[]/{_NAME}", *map(re.escape, _OTHER_TAGS.values())])
-_BLOCK = re.compile(rf"({_OPENING})(\s*)({_CLOSING})?\s*\Z", re.IGNORECASE)
+_BLOCK = re.compile(rf"(?:({_OPENING})(\s*)({_CLOSING})?|({_CLOSING}))\s*\Z", re.IGNORECASE)
 
 #: The tags around a block, and white space: templates move them.
 _TAGS_AND_SPACE = re.compile(rf"{_OPENING}|{_CLOSING}|\s+", re.IGNORECASE)
@@ -65,22 +65,46 @@ class Block:
     space: str
     is_closed: bool
 
+    def fits(self, message: Mapping[str, Any]) -> bool:
+        """Return True if an answer with reasoning is asked for it, or one without is not."""
+        return self.is_closed != has_reasoning(message, self)
+
 
 def block_at_end(prompt: str) -> Block | None:
-    """Return the block of reasoning that a prompt opens at its end, if there is one.
+    """Return the block of reasoning that a prompt opens or closes at its end, if there is one.
+
+    Some prompts have the end of a block only, to ask for an answer without reasoning.
 
     Example:
         >>> block_at_end("assistant\\n<think>\\n")
         Block(start=10, opening='<think>', closing='</think>', space='\\n', is_closed=False)
+        >>> block_at_end("assistant</think>").is_closed
+        True
     """
     found = _BLOCK.search(prompt)
     if found is None:
         return None
-    opening, space, closed = found.groups()
+    opening, space, closed, alone = found.groups()
+    if alone is not None:
+        opening = _opening_of(alone)
+        return Block(found.start(), opening, alone, "", True)
     closing = _OTHER_TAGS.get(opening, f"{opening[0]}/{opening[1:]}")
     if closed not in (None, closing):
         return None
     return Block(found.start(), opening, closing, space, closed is not None)
+
+
+def _opening_of(closing: str) -> str:
+    others = {end: begin for begin, end in _OTHER_TAGS.items()}
+    return others.get(closing, closing.replace("/", "", 1))
+
+
+def has_reasoning(message: Mapping[str, Any], block: Block) -> bool:
+    """Return True if an answer has reasoning, in a field or in its content."""
+    if any(str(message.get(name) or "").strip() for name in REASONING_FIELDS):
+        return True
+    content = message.get("content")
+    return isinstance(content, str) and has_thought(content, block)
 
 
 def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, Any]) -> str | None:
@@ -88,7 +112,7 @@ def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, 
 
     Args:
         block: at the end of the prompt.
-        shown: what the template writes in place of the block and the answer after it.
+        shown: what the template writes after the prompt, or in place of the block and after it.
         message: the answer; its reasoning is in a field, or in its content.
 
     Returns:
@@ -100,17 +124,28 @@ def continue_block(prompt: str, block: Block, shown: str, message: Mapping[str, 
         >>> continue_block(prompt, block_at_end(prompt), "No.<end>", message)
         'assistant\\n<think>\\nIt is 7 times 13.\\n</think>\\n\\nNo.<end>'
     """
-    if block.is_closed:
-        shown = shown.removeprefix(block.closing)
-    if shown.lstrip().startswith(block.opening):  # the template repeats it, with other white space
-        inner = shown.lstrip()[len(block.opening) :].lstrip("\n")
-        is_empty = inner.startswith(block.closing)
-        if block.is_closed and is_empty:
-            return prompt + inner.removeprefix(block.closing).lstrip("\n")
-        return None if block.is_closed or is_empty else prompt + inner
-    answer = shown.removeprefix(block.closing).lstrip("\n")
-    if block.is_closed:
-        return prompt + answer
+    if not block.fits(message):
+        return None
+    answer = _drop_empty_blocks(shown, block)
+    rest = answer.lstrip()
+    if not rest.startswith(block.opening):
+        return prompt + answer if block.is_closed else _fill_block(prompt, block, answer, message)
+    inner = rest.removeprefix(block.opening).lstrip("\n")  # the template writes all of the block
+    return None if block.is_closed or block.closing not in inner else prompt + inner
+
+
+def _drop_empty_blocks(shown: str, block: Block) -> str:
+    """Return what a template writes without an empty block, or the end of one, before the rest."""
+    rest = shown.lstrip()
+    if rest.startswith(block.opening):
+        rest = rest.removeprefix(block.opening).lstrip()
+    if not rest.startswith(block.closing):
+        return shown
+    return _drop_empty_blocks(rest.removeprefix(block.closing).lstrip("\n"), block)
+
+
+def _fill_block(prompt: str, block: Block, answer: str, message: Mapping[str, Any]) -> str | None:
+    """Return a prompt with the reasoning of a message, the end of the block, and an answer."""
     thought = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
     if isinstance(thought, str):
         thought = thought.strip("\n")

@@ -3,6 +3,7 @@
 """Chat templates: conversations as text."""
 
 import datetime
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -75,6 +76,10 @@ class ChatTemplate(ABC):
 
     def variables(self) -> frozenset[str]:
         """Return the names of the variables that the template reads."""
+        return frozenset()
+
+    def words(self) -> frozenset[str]:
+        """Return the names and texts in the template, among them all fields that it reads."""
         return frozenset()
 
     @abstractmethod
@@ -215,6 +220,13 @@ class HFChatTemplate(ChatTemplate):
         self, messages: Sequence[Message], context: Mapping[str, Any], **how: bool
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return the text and, if asked for, the characters inside generation tags."""
+        if self._takes_parts:
+            messages = [_with_parts(message) for message in messages]
+        return self._render_as_given(messages, context, **how)
+
+    def _render_as_given(
+        self, messages: Sequence[Message], context: Mapping[str, Any], **how: bool
+    ) -> tuple[str, list[tuple[int, int]]]:
         library = _library()
         variables = {**self._special_tokens, **self.template_kwargs, **context}
         # Tokenizers may have another template for conversations with tools.
@@ -229,19 +241,57 @@ class HFChatTemplate(ChatTemplate):
             raise SampleError(f"the chat template rejects it ({reason})") from error
         return texts[0], tagged[0] if tagged else []
 
+    @functools.cached_property
+    def _takes_parts(self) -> bool:
+        """True if the template writes contents that are lists of parts, but not texts (SmolVLM)."""
+        question = {"role": "user", "content": MARK}
+        return not self._writes(question) and self._writes(_with_parts(question))
+
+    def _writes(self, question: Message) -> bool:
+        try:
+            return MARK in self._render_as_given([question], {})[0]
+        except SampleError:
+            return False
+
     def variables(self) -> frozenset[str]:
+        return self._variables
+
+    @functools.cached_property
+    def _variables(self) -> frozenset[str]:
         from jinja2.meta import find_undeclared_variables  # a dependency of transformers
 
+        return frozenset().union(*map(find_undeclared_variables, self._parse()))
+
+    def words(self) -> frozenset[str]:
+        return self._words
+
+    @functools.cached_property
+    def _words(self) -> frozenset[str]:
+        from jinja2 import nodes
+
         found: set[str] = set()
-        for text in self._templates.values():
-            environment = jinja_environment(_library(), text)
-            found |= find_undeclared_variables(environment.parse(text))
+        for tree in self._parse():
+            found |= {node.attr for node in tree.find_all(nodes.Getattr)}
+            found |= {str(node.value) for node in tree.find_all(nodes.Const)}
         return frozenset(found)
+
+    def _parse(self) -> list[Any]:
+        """Return the syntax trees of the templates."""
+        texts = self._templates.values()
+        return [jinja_environment(_library(), text).parse(text) for text in texts]
 
     def fingerprint(self) -> dict[str, Any]:
         text = repr((sorted(self._templates.items()), sorted(self._special_tokens.items())))
         variables = {"template_kwargs": self.template_kwargs} if self.template_kwargs else {}
         return {"kind": "hf", "sha256": sha256(text), **variables}
+
+
+def _with_parts(message: Message) -> Message:
+    """Return a message with its text as a list of one part."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _library() -> Any:

@@ -14,13 +14,16 @@ becomes does not depend on which ones came first.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_ext.chats.forms import find_other_forms
 from energon_ext.chats.marks import OBJECTS, TEXTS, mark_calls, mark_texts, mark_tools
 from energon_ext.chats.messages import LABELS, Messages
 from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end
-from energon_ext.chats.templates import MARK, ChatTemplate
+from energon_ext.chats.rendered import RenderedConversation
+from energon_ext.chats.templates import ChatTemplate
 from energon_ext.errors import SampleError
 
 #: Sequences of roles and fields, and answers about them, that are kept.
@@ -45,15 +48,14 @@ class WrittenFields:
         if max(len(self._known), len(self._sequences)) > _MAX_KNOWN:
             self._known.clear()
             self._sequences.clear()
-        variables = _variables(context)
+        variables = describe_variables(context)
         messages = list(checked.rendered)
         for index, calls in checked.original_calls.items():
             if self._form_of_calls(messages, index, context, variables) == TEXTS:
                 messages[index] = {**messages[index], "tool_calls": calls}
         messages = self._with_contents(messages, context, variables)
-        kinds = self._kinds(messages)
         for index in range(len(messages)):
-            self._check_message(messages, index, kinds, context, variables)
+            self._bring_to_form(messages, index, context, variables, checked.notes)
         if context.get("tools"):
             self._check_tools(messages, context, variables)
         return messages
@@ -62,57 +64,6 @@ class WrittenFields:
         """Return the names of variables that the template does not read."""
         known = self._template.variables()
         return [name for name in variables if name not in known]
-
-    def end_of_answers(self, head: Sequence[Any], context: Mapping[str, Any]) -> str | None:
-        """Return the text after the content of an answer; None if the template does not tell."""
-        key = "end", self._kinds(head)[-1], _variables(context)
-        if key not in self._known:
-            marked = {"role": "assistant", "content": MARK}
-            try:
-                text = self._template.render([*head, marked], **context)
-            except SampleError:
-                return None
-            self._known[key] = text.rpartition(MARK)[2] if MARK in text else None
-        return self._known[key]
-
-    def check_end_of_answers(self, head: Sequence[Any], context: Mapping[str, Any]) -> None:
-        """Raise SampleError if the template writes the prompt of another answer after an answer.
-
-        Args:
-            head: the messages before the first answer.
-        """
-        key = "unasked", self._kinds(head)[-1], _variables(context)
-        if key not in self._known:
-            try:
-                self._known[key] = bool(head) and self._writes_prompt_unasked(head, context)
-            except SampleError:  # a template may reject a conversation that goes on
-                self._known[key] = False
-        if self._known[key]:
-            raise SampleError(
-                "the chat template writes the generation prompt whether or not it is asked for, so "
-                "it would be trained as the end of an answer; use a template that writes it only "
-                "`if add_generation_prompt`"
-            )
-
-    def _writes_prompt_unasked(self, head: Sequence[Any], context: Mapping[str, Any]) -> bool:
-        """Return True if an answer ends like a question, and goes on differently in a history."""
-        render = self._template.render
-        if render(head, **context) != render(head, add_generation_prompt=True, **context):
-            return False
-        question, answer = {**head[-1], "content": MARK}, {"role": "assistant", "content": MARK}
-        texts = [
-            render(messages, **context)
-            for messages in (
-                [*head[:-1], question],
-                [*head, answer],
-                [*head, answer, {"role": "user", "content": "?"}],
-            )
-        ]
-        if not all(MARK in text for text in texts):
-            return False
-        asked, answered, continued = (text.rpartition(MARK)[2] for text in texts)
-        ends_like_question = bool(asked) and answered.endswith(asked)
-        return ends_like_question and not continued.startswith(answered)
 
     def _kinds(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return a number for nothing, and for the roles and fields up to each message."""
@@ -192,25 +143,55 @@ class WrittenFields:
             raise rejections[0]
         return None
 
-    def _check_message(
+    def _bring_to_form(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: list[dict[str, Any]],
         index: int,
-        kinds: Sequence[int],
         context: Mapping[str, Any],
         variables: str,
+        notes: Counter[str],
     ) -> None:
-        message, stop = messages[index], _stop_of_probe(messages, index)
-        for name, value in message.items():
+        """Replace a message by the first of its forms of which the template writes all fields."""
+        kinds, stop = self._kinds(messages), _stop_of_probe(messages, index)
+        for name, value in list(messages[index].items()):
             if not value or not isinstance(value, (str, list, dict)):
                 continue
             if name in LABELS or name == "tool_calls":
                 continue
             key = kinds[stop], stop - index, name, type(value).__name__, variables
             if key not in self._known:
-                self._known[key] = self._is_written(messages, index, name, context)
-            if not self._known[key]:
-                raise _unwritten_error(index, name, message["role"])
+                self._known[key] = self._find_form(messages, index, name, context)
+            form = self._known[key]
+            if form is None:
+                raise _unwritten_error(index, name, messages[index]["role"])
+            if form:
+                note, _, changed = list(find_other_forms(messages[index], name))[form - 1]
+                notes[note] += 1
+                messages[index] = dict(changed)
+
+    def _find_form(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        index: int,
+        name: str,
+        context: Mapping[str, Any],
+    ) -> int | None:
+        """Return 0 if a field is written as it is, else the number of a form in which it is."""
+        if self._is_written(messages, index, name, context):
+            return 0
+        marked, marks = _mark_field(messages[index], name)
+        if isinstance(marked.get("content"), str) and name != "content":
+            marked["content"] = mark_texts(marked["content"], marks) if marked["content"] else ""
+        for number, (_, place, changed) in enumerate(find_other_forms(marked, name), 1):
+            if place == "content" != name:  # the last resort
+                if self._fills_block(messages, index, context):
+                    return 0
+                if self._template.words().intersection(REASONING_FIELDS):
+                    return None  # it writes reasoning elsewhere, or under a condition
+            text = self._render_probe(messages, index, changed, context)
+            if str(changed[place]).strip() in text:
+                return number
+        return None
 
     def _is_written(
         self,
@@ -219,21 +200,31 @@ class WrittenFields:
         name: str,
         context: Mapping[str, Any],
     ) -> bool:
-        marks: list[str] = []
-        message = messages[index]
-        marked = {**message, name: mark_texts(message[name], marks)}
-        if name in REASONING_FIELDS:  # names for the same text, of which a template reads one
-            same = {n: marked[name] for n in REASONING_FIELDS if message.get(n) == message[name]}
-            marked |= same
+        marked, marks = _mark_field(messages[index], name)
+        text = self._render_probe(messages, index, marked, context)
+        return bool(marks) and all(mark in text for mark in marks)
+
+    def _render_probe(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        index: int,
+        message: Mapping[str, Any],
+        context: Mapping[str, Any],
+    ) -> str:
+        """Return the text of the messages around one, with another in its place."""
+        probe = [*messages[:index], message, *messages[index + 1 : _stop_of_probe(messages, index)]]
         is_answer = message["role"] == "assistant"
-        head = [*messages[:index], marked, *messages[index + 1 : _stop_of_probe(messages, index)]]
-        text = self._template.render(head, add_generation_prompt=not is_answer, **context)
-        if marks and all(mark in text for mark in marks):
-            return True
-        if name not in REASONING_FIELDS or not is_answer:
+        return self._template.render(probe, add_generation_prompt=not is_answer, **context)
+
+    def _fills_block(
+        self, messages: Sequence[Mapping[str, Any]], index: int, context: Mapping[str, Any]
+    ) -> bool:
+        """Return True if the prompt opens a block, into which the reasoning of an answer is put."""
+        conversation = RenderedConversation(self._template, messages, (), context)
+        try:
+            prompt = conversation.fit_prompt(index, Counter()).prompt(index)
+        except SampleError:
             return False
-        # The prompt opens a block of reasoning, into which it is put.
-        prompt = self._template.render(messages[:index], add_generation_prompt=True, **context)
         block = block_at_end(prompt)
         return block is not None and not block.is_closed
 
@@ -256,6 +247,15 @@ class WrittenFields:
             )
 
 
+def _mark_field(message: Mapping[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
+    """Return a message with markers in a field, and the markers."""
+    marks: list[str] = []
+    marked = {**message, name: mark_texts(message[name], marks)}
+    if name in REASONING_FIELDS:  # names for the same text, of which a template reads one
+        marked |= {n: marked[name] for n in REASONING_FIELDS if message.get(n) == message[name]}
+    return marked, marks
+
+
 def _check_schemas(tools: Sequence[Any]) -> None:
     for number, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else tool
@@ -263,7 +263,7 @@ def _check_schemas(tools: Sequence[Any]) -> None:
             raise SampleError(f"tools[{number}] must be a function as a JSON schema")
 
 
-def _variables(context: Mapping[str, Any]) -> str:
+def describe_variables(context: Mapping[str, Any]) -> str:
     """Return a text that differs if a template may write other fields."""
     if not context:
         return ""
@@ -275,10 +275,12 @@ def _stop_of_probe(messages: Sequence[Mapping[str, Any]], index: int) -> int:
 
     They end with an answer itself, and otherwise before the next answer.
     """
-    if messages[index]["role"] == "assistant":
+    roles = [message["role"] for message in messages]
+    if roles[index] == "assistant" and "user" in roles[:index]:
         return index + 1
-    following = range(index + 1, len(messages))
-    return next((i for i in following if messages[i]["role"] == "assistant"), len(messages))
+    # Before the first question there may be a greeting; some templates reject it alone.
+    first = max(index + 1, roles.index("user") + 1 if "user" in roles else 0)
+    return next((i for i in range(first, len(roles)) if roles[i] == "assistant"), len(roles))
 
 
 def _fill_contents(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -69,15 +69,32 @@ class Reference:
         """Return what an inference server makes of the messages before an answer."""
         return self.render(index, add_generation_prompt=True)
 
-    def spans(self):
-        """Return [(text, [(start, stop, weight)])]; None if a prompt is not continued."""
+    def spans(self, are_apart=False):
+        """Return [(text, [(start, stop, weight)])]; None if a prompt is not continued.
+
+        Args:
+            are_apart: each answer in a text of its own, even if one text has them all.
+        """
         places = [(len(self.prompt(i)), self.render(i + 1), self.weights[i]) for i in self.answers]
         begins = all(self.text.startswith(self.prompt(index)) for index in self.answers)
-        if begins and all(self.text.startswith(until) for _, until, _ in places):
+        if not are_apart and begins and all(self.text.startswith(until) for _, until, _ in places):
             return [(self.text, [(begin, len(until), w) for begin, until, w in places])]
         if all(self.render(i + 1).startswith(self.prompt(i)) for i in self.answers):
             return [(until, [(begin, len(until), w)]) for begin, until, w in places]
         return None
+
+
+def in_other_form(record, notes):
+    """Return a record in the form that a summary says it was written in."""
+    messages = copy.deepcopy(record["messages"])
+    for message in messages:
+        if "messages of role developer, written as those of role system" in notes:
+            message["role"] = message["role"].replace("developer", "system")
+        note = "`reasoning_content` of answers, written as <think> in their content"
+        if note in notes and "reasoning_content" in message:
+            thought = message.pop("reasoning_content")
+            message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
+    return {**record, "messages": messages}
 
 
 def _message(message, filled, text_arguments):

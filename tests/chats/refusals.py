@@ -11,10 +11,6 @@ TEMPLATES = {**FAMILIES, **TAGS, **ODD, **TOOLS, **REASONS}
 _ALL = set(CONVERSATIONS)
 _CALLS = {name for name, record in CONVERSATIONS.items() if "tools" in record}
 _THOUGHTS = {"reasoning", "reasoning in two turns", "reasoning before a call"}
-_ONE_ANSWER = {"one turn", "developer", "reasoning", "text parts", "labels"}
-#: Templates that write any role.
-_ANY_ROLE = {"ChatML", "Llama 3", "ignores add_generation_prompt", "rejects two answers in a row"}
-_ANY_ROLE |= {"drops tools", "drops calls", "gpt-oss", *TAGS} - {"tags after white space"}
 _OPEN_BLOCKS = {"QwQ", "DeepSeek R1"}
 
 #: (templates, conversations, a part of the message, why the refusal is right)
@@ -33,10 +29,16 @@ _TABLE = [
     ),
     ({"drops tools"}, _CALLS, "does not write `tools`", "the model would not see its tools"),
     (
-        {*FAMILIES, *TAGS, *ODD, *TOOLS, "DeepSeek V3", "DeepSeek V3.1", "SmolLM3"},
-        _THOUGHTS,
+        {"escapes"},
+        {"reasoning", "reasoning in two turns"},
         "does not write `reasoning_content`",
-        "the reasoning would not be trained",
+        "it would change the tags, too",
+    ),
+    (
+        {"Llama 3.1", "Mistral v0.3", "Mistral Nemo"},
+        {"reasoning before a call"},
+        "does not write `reasoning_content`",
+        "it writes no content beside a call",
     ),
     (
         _OPEN_BLOCKS,
@@ -51,12 +53,6 @@ _TABLE = [
         "the text beside the call would not be trained",
     ),
     (
-        set(TEMPLATES) - _ANY_ROLE,
-        {"developer"},
-        "does not write `content` of role developer",
-        "the instruction would be missing",
-    ),
-    (
         {"drops a system message that is not first", "Qwen 3 Coder", "drops calls", "prints None"}
         | {"writes Python's dict", "writes the first call only", *REASONS}
         - {"GLM", "DeepSeek V3", "DeepSeek V3.1", "DeepSeek R1", "Magistral"},
@@ -65,28 +61,10 @@ _TABLE = [
         "the instruction would be missing",
     ),
     (
-        {"DeepSeek V3.1"},
-        {"reasoning within the text"},
-        "writes only a part of `content`",
-        "the reasoning in the text would not be trained",
-    ),
-    (
         {"OLMo", "an end after the last answer only", "tags around rewritten answers"},
         {"two answers in a row"},
         "does not continue its own generation prompt",
         "the first of the two is shown differently once the second follows",
-    ),
-    (
-        {"no end", "GLM"},
-        _ALL - _ONE_ANSWER - {"reasoning within the text", "reasoning in two turns"},
-        "does not end an answer",
-        "a model would not learn to stop",
-    ),
-    (
-        {"no end"},
-        {"reasoning within the text"},
-        "does not end an answer",
-        "a model would not learn to stop",
     ),
     (
         {"tags without the end"},

@@ -181,18 +181,14 @@ def test_reasoning_before_a_call_fills_the_block():
 
 
 @pytest.mark.parametrize(
-    ("template", "prompt", "trained"),
-    [
-        # The prompt itself begins the text, so no variable is needed.
-        ("Qwen 3.5", "<think>\n", "\n</think>\n\nNo.<|im_end|>\n"),
-        ("Nemotron", "<think></think>", "No.<|im_end|>\n"),
-    ],
+    ("template", "block"),
+    [("Qwen 3.5", "<think>\n\n</think>\n\n"), ("Nemotron", "<think></think>")],
 )
-def test_an_answer_without_reasoning_follows_a_prompt_without_thinking(template, prompt, trained):
+def test_an_answer_without_reasoning_follows_a_prompt_without_thinking(template, block):
     record = {"messages": [user("Is 91 prime?"), answer("No.")]}
-    assert pieces(template, record) == [[(ASKED + prompt, 0), (trained, 1)]]
+    assert pieces(template, record) == [[(ASKED + block, 0), ("No.<|im_end|>\n", 1)]]
     note = "answers without reasoning, prompted with enable_thinking false"
-    assert encode(template, record).notes[note] == (template == "Nemotron")
+    assert encode(template, record).notes[note] == 1
 
 
 def test_an_answer_follows_a_closed_block_that_the_template_does_not_repeat():
@@ -278,14 +274,14 @@ def test_an_answer_without_an_end_is_ended_with_the_end_of_text_token():
     assert BYTES.show(tokens) == "Q: a?\nA: A"
 
 
-def test_several_answers_without_an_end_need_a_choice():
-    with pytest.raises(SampleError, match="does not end an answer.* use answer_end='eos'"):
-        encode("no end", TWO)
-    samples = encode("no end", TWO, answer_end="eos").samples
-    assert [BYTES.show(tokens) for tokens, _ in samples] == [
+def test_each_of_several_answers_without_an_end_is_a_sample_with_one():
+    found = encode("no end", TWO)
+    assert [BYTES.show(tokens) for tokens, _ in found.samples] == [
         "Q: a?\nA: A<eos>",
         "Q: a?\nA: AQ: b?\nA: B<eos>",
     ]
+    note = "conversations with one sample per answer, since earlier answers have no end"
+    assert found.notes[note] == 1
     assert len(encode("no end", TWO, answer_end="allow").samples) == 1
 
 
@@ -406,7 +402,9 @@ def test_a_generation_prompt_that_nobody_asked_for_is_refused(end):
         "{% endif %}</s>{% endfor %}<assistant>"
     ).replace("END", end)
     messages = [user("2 + 2"), answer("4")]
-    with pytest.raises(SampleError, match="writes the generation prompt whether or not it is ask"):
+    with pytest.raises(
+        SampleError, match="the next generation prompt, or a part of it, whether or not it is"
+    ):
         encode(unasked, {"messages": messages})
     asked = unasked.replace("<assistant>", "{% if add_generation_prompt %}<assistant>{% endif %}")
     assert pieces(asked, {"messages": messages})[0][1] == (f"4{end}</s>", 1)
@@ -471,4 +469,4 @@ def test_a_greeting_without_weight_does_not_hide_the_header_of_answers():
 def test_a_block_that_follows_the_end_of_another_is_found():
     block = block_at_end("Sum.</think>\n<think>\n")
     assert (block.opening, block.closing, block.is_closed) == ("<think>", "</think>", False)
-    assert block_at_end("Sum.</think>\n") is None
+    assert block_at_end("Sum.</think>\nassistant:") is None

@@ -13,7 +13,7 @@ from energon_ext.chats.records import read_conversation
 from energon_ext.chats.tokenization import AddedTokens, AnsweredText, Span, tokenize_answers
 from energon_ext.tokenizers.tokenizers import HFTokenizer
 from tests.chats.conversations import CONVERSATIONS
-from tests.chats.reference import weigh
+from tests.chats.reference import in_other_form, weigh
 from tests.chats.refusals import TEMPLATES
 from tests.chats.tokenizers import CHAT_TOKENS, FAST, MODELS, PLAIN_TOKENS, SLOW
 
@@ -157,8 +157,9 @@ def test_weights_equal_the_mask_of_transformers_where_tags_begin_at_the_prompt(
         (found,) = encoder.encode([read_conversation(record)])
         if isinstance(found, Exception) or any("cut there" in note for note in found.notes):
             continue
+        messages = in_other_form(record, found.notes)["messages"]
         theirs = tokenizer.theirs.apply_chat_template(
-            [{**m, "content": _text(m["content"])} for m in record["messages"]],
+            [{**m, "content": _text(m["content"])} for m in messages],
             chat_template=TEMPLATES[name],
             return_dict=True,
             return_assistant_tokens_mask=True,

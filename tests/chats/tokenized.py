@@ -45,8 +45,12 @@ class Remembered(HFChatTemplate):
 
 @functools.lru_cache(None)
 def reference(template, conversation):
-    forms = FORMS.get(template, Reference.FORMS)
-    return Reference(SPECIAL_TOKENS, TEMPLATES[template], CONVERSATIONS[conversation], forms)
+    record = CONVERSATIONS[conversation]
+    return Reference(SPECIAL_TOKENS, TEMPLATES[template], record, forms_of(template))
+
+
+def forms_of(template):
+    return FORMS.get(template, Reference.FORMS)
 
 
 class Tokenized:
