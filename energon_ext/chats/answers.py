@@ -49,9 +49,11 @@ def find_answers(
         _count_left_out(conversation, notes)
         return [text_of_answer(conversation, answers[-1], notes)]
     if choice != EACH:
-        fitted = _fit_all(conversation, notes)
-        found = None if fitted is None else _one_text(fitted, notes)
+        counts: Counter[str] = Counter()
+        fitted = _fit_all(conversation, counts)
+        found = None if fitted is None else _one_text(fitted, counts)
         if found is not None:
+            notes.update(counts)
             return [found]
         if choice == ALL:
             raise SampleError(

@@ -232,6 +232,7 @@ def converted_tiktoken():
     )
     found.decoder = decoders.ByteLevel()
     found.add_special_tokens([*SPECIAL, *CHAT_TOKENS])
+    found.add_tokens(PLAIN_TOKENS)
     return found
 
 
@@ -239,9 +240,7 @@ FAST = {
     "byte BPE": lambda: byte_bpe(CHAT_TOKENS, plain=PLAIN_TOKENS),
     "Metaspace, always": lambda: metaspace("always", plain=PLAIN_TOKENS),
     "Metaspace, first": lambda: metaspace("first", CHAT_TOKENS),
-    "Prepend": lambda: prepending(
-        CHAT_TOKENS, [AddedToken(token, normalized=False) for token in PLAIN_TOKENS]
-    ),
+    "tiktoken": converted_tiktoken,  # two newlines are one token, as in Qwen's
     "lower case": lambda: byte_bpe(
         CHAT_TOKENS[:4],
         normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]),
@@ -251,7 +250,9 @@ FAST = {
 SLOW = {
     "byte BPE with a space before a text": lambda: byte_bpe(prefix=True),
     "Unigram": lambda: unigram(CHAT_TOKENS),
-    "tiktoken": converted_tiktoken,
+    "Prepend": lambda: prepending(
+        CHAT_TOKENS, [AddedToken(token, normalized=False) for token in PLAIN_TOKENS]
+    ),
     "WordPiece": lambda: word_piece(CHAT_TOKENS),
     "tokens that strip": stripping,
 }
