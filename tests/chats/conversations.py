@@ -238,3 +238,84 @@ CONVERSATIONS = {
         ]
     },
 }
+
+
+def system(content):
+    return {"role": "system", "content": content}
+
+
+_THOUGHT = answer("No.", reasoning_content="Seven times thirteen.")
+_ANOTHER = answer("Yes.", reasoning_content="No factor below ten.")
+_RING = call("ring_bell", {"times": 1}, id="call00001")
+_RUNG = result("done", name="ring_bell", tool_call_id="call00001")
+_ASKED, _ASKED_AGAIN = user("Is 91 prime?"), user("And 97?")
+
+
+def record(*messages, **fields):
+    return {"messages": list(messages), **fields}
+
+
+#: More of them, for the long suite.
+MORE = {
+    "two turns": record(user("A harbour?"), answer("Oban."), user("East?"), answer("Arbroath.")),
+    "five turns": record(
+        *(m for n in range(5) for m in (user(f"Question {n}?"), answer(f"Reply {n}.")))
+    ),
+    "system and one turn": record(system("Be brief."), user("Sky?"), answer("Grey.")),
+    "system and reasoning": record(system("Be brief."), _ASKED, _THOUGHT),
+    "reasoning in the last only": record(_ASKED, answer("No."), _ASKED_AGAIN, _ANOTHER),
+    "reasoning in the first only": record(_ASKED, _THOUGHT, user("Thanks?"), answer("Welcome.")),
+    "reasoning within one text": record(_ASKED, answer("<think>\n7 times 13.\n</think>\n\nNo.")),
+    "the end of reasoning within a text": record(_ASKED, answer("7 times 13.\n</think>\n\nNo.")),
+    "asked for reasoning": record(
+        _ASKED, _THOUGHT, chat_template_kwargs={"enable_thinking": True, "thinking": True}
+    ),
+    "asked for none": record(
+        _ASKED, answer("No."), chat_template_kwargs={"enable_thinking": False, "thinking": False}
+    ),
+    "asked for reasoning, without": record(
+        _ASKED, answer("No."), chat_template_kwargs={"enable_thinking": True, "thinking": True}
+    ),
+    "/no_think": record(system("Be brief. /no_think"), user("Sum?"), answer("Seven.")),
+    "/think": record(system("/think"), _ASKED, _THOUGHT),
+    "under reasoning": record(_ASKED, answer("No.", reasoning="Seven times thirteen.")),
+    "under thinking": record(_ASKED, answer("No.", thinking="Seven times thirteen.")),
+    "a call and no text": record(
+        user("Ring."), answer("", tool_calls=[_RING]), _RUNG, answer("Rang."), tools=TOOLS
+    ),
+    "a call at the end": record(user("Ring."), answer("", tool_calls=[_RING]), tools=TOOLS),
+    "tools without a call": record(user("Hello."), answer("Good day."), tools=TOOLS),
+    "parallel calls": record(
+        user("Compare."),
+        answer(
+            "",
+            tool_calls=[
+                call("read_tide", TIDE, id="call00001"),
+                call("read_tide", {**TIDE, "hour": 7}, id="call00002"),
+            ],
+        ),
+        result("3.2", name="read_tide", tool_call_id="call00001"),
+        result("3.9", name="read_tide", tool_call_id="call00002"),
+        answer("Rises."),
+        tools=TOOLS,
+    ),
+    "reasoning and a call": record(
+        user("Ring."),
+        answer("", reasoning_content="They ask for it.", tool_calls=[_RING]),
+        _RUNG,
+        answer("Rang."),
+        tools=TOOLS,
+    ),
+    "a greeting": record(answer("Welcome.", weight=0), user("Sum?"), answer("Seven.")),
+    "the first not trained": record(
+        user("One?"), answer("Bad.", weight=0), user("Two?"), answer("Good.")
+    ),
+    "two questions in a row": record(user("One."), user("Two?"), answer("Both.")),
+    "code": record(user("Print."), answer("```python\nprint('<b>')\n```")),
+    "many newlines": record(user("Poem."), answer("a\n\n\nb\n\n")),
+    "two answers with reasoning": record(
+        user("Two."),
+        answer("One.", reasoning_content="First."),
+        answer("Two.", reasoning_content="Second."),
+    ),
+}

@@ -90,10 +90,13 @@ def in_other_form(record, notes):
     for message in messages:
         if "messages of role developer, written as those of role system" in notes:
             message["role"] = message["role"].replace("developer", "system")
-        note = "`reasoning_content` of answers, written as <think> in their content"
-        if note in notes and "reasoning_content" in message:
-            thought = message.pop("reasoning_content")
-            message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
+        for name in ("reasoning_content", "reasoning", "thinking"):
+            if (
+                name in message
+                and f"`{name}` of answers, written as <think> in their content" in notes
+            ):
+                thought = message.pop(name)
+                message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
     return {**record, "messages": messages}
 
 
