@@ -186,7 +186,9 @@ def _arguments(place: str, arguments: Any) -> tuple[dict[str, Any], str]:
     text = arguments
     if isinstance(arguments, str):
         try:
-            arguments = parse_json(arguments) if arguments.strip() else {}
+            arguments = parse_json(arguments, f"{place}:") if arguments.strip() else {}
+        except SampleError:
+            raise
         except ValueError:
             arguments = None
         text = text if text.strip() else "{}"

@@ -15,6 +15,7 @@ from energon_ext.errors import SampleError
 
 #: Most levels of a record within each other.
 _MOST_LEVELS = 100
+_TOO_DEEP = f"has more than {_MOST_LEVELS} lists and objects within each other"
 
 #: Fields of a record that may have messages, and those that may have a text instead.
 _NEVER_TEXT = ("messages", "conversations")
@@ -36,7 +37,7 @@ def remove_nulls(value: Any, levels: int = _MOST_LEVELS) -> Any:
     if isinstance(value, str) or not isinstance(value, (Mapping, list, tuple)):
         return value
     if not levels:
-        raise _too_deep()
+        raise SampleError(_TOO_DEEP)
     if isinstance(value, Mapping):
         return {
             key: each if isinstance(each, str) else remove_nulls(each, levels - 1)
@@ -53,18 +54,18 @@ def has_null(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(has_null(each) for each in value)
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, name: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
         ValueError: it is not JSON.
-        SampleError: it has too many levels.
+        SampleError: it has too many levels; the message begins with the name.
     """
     try:
         value = json.loads(text)
-    except RecursionError:
-        raise _too_deep() from None
-    remove_nulls(value)  # which counts the levels
+        remove_nulls(value)  # which counts the levels
+    except (RecursionError, SampleError):
+        raise SampleError(f"{name} {_TOO_DEEP}") from None
     return value
 
 
@@ -72,7 +73,9 @@ def read_json(value: Any, name: str, kind: Any) -> Any:
     """Return a value of a kind, which may be given as JSON text; an empty text is None."""
     if isinstance(value, str):
         try:
-            value = parse_json(value) if value.strip() else None
+            value = parse_json(value, name) if value.strip() else None
+        except SampleError:
+            raise
         except ValueError as error:
             raise SampleError(f"{name} is text, but not JSON ({error})") from error
     if value is not None and not isinstance(value, kind):
@@ -154,8 +157,8 @@ def _parse_or_none(text: str) -> Any:
     if text.lstrip()[:1] not in ("[", "{"):
         return None
     try:
-        return parse_json(text)
-    except (ValueError, SampleError):
+        return parse_json(text, "")
+    except ValueError:  # SampleError as well: what is too deep is not a list of messages
         return None
 
 
@@ -190,7 +193,3 @@ def with_text_arguments(call: Any) -> Any:
     if not isinstance(arguments, dict):
         return call
     return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
-
-
-def _too_deep() -> SampleError:
-    return SampleError(f"has more than {_MOST_LEVELS} lists and objects within each other")
