@@ -85,14 +85,27 @@ def read_json(value: Any, name: str, kind: Any) -> Any:
 
 
 def read_objects(value: Any, name: str) -> list[Any] | None:
-    """Return a list of objects; the list, or each of its objects, may be given as JSON text."""
+    """Return a list of objects; the list, or each of its objects, may be given as JSON text.
+
+    Other elements stay, and are refused where the objects are used.
+    """
     found = read_json(value, name, list)
     if found is None:
         return None
     return [
-        read_json(each, f"{name}[{number}]", Mapping) if isinstance(each, str) else each
+        _object_or_text(each, f"{name}[{number}]") if isinstance(each, str) else each
         for number, each in enumerate(found)
     ]
+
+
+def _object_or_text(text: str, name: str) -> Any:
+    try:
+        value = parse_json(text, name)
+    except SampleError:
+        raise
+    except ValueError:
+        return text
+    return value if isinstance(value, Mapping) else text
 
 
 def read_lists(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

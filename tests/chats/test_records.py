@@ -242,7 +242,7 @@ def test_a_call_as_json_text_keeps_its_nulls():
             answer("4", tool_calls={"name": "f"}),
             "message 1: `tool_calls` is a dict, a list is needed",
         ),
-        (answer("4", tool_calls=["f"]), r"message 1: `tool_calls`\[0\] is text, but not JSON"),
+        (answer("4", tool_calls=["f"]), "message 1: `tool_calls` must be a list of objects"),
         (answer("4", tool_calls="f("), "message 1: `tool_calls` is text, but not JSON"),
         (answer("4", tool_calls=[7]), "message 1: `tool_calls` must be a list of objects"),
         (answer("4", image="a.jpg"), "message 1: `image`: images, audio and video are not read"),

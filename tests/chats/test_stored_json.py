@@ -6,10 +6,13 @@ import json
 
 import pytest
 
+from energon_ext.chats.encoding import ConversationEncoder
 from energon_ext.chats.messages import check_messages
 from energon_ext.chats.preferences import read_preference
 from energon_ext.chats.records import read_conversation, read_prompt
+from energon_ext.chats.templates import PlainChatTemplate
 from energon_ext.errors import SampleError
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.chats.conversations import TOOLS, answer, call, user
 
 ASKED, SAID, OTHER = [user("2 + 2")], [answer("4")], [answer("5")]
@@ -150,11 +153,14 @@ def test_tools_may_be_json_text_or_a_list_of_it(stored):
     assert read_prompt({"messages": ASKED, "tools": stored})[0].tools == TOOLS
 
 
-def test_a_tool_that_is_other_text_is_refused():
-    with pytest.raises(SampleError, match=r"tools\[0\] is text, but not JSON"):
-        read_conversation({"messages": ASKED + SAID, "tools": ["ring_bell"]})
-    with pytest.raises(SampleError, match=r"tools\[1\] is a list, an object is needed"):
-        read_conversation({"messages": ASKED + SAID, "tools": ["{}", "[]"]})
+@pytest.mark.parametrize("text", ["ring_bell", "[]", "{", ""])
+def test_a_tool_or_call_that_is_other_text_is_refused(text):
+    encoder = ConversationEncoder(ByteTokenizer(), PlainChatTemplate())
+    record = {"messages": ASKED + SAID, "tools": [*as_texts(TOOLS), text]}
+    (error,) = encoder.encode([read_conversation(record)])
+    assert "tools[2] must be a function as a JSON schema" in str(error)
+    with pytest.raises(SampleError, match="message 1: `tool_calls` must be a list of objects"):
+        check_messages([*ASKED, answer("", tool_calls=[*as_texts(CALLS), text])])
 
 
 CALLS = [call("ring", {"n": 1, "unit": None}), call("tide", {})]
