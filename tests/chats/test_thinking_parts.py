@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parts of type ``thinking`` become what a template writes for them, or ``reasoning_content``."""
+"""Parts of type ``thinking`` become what a template writes for them, or reasoning in a field."""
 
 import pytest
 
@@ -72,6 +72,18 @@ def test_thoughts_in_several_answers_and_places_stay_there():
     ]
 
 
+def test_the_field_is_the_one_that_the_template_reads():
+    template = (
+        "{% for m in messages %}{{ m.role }}: {% if m.thinking %}({{ m.thinking }}) {% endif %}"
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+        "{{ part.text if part.type == 'text' else part | tojson }}{% endfor %}{% endif %}<end>"
+        "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    messages = [QUESTION, answer([thought("7 times 13."), said("No.")])]
+    ((_, (trained, _)),) = pieces(template, {"messages": messages})
+    assert trained == "(7 times 13.) No.<end>"
+
+
 @pytest.mark.parametrize("template", ["Qwen 3", "Magistral", "QwQ"])
 def test_any_other_template_gets_the_reasoning_before_an_answer_in_its_field(template):
     parts = answer([thought("7 times 13."), said("No"), said(".")])
@@ -87,7 +99,9 @@ def test_any_other_template_gets_the_reasoning_before_an_answer_in_its_field(tem
     ids=["adds texts", "prints a list as Python does"],
 )
 def test_a_template_without_reasoning_refuses_it(template):
-    with pytest.raises(SampleError, match="does not write `reasoning_content` of role assistant"):
+    with pytest.raises(
+        SampleError, match="does not write reasoning that is given as parts of type 'thinking'"
+    ):
         pieces(template, {"messages": [QUESTION, answer([thought("7 times 13."), said("No.")])]})
 
 
@@ -102,7 +116,7 @@ def test_a_template_without_reasoning_refuses_it(template):
 )
 def test_thoughts_elsewhere_need_a_template_that_reads_them(message, role):
     messages = [message, QUESTION, answer("No.")] if role == "system" else [QUESTION, message]
-    refusal = f"does not write parts of type 'thinking' of role {role}; use a template that does"
+    refusal = f"given as parts of type 'thinking' of role {role}; use a template that does, or make"
     with pytest.raises(SampleError, match=refusal):
         pieces("Qwen 3", {"messages": messages})
 
