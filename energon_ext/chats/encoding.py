@@ -16,6 +16,7 @@ from energon_ext.chats.messages import check_answers, check_messages, check_ques
 from energon_ext.chats.records import Conversation
 from energon_ext.chats.rendered import RenderedConversation
 from energon_ext.chats.templates import RESERVED, ChatTemplate
+from energon_ext.chats.thinking_parts import write_thinking_parts
 from energon_ext.chats.tokenization import (
     AddedTokens,
     AnsweredText,
@@ -122,6 +123,7 @@ class ConversationEncoder:
         checked = check_messages(conversation.messages)
         check_question(checked)
         context = _context(conversation)
+        checked = write_thinking_parts(self.template, checked, context)
         messages = self._written.messages_for(checked, context)
         text = self.template.render(messages, add_generation_prompt=True, **context)
         return self.encode_text(text, self.template.writes_special_tokens)
@@ -147,16 +149,17 @@ class ConversationEncoder:
         if conversation.is_pair:
             prompt, response = (message["content"] for message in conversation.messages)
             end = len(prompt) + len(response)
-            text = AnsweredText(prompt + response, [Span(len(prompt), end, 1.0)])
+            span = Span(len(prompt), end, 1.0)
+            text = AnsweredText(prompt + response, [span], conversation.is_whole)
             notes = Counter(conversation.notes)
             adds_eos = not self.tokenizer.add_eos and self.answer_end != ALLOW
             if adds_eos and self.tokenizer.eos_id is None:
                 raise SampleError("no token ends the response; use answer_end='allow' to accept it")
-            notes.update([_ENDED] * adds_eos)
             return _Rendered([text], True, adds_eos, notes)
         checked = check_messages(conversation.messages)
         check_answers(checked)
         context = _context(conversation)
+        checked = write_thinking_parts(self.template, checked, context)
         messages = self._written.messages_for(checked, context)
         notes = Counter(conversation.notes)
         notes.update(checked.notes)
@@ -194,7 +197,6 @@ class ConversationEncoder:
             ] += 1
             texts = find_answers(found, EACH, notes)
             unended = self._find_unended(found, texts)
-        notes[_ENDED] += len(unended)
         return texts, True
 
     def _find_unended(
@@ -239,7 +241,7 @@ class ConversationEncoder:
     def _finish(
         self, rendered: _Rendered, encoded: Sequence[AnsweredTokens]
     ) -> EncodedConversation | SampleError:
-        """Add the special tokens around each text."""
+        """Add the special tokens around each text, which may have the one at the end already."""
         tokenizer, surrounds = self.tokenizer, rendered.adds_special_tokens
         samples = []
         for text, found in zip(rendered.texts, encoded):
@@ -250,9 +252,11 @@ class ConversationEncoder:
             if rendered.adds_eos or (surrounds and tokenizer.add_eos):
                 answer = text.answers[-1]
                 is_last = answer.stop == len(text.text)  # otherwise one of weight 0 is
-                last = np.full(1, answer.weight if is_last else 0, np.float32)
-                tokens = np.concatenate([tokens, [tokenizer.eos_id]])
-                weights = np.concatenate([weights, last])
+                last = np.float32(answer.weight if is_last else 0)
+                if not (len(tokens) and tokens[-1] == tokenizer.eos_id and weights[-1] == last):
+                    tokens = np.concatenate([tokens, [tokenizer.eos_id]])
+                    weights = np.concatenate([weights, [last]])
+                    rendered.notes.update([_ENDED] * rendered.adds_eos)
             if not weights[1:].any():  # nothing predicts the first token of a document
                 return SampleError("the answers have no tokens, so there is nothing to train on")
             samples.append((tokens, weights))

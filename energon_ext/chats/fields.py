@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from energon_ext.chats.media import is_media, is_switch
 from energon_ext.chats.reasoning import REASONING_FIELDS
 from energon_ext.errors import SampleError
 
@@ -32,11 +33,7 @@ _TEXT_FIELDS = (
     *("history", "prompt", "completion", "response", "instruction", "input", "output", "context"),
     *("functions", "available_tools", "function_call", "tool_calls", "documents", "document"),
     *("docs", "knowledge", *REASONING_FIELDS),
-    *("image", "images", "image_url", "video", "videos", "audio", "audios", "attachments"),
 )
-
-#: Values that say whether an answer has reasoning, under a name that otherwise holds it.
-_SWITCHES = {"on", "off", "yes", "no", "true", "false"}
 
 #: Variables of templates, which belong under `chat_template_kwargs`.
 _VARIABLES = ("enable_thinking",)
@@ -45,7 +42,6 @@ _VARIABLES = ("enable_thinking",)
 TEXT_OF_PROMPTS = (
     *_SYSTEM_FIELDS,
     *("history", "functions", "available_tools", "documents", "docs", "chat_template_kwargs"),
-    *("image", "images", "image_url", "video", "videos", "audio", "audios", "attachments"),
     *_VARIABLES,
 )
 
@@ -73,17 +69,27 @@ def check_ignored(name: str, value: Any, where: str, messages: Any) -> None:
         )
     if name in _VARIABLES:
         raise SampleError(f"`{name}` is a variable of a template; put it into chat_template_kwargs")
+    check_media(name, value, f"`{name}` next to {where}")
     if name in _PREFERENCES:
         _check_preference(name, value, messages)
     if name not in _TEXT_FIELDS or value in ("", [], {}):
         return
-    if name in REASONING_FIELDS and str(value).strip().lower() in _SWITCHES:
+    if name in REASONING_FIELDS and is_switch(value):
         return
     roles = ("system", "developer") if name in _SYSTEM_FIELDS else None
     if not _is_said(value, messages, roles):
         raise SampleError(
             f"`{name}` next to {where} would not become part of the text; make it a message, or "
             f"remove it"
+        )
+
+
+def check_media(name: str, value: Any, place: str) -> None:
+    """Raise SampleError for an image, audio or video; the place is for the message."""
+    if is_media(name, value):
+        raise SampleError(
+            f"{place}: images, audio and video are not read, so the text would be trained without "
+            f"them; write your own TaskEncoder for them, or remove the field"
         )
 
 

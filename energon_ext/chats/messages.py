@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_ext.chats.fields import says_what_is_trained
+from energon_ext.chats.fields import check_media, says_what_is_trained
+from energon_ext.chats.labels import GENERAL, labels_of_message
+from energon_ext.chats.roles import ROLES
+from energon_ext.chats.stored_json import parse_json, read_objects, remove_nulls
 from energon_ext.errors import SampleError
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
 #: Fields of a message that name or order it. Templates may write them, but need not.
-LABELS = (
-    *("role", "id", "name", "tool_call_id", "index", "created", "type"),
-    *("created_at", "timestamp", "model", "source", "language", "uuid"),
-)
+LABELS = ("role", *GENERAL.message)
+
+#: Type of a part of a content that is reasoning, and the field with its text.
+THINKING = "thinking"
 
 
 @dataclass(frozen=True)
@@ -30,47 +31,16 @@ class Messages:
         weights: of the tokens of each message; only those of assistant messages are used.
         original_calls: the tool calls with their arguments as text, by message; some templates
             need them.
+        parts: by message, the (type, text) of each part of a content with reasoning in it;
+            :mod:`~energon_ext.chats.thinking_parts` makes them the content.
         notes: counts of what was left out.
     """
 
     rendered: list[dict[str, Any]]
     weights: list[float]
     original_calls: dict[int, list[Any]] = field(default_factory=dict)
+    parts: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
-
-
-#: Most levels of a record within each other.
-_MOST_LEVELS = 100
-
-
-def remove_nulls(value: Any, levels: int = _MOST_LEVELS) -> Any:
-    """Remove the keys whose value is null, at any depth.
-
-    Arrow stores a key that one row has in all rows (Parquet, ``datasets``), as null. Nulls in lists
-    and in arguments given as JSON text stay.
-
-    Example:
-        >>> remove_nulls({"city": "Lisbon", "names": None, "list": [None, {"a": None}]})
-        {'city': 'Lisbon', 'list': [None, {}]}
-    """
-    if isinstance(value, str) or not isinstance(value, (Mapping, list, tuple)):
-        return value
-    if not levels:
-        raise SampleError(f"has more than {_MOST_LEVELS} lists and objects within each other")
-    if isinstance(value, Mapping):
-        return {
-            key: each if isinstance(each, str) else remove_nulls(each, levels - 1)
-            for key, each in value.items()
-            if each is not None
-        }
-    return [remove_nulls(each, levels - 1) for each in value]
-
-
-def has_null(value: Any) -> bool:
-    """Return True if :func:`remove_nulls` removes something."""
-    if isinstance(value, Mapping):
-        return any(each is None or has_null(each) for each in value.values())
-    return isinstance(value, (list, tuple)) and any(has_null(each) for each in value)
 
 
 def check_messages(messages: Any) -> Messages:
@@ -123,9 +93,13 @@ def _check_message(index: int, message: Any, checked: Messages) -> None:
     role = message["role"]
     if role not in ROLES:
         raise SampleError(f"{where} has role {role!r:.80}; {', '.join(ROLES)} are allowed")
-    for name in message:
+    for name in sorted(labels_of_message(message)):
+        checked.notes[f"ignored field: messages.{name}"] += 1
+        del message[name]
+    for name, value in message.items():
         if name != "weight" and says_what_is_trained(name):
             raise SampleError(f"{where}: `{name}` is not understood; give `weight` from 0 to 1")
+        check_media(name, value, f"{where}: `{name}`")
     weight = message.pop("weight", 1.0 if role == "assistant" else 0.0)
     is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
     if not is_number or not math.isfinite(weight) or not 0 <= weight <= 1:
@@ -135,14 +109,16 @@ def _check_message(index: int, message: Any, checked: Messages) -> None:
     if "tool_calls" in message:
         if role != "assistant" and message["tool_calls"]:
             raise SampleError(f"{where}: `tool_calls` of role {role}; only answers call tools")
-        calls = message.pop("tool_calls")
+        calls = read_objects(message.pop("tool_calls"), f"{where}: `tool_calls`")
         if calls:
             parsed, texts = _tool_calls(where, calls)
             message["tool_calls"] = parsed
             checked.original_calls[index] = texts
-    content = _content(where, message, role)
-    if content is not None:
-        message["content"] = content
+    parts = _parts(where, message)
+    if parts is not None:
+        message["content"] = "".join(text for _, text in parts)
+        if any(kind == THINKING for kind, _ in parts):
+            checked.parts[index] = parts
     for name, value in message.items():
         if name not in LABELS and isinstance(value, (bool, int, float)):
             checked.notes[f"ignored field: messages.{name}"] += 1
@@ -150,27 +126,30 @@ def _check_message(index: int, message: Any, checked: Messages) -> None:
     checked.weights.append(float(weight))
 
 
-def _content(where: str, message: Mapping[str, Any], role: str) -> str | None:
-    """Return the text of a message; None if it has none beside its tool calls."""
+def _parts(where: str, message: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    """Return the (type, text) of each part of a content; None if there is none next to calls."""
     content = message.get("content")
     if content is None and (message.get("tool_calls") or message.get("function_call")):
         return None
     if isinstance(content, str):
-        return content
+        return [("text", content)]
     if not isinstance(content, list):
         found = "no" if content is None else f"a {type(content).__name__} as"
         raise SampleError(f"{where} has {found} `content`; text is needed")
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise SampleError(
-                f"{where}: `content` has a part of type {kind!r:.40}; only parts of type 'text' "
-                f"are allowed. Give reasoning as `reasoning_content`; images and audio need your "
-                f"own TaskEncoder"
-            )
-        texts.append(part["text"])
-    return "".join(texts)
+    return [_part(where, part) for part in content]
+
+
+def _part(where: str, part: Any) -> tuple[str, str]:
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get(kind) if kind in ("text", THINKING) else None
+    if kind == THINKING and isinstance(text, list):  # of parts, as Mistral stores it
+        text = "".join(_part(where, each)[1] for each in text)
+    if not isinstance(text, str):
+        raise SampleError(
+            f"{where}: `content` has a part of type {kind!r:.40}; only parts of type 'text' and "
+            f"'{THINKING}' are allowed; images and audio need your own TaskEncoder"
+        )
+    return str(kind), text
 
 
 def _tool_calls(where: str, calls: Any) -> tuple[list[Any], list[Any]]:
@@ -207,8 +186,10 @@ def _arguments(place: str, arguments: Any) -> tuple[dict[str, Any], str]:
     text = arguments
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
+            arguments = parse_json(arguments, f"{place}:") if arguments.strip() else {}
+        except SampleError:
+            raise
+        except ValueError:
             arguments = None
         text = text if text.strip() else "{}"
     elif arguments is None:

@@ -6,15 +6,18 @@ The prompt with each answer becomes the record of a conversation, which
 :mod:`~energon_ext.chats.records` reads as for fine-tuning. Only what follows the prompt is trained.
 """
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_ext.chats.fields import has_other_text
-from energon_ext.chats.messages import remove_nulls
+from energon_ext.chats.fields import check_media, has_other_text
+from energon_ext.chats.labels import GENERAL, labels_of_record
 from energon_ext.chats.reasoning import REASONING_FIELDS
-from energon_ext.chats.records import COMMON, SHAREGPT_ROLES, Conversation, read_conversation
+from energon_ext.chats.records import COMMON, Conversation, as_stored, read_conversation
+from energon_ext.chats.roles import SHAREGPT_CALL, SHAREGPT_ROLES
+from energon_ext.chats.stored_json import remove_nulls
 from energon_ext.errors import SampleError
 
 SIDES = ("chosen", "rejected")
@@ -28,11 +31,8 @@ _OTHER_ANSWERS = ("response", "completion", "output")
 #: Fields of a message, at least one of which is filled in an answer.
 _CONTENTS = ("content", "tool_calls", "function_call", *REASONING_FIELDS)
 
-#: Fields that say where a record is from if they have one word.
-_LABELS = ("id", "index", "type", "source", "subset", "split", "dataset", "category", "language")
-
-#: A word or other characters, with a space before them, or white space: as tokenizers split texts.
-_WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s+(?!\S)|\s+")
+#: The first word or other characters of a text.
+_FIRST_WORD = re.compile(r"\s*(?:\w+|[^\w\s]+)")
 
 
 def read_preference(record: Any) -> tuple[Conversation, Conversation]:
@@ -57,9 +57,9 @@ def read_preference(record: Any) -> tuple[Conversation, Conversation]:
         >>> chosen.messages == [question, answers[0]]
         True
     """
-    if not isinstance(record, Mapping):
-        raise SampleError(f"the record is a {type(record).__name__}, a JSON object is needed")
-    fields = {k: v for k, v in record.items() if v is not None and not str(k).startswith("__")}
+    stored, texts = as_stored(record)
+    fields = {name: value for name, value in stored.items() if value is not None}
+    remove_nulls(fields)  # refuses a record with too many levels
     answers: list[Any] = [_answer(fields, side) for side in SIDES]
     if fields.get("label") in (0, 1):
         raise SampleError(
@@ -70,12 +70,16 @@ def read_preference(record: Any) -> tuple[Conversation, Conversation]:
     if remove_nulls(answers[0]) == remove_nulls(answers[1]):
         raise SampleError("`chosen` and `rejected` are equal, so neither is preferred")
     others = {name: value for name, value in fields.items() if name not in SIDES}
+    is_whole = isinstance(answers[0], str) and not {*others} & {*_LISTS, *_TEXTS}
     if isinstance(answers[0], str):
-        others, answers = _separate_text(others, answers)
+        others, answers = _separate_text(others, answers, is_whole)
     else:
         others, answers = _separate_messages(others, answers)
     name = _name_of_prompt(others)
-    chosen, rejected = (_read(others, name, answer, side) for answer, side in zip(answers, SIDES))
+    found = [_read(others, name, answer, side) for answer, side in zip(answers, SIDES)]
+    for conversation in found:
+        conversation.notes.update(f"messages given as JSON text: {each}" for each in texts)
+    chosen, rejected = (dataclasses.replace(each, is_whole=is_whole) for each in found)
     return chosen, rejected
 
 
@@ -127,12 +131,12 @@ def _separate_messages(
     return {**others, "messages": answers[0][:common]}, [answer[common:] for answer in answers]
 
 
-def _separate_text(others: dict[str, Any], answers: list[str]) -> tuple[dict[str, Any], list[Any]]:
+def _separate_text(
+    others: dict[str, Any], answers: list[str], is_whole: bool
+) -> tuple[dict[str, Any], list[Any]]:
     """Return the fields with the prompt, and the texts of the answers without it.
 
-    As TRL does, the text that both have in common is the prompt, less a space at its end; but less
-    the whole last word if that goes on in an answer, since one token may have all of it. Then the
-    tokens are those of TRL.
+    As TRL does, the text that both have in common is the prompt, less a space at its end.
     """
     texts = {name: others[name] for name in _TEXTS if isinstance(others.get(name), str)}
     common_text = os.path.commonprefix(answers)
@@ -144,40 +148,41 @@ def _separate_text(others: dict[str, Any], answers: list[str]) -> tuple[dict[str
                 f"`chosen` and `rejected` both begin with {begin}`{name}`; remove `{name}`, and "
                 f"the words with which both begin are the prompt"
             )
-    if any(name in others for name in (*_LISTS, *_TEXTS)):
+    if not is_whole:
         return others, answers
     # Each answer has at least a character.
-    common = min(len(common_text), *(len(answer) - 1 for answer in answers))
-    border = min(_start_of_word(answer, common) for answer in answers)
-    prompt = answers[0][:border]
-    if not prompt.strip():
+    border = max(0, min(len(common_text), *(len(answer) - 1 for answer in answers)))
+    prompt = answers[0][:border].removesuffix(" ")
+    if not prompt.strip() or not all(_has_first_word(prompt, answer) for answer in answers):
         raise SampleError(
             "`chosen` and `rejected` do not begin with the same words; give the prompt as `prompt`"
         )
+    _check_others(others, prompt)
+    return {**others, "prompt": prompt}, [answer[len(prompt) :] for answer in answers]
+
+
+def _has_first_word(prompt: str, answer: str) -> bool:
+    """Return True if a prompt has the whole first word of the text that it begins."""
+    found = _FIRST_WORD.match(answer)
+    return found is not None and found.end() <= len(prompt)
+
+
+def _check_others(others: Mapping[str, Any], prompt: str) -> None:
+    """Raise SampleError for text next to whole texts that may be their prompt."""
+    labels = labels_of_record(others)
     for name, value in others.items():
-        is_label = name in _LABELS and isinstance(value, str) and not _has_words(value)
-        if name not in COMMON and not is_label and has_other_text(value, prompt):
+        check_media(name, value, f"`{name}` next to `chosen` and `rejected`")
+        is_word = name in GENERAL.record and isinstance(value, str) and not _has_words(value)
+        if name not in {*COMMON, *labels} and not is_word and has_other_text(value, prompt):
             raise SampleError(
                 f"`{name}` is text that is not in the words with which `chosen` and `rejected` "
                 f"begin; name it `prompt` if they answer it, or remove it"
             )
-    return {**others, "prompt": prompt}, [answer[border:] for answer in answers]
 
 
 def _has_words(text: str) -> bool:
     """Return True if a text has several words."""
     return len(text.split()) > 1
-
-
-def _start_of_word(text: str, place: int) -> int:
-    """Return where the word with the character at a place begins, with the space before it.
-
-    Example:
-        >>> _start_of_word("It is fine.", 8), _start_of_word("It is fine.", 10)
-        (5, 10)
-    """
-    starts = (found.start() for found in _WORD.finditer(text))
-    return max((start for start in starts if start <= place), default=0)
 
 
 def _name_of_prompt(others: Mapping[str, Any]) -> str:
@@ -233,7 +238,7 @@ def _is_answer(message: Any) -> bool:
         return False
     speaker = str(message.get("from"))
     names = (message.get("role"), SHAREGPT_ROLES.get(speaker))
-    return "assistant" in names or speaker == "function_call"
+    return "assistant" in names or speaker == SHAREGPT_CALL
 
 
 def _is_empty(message: Any) -> bool:

@@ -7,14 +7,22 @@ A field that the format does not use is metadata, or refuses the record: see
 """
 
 import functools
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_ext.chats.fields import TEXT_OF_PROMPTS, check_ignored
-from energon_ext.chats.messages import has_null, remove_nulls
+from energon_ext.chats.fields import TEXT_OF_PROMPTS, check_ignored, check_media
+from energon_ext.chats.labels import labels_of_record
+from energon_ext.chats.roles import SHAREGPT_CALL, SHAREGPT_ROLES
+from energon_ext.chats.stored_json import (
+    has_null,
+    read_json,
+    read_lists,
+    read_objects,
+    remove_nulls,
+    with_text_arguments,
+)
 from energon_ext.errors import SampleError
 
 #: Formats by name, as the summary of `prepare` shows them.
@@ -22,16 +30,6 @@ OPENAI, SHAREGPT, ALPACA, PAIR = "OpenAI messages", "ShareGPT", "Alpaca", "promp
 
 #: Fields that any format may have, and that are used.
 COMMON = ("tools", "chat_template_kwargs")
-
-#: Names of roles in ShareGPT data.
-SHAREGPT_ROLES = {
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot"), "assistant"),
-    **dict.fromkeys(("tool", "function", "observation", "function_response"), "tool"),
-    **{name: name for name in ("system", "developer")},
-}
-#: A ShareGPT role whose value is a tool call as JSON.
-_SHAREGPT_CALL = "function_call"
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,8 @@ class Conversation:
         tools: the functions that the model may call, as JSON schemas; None for none.
         template_kwargs: further arguments of the chat template, such as ``enable_thinking``.
         is_pair: True for a prompt and a response as text, between which nothing is inserted.
+        is_whole: True for a pair whose prompt is what two texts have in common: the response begins
+            with the first token that the prompt's own tokens do not have.
         notes: what `prepare` counts: the format, and fields that were ignored.
     """
 
@@ -51,6 +51,7 @@ class Conversation:
     tools: list[Any] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_pair: bool = False
+    is_whole: bool = False
     notes: Counter[str] = field(default_factory=Counter)
 
 
@@ -65,22 +66,25 @@ def read_conversation(record: Any) -> Conversation:
         >>> read_conversation({"instruction": "Add.", "input": "2 + 2", "output": "4"}).messages
         [{'role': 'user', 'content': 'Add.\\n2 + 2'}, {'role': 'assistant', 'content': '4'}]
     """
-    original, record = record, _object(record)
+    stored, texts = as_stored(record)
+    record = remove_nulls(stored)
     name, read, used = _format_of(record)
     messages = read(record)
-    tools = _json_text(record.get("tools"), "tools", list)
-    arguments = _json_text(record.get("chat_template_kwargs"), "chat_template_kwargs", dict)
+    tools = read_objects(record.get("tools"), "tools")
+    arguments = read_json(record.get("chat_template_kwargs"), "chat_template_kwargs", dict)
     ignored = [each for each in record if each not in {*used, *COMMON}]
-    for each in ignored:
+    labels = labels_of_record(record)
+    for each in (each for each in ignored if each not in labels):
         check_ignored(each, record[each], name, messages)
     notes = Counter({f"format: {name}": 1})
-    if _has_nulls_in_tools(original):
+    notes.update(f"messages given as JSON text: {each}" for each in texts if each in used)
+    if _has_nulls_in_tools(stored):
         notes["records with null in tools or their arguments, left out (JSON text keeps it)"] = 1
     notes.update(f"ignored field: {each}" for each in ignored)
     is_pair = name == PAIR and all(isinstance(record[each], str) for each in used)
     if is_pair and (tools or arguments):
         raise SampleError("`tools` and `chat_template_kwargs` need `messages`, not a text `prompt`")
-    return Conversation(messages, tools or None, arguments or {}, is_pair, notes)
+    return Conversation(messages, tools or None, arguments or {}, is_pair, notes=notes)
 
 
 def pair(prompt: str, response: str, notes: Counter[str] | None = None) -> Conversation:
@@ -98,7 +102,8 @@ def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
     Raises:
         SampleError: the record has no prompt, or a field that would not become part of its text.
     """
-    original, record = record, _object(record)
+    stored, _ = as_stored(record)
+    original, record = record, remove_nulls(stored)
     name = next((each for each in ("messages", "conversations", "prompt") if each in record), None)
     if name is None:
         raise SampleError(f"needs `prompt` or `messages`; it has {sorted(map(str, record))}")
@@ -116,23 +121,28 @@ def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
         _, read, used_names = _format_of(as_messages)
         found = Conversation(
             read({**record, **as_messages}),
-            _json_text(record.get("tools"), "tools", list) or None,
-            _json_text(record.get("chat_template_kwargs"), "chat_template_kwargs", dict) or {},
+            read_objects(record.get("tools"), "tools") or None,
+            read_json(record.get("chat_template_kwargs"), "chat_template_kwargs", dict) or {},
         )
         used = [name, *COMMON, *(each for each in used_names if each == "system")]
     metadata = {key: original[key] for key in original if key not in used and key[:2] != "__"}
-    for each in (each for each in TEXT_OF_PROMPTS if metadata.get(each) is not None):
-        check_ignored(each, metadata[each], "the prompt", found.messages)
+    for each, value in metadata.items():
+        check_media(each, value, f"`{each}` next to the prompt")
+        if each in TEXT_OF_PROMPTS and value is not None:
+            check_ignored(each, value, "the prompt", found.messages)
     return found, metadata
 
 
-def _object(record: Any) -> dict[str, Any]:
-    """Return a record without nulls and without Energon's own fields."""
+def as_stored(record: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return a record with its messages as lists, and the fields in which they were JSON text.
+
+    Energon's own fields are left out.
+    """
     if not isinstance(record, Mapping):
         found = type(record).__name__
         hint = "; put the list under `messages`" if isinstance(record, list) else ""
         raise SampleError(f"the record is a {found}, a JSON object is needed{hint}")
-    return remove_nulls({k: v for k, v in record.items() if not str(k).startswith("__")})
+    return read_lists({k: v for k, v in record.items() if not str(k).startswith("__")})
 
 
 def _has_nulls_in_tools(record: Mapping[str, Any]) -> bool:
@@ -168,8 +178,10 @@ def _format_of(
     for answer in ("completion", "response"):
         if "prompt" in record and answer in record:
             return PAIR, functools.partial(_read_pair, answer=answer), ("prompt", answer)
-    if "instruction" in record and "output" in record:
-        return ALPACA, _read_alpaca, ("instruction", "input", "output", "system", "history")
+    for context, reply in (("input", "output"), ("context", "response")):  # Alpaca, Dolly
+        if "instruction" in record and reply in record:
+            read = functools.partial(_read_alpaca, context=context, reply=reply)
+            return ALPACA, read, ("instruction", context, reply, "system", "history")
     raise SampleError(
         f"needs `messages`, `conversations`, `prompt` and `response`, or `instruction` and "
         f"`output`; it has {sorted(map(str, record))}"
@@ -189,30 +201,22 @@ def _read_sharegpt(record: Mapping[str, Any], name: str) -> list[Any]:
             raise SampleError(f"{where} must have `from` and `value` as text")
         speaker, value = message["from"], message.get("value")
         rest = {k: v for k, v in message.items() if k not in ("from", "value")}
-        if speaker == _SHAREGPT_CALL:
-            calls = _json_text(value, f"{where}: the tool call", (dict, list))
+        if speaker == SHAREGPT_CALL:
+            calls = read_json(value, f"{where}: the tool call", (dict, list))
             calls = [
-                _with_text_arguments(call)
+                with_text_arguments(call)
                 for call in (calls if isinstance(calls, list) else [calls])
             ]
             messages.append({"role": "assistant", "tool_calls": calls, **rest})
         elif speaker in SHAREGPT_ROLES:
             messages.append({"role": SHAREGPT_ROLES[speaker], "content": value, **rest})
         else:
-            allowed = ", ".join([*SHAREGPT_ROLES, _SHAREGPT_CALL])
+            allowed = ", ".join([*SHAREGPT_ROLES, SHAREGPT_CALL])
             raise SampleError(f"{where} is from {speaker!r:.80}; {allowed} are allowed")
     return messages
 
 
-def _with_text_arguments(call: Any) -> Any:
-    """Return a call that was JSON text with its arguments as such, which keeps their nulls."""
-    arguments = call.get("arguments") if isinstance(call, Mapping) else None
-    if not isinstance(arguments, dict):
-        return call
-    return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
-
-
-def _read_alpaca(record: Mapping[str, Any]) -> list[Any]:
+def _read_alpaca(record: Mapping[str, Any], context: str, reply: str) -> list[Any]:
     turns = record.get("history") or []
     is_list = isinstance(turns, (list, tuple))
     if not is_list or not all(isinstance(t, (list, tuple)) and len(t) == 2 for t in turns):
@@ -220,11 +224,11 @@ def _read_alpaca(record: Mapping[str, Any]) -> list[Any]:
     messages = _system(record)
     for question, answer in turns:
         messages += [_message("user", question), _message("assistant", answer)]
-    parts = [record["instruction"], record.get("input") or ""]
+    parts = [record["instruction"], record.get(context) or ""]
     if not all(isinstance(part, str) for part in parts):
-        raise SampleError("`instruction` and `input` must be text")
+        raise SampleError(f"`instruction` and `{context}` must be text")
     question = "\n".join(part for part in parts if part)
-    return [*messages, _message("user", question), _message("assistant", record["output"])]
+    return [*messages, _message("user", question), _message("assistant", record[reply])]
 
 
 def _read_pair(record: Mapping[str, Any], answer: str) -> list[Any]:
@@ -258,18 +262,5 @@ def _role(message: Any) -> Any:
 def _as_list(messages: Any, name: str) -> list[Any]:
     if not isinstance(messages, (list, tuple)):
         text = "text or " if name not in ("messages", "conversations") else ""
-        raise SampleError(f"`{name}` must be {text}a list of messages")
+        raise SampleError(f"`{name}` must be {text}a list of messages, or that list as JSON text")
     return list(messages)
-
-
-def _json_text(value: Any, name: str, kind: Any) -> Any:
-    """Return a value of a kind, which may be given as JSON text; an empty text is None."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise SampleError(f"{name} is text, but not JSON ({error})") from error
-    if value is not None and not isinstance(value, kind):
-        needed = "a list" if kind is list else "an object"
-        raise SampleError(f"{name} is a {type(value).__name__}, {needed} is needed")
-    return value

@@ -12,6 +12,9 @@ s is the start of the last special token before b: the work is linear in the tex
 would cross the border, the piece around it alone is cut there, and what follows the border is
 tokenized as a continuation, without the space that some tokenizers put before a text. Later prompts
 then differ from the server's at that border only; cuts are counted.
+
+Where only the text is given, and its border is just a guess (:attr:`AnsweredText.keeps_tokens`),
+nothing is cut: the answer begins with the first token of T(text) that T(text[:b]) does not have.
 """
 
 import re
@@ -34,10 +37,15 @@ class Span:
 
 @dataclass(frozen=True)
 class AnsweredText:
-    """A text with the answers in it, in order and without overlaps."""
+    """A text with the answers in it, in order and without overlaps.
+
+    Attributes:
+        keeps_tokens: no token is cut; an answer may begin earlier instead.
+    """
 
     text: str
     answers: Sequence[Span]
+    keeps_tokens: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,8 @@ def _pieces_at_borders(added: AddedTokens, text: AnsweredText, ids: np.ndarray) 
     borders = sorted({place for span in text.answers for place in (span.start, span.stop)} - {0})
     if not borders:
         return []
-    places = added.places(text.text, ids)
+    # The text up to a border that may be anywhere, even in an added token, is compared as a whole.
+    places = [(0, 0)] if text.keeps_tokens else added.places(text.text, ids)
     ends = [*places[1:], (len(text.text), len(ids))]
     pieces, number = [], 0
     for (start, first), (stop, last) in zip(places, ends):
@@ -144,7 +153,9 @@ def _weigh(
     token_at, parts, done, shift, cuts = {0: 0}, [], 0, 0, 0
     for piece, beginnings in pieces:
         whole = ids[piece.first_token : piece.stop_token]
-        if not all(_begins(whole, beginning) for beginning in beginnings):
+        if text.keeps_tokens:
+            new, marks = whole, [_count_common(whole, beginning) for beginning in beginnings]
+        elif not all(_begins(whole, beginning) for beginning in beginnings):
             parts += [ids[done : piece.first_token]]
             new, marks, found = _cut(tokenizer, text.text, piece, whole)
             parts.append(new)
@@ -185,3 +196,10 @@ def _cut(
 
 def _begins(tokens: np.ndarray, beginning: np.ndarray) -> bool:
     return len(beginning) <= len(tokens) and bool((tokens[: len(beginning)] == beginning).all())
+
+
+def _count_common(tokens: np.ndarray, others: np.ndarray) -> int:
+    """Return how many tokens two texts begin with in common."""
+    count = min(len(tokens), len(others))
+    differing = np.flatnonzero(tokens[:count] != others[:count])
+    return int(differing[0]) if len(differing) else count

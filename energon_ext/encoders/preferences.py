@@ -183,6 +183,10 @@ write_reference` must have written. Without it they have none.
             tokens.append(encoded.samples[0][0])
             weights.append(0.0 + sign * encoded.samples[0][1])  # no -0.0
             notes.update({f"{side}: {note}": count for note, count in encoded.notes.items()})
+        if conversations[0].is_whole:
+            first = min(np.flatnonzero(each)[0] for each in weights)
+            for each in weights:
+                each[first:] = each[-1]  # a prompt is what both have in common
         _check_pair(tokens, weights)
         return tokens, weights, notes
 

@@ -62,7 +62,13 @@ class LibraryTokenizer(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self._surround(ids) for ids in self._encode_plain(texts)]
+        # A text that ends with the end-of-text token gets no second one.
+        encoded = (self._surround(ids) for ids in self._encode_plain(texts))
+        return [ids[:-1] if self._ends_twice(ids) else ids for ids in encoded]
+
+    def _ends_twice(self, ids: np.ndarray) -> bool:
+        last = ids[int(self.add_bos) :][-2:]
+        return self.add_eos and len(last) == 2 and bool((last == self.eos_id).all())
 
     def encode_bare(self, texts: Sequence[str], *, continued: bool = False) -> list[np.ndarray]:
         return self._encode_plain(texts, continued)

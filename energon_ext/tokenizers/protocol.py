@@ -23,7 +23,8 @@ class Tokenizer(ABC):
         vocab_size: ids are in ``[0, vocab_size)``.
         bos_id, eos_id: None if the tokenizer has none.
         pad_id: fills unused positions; never trained on, so it may be any id.
-        add_bos, add_eos: whether :meth:`encode` adds them to the text.
+        add_bos, add_eos: whether :meth:`encode` adds them to the text; no ``eos`` to one that has
+            it at its end.
         name: argument of :func:`energon_ext.load_tokenizer` that loads it, or None.
     """
 

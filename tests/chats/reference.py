@@ -44,6 +44,22 @@ class Reference:
                 break
             except Exception as error:  # a template may raise anything
                 self.text, self.error = None, error
+        self._try_parts()
+
+    def _try_parts(self):
+        """Give contents as lists of parts, if the template writes nothing else."""
+        contents = [m["content"] for m in self.messages if m["role"] == "user" and m["content"]]
+        if self.text is None or not contents or any(c.strip() in self.text for c in contents):
+            return
+        given = self.messages
+        self.messages = [
+            {**m, "content": [{"type": "text", "text": m.get("content", "")}]} for m in given
+        ]
+        text = self.render(self.last + 1)
+        if any(content.strip() in text for content in contents):
+            self.text = text
+        else:
+            self.messages = given
 
     @property
     def has_tags(self):

@@ -25,7 +25,7 @@ def deep(levels):
         ({"messages": [user("\ud800"), answer("4")]}, r"a lone surrogate \('\\ud800'\)"),
         (
             {"messages": [user("2"), answer("4", tool_calls=[call("f", deep(900))])]},
-            "the chat template rejects it .RecursionError|are not a JSON object",
+            "the chat template rejects it .RecursionError|has more than 100 lists and objects",
         ),
         ({**GOOD, "chat_template_kwargs": {"documents": "x"}}, "the chat template rejects it"),
         *(

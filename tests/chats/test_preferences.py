@@ -87,8 +87,8 @@ RECORDS = {
     ),
     "whole texts whose answers begin with the same words": (
         {"chosen": "Q: q\nI think so.", "rejected": "Q: q\nI thought so.", "index": 1},
-        [user("Q: q\nI"), answer(" think so.")],
-        [user("Q: q\nI"), answer(" thought so.")],
+        [user("Q: q\nI th"), answer("ink so.")],
+        [user("Q: q\nI th"), answer("ought so.")],
     ),
     "whole texts, of which one begins the other": (
         {"chosen": "say a", "rejected": "say a b", "question": "say"},
@@ -140,6 +140,8 @@ def test_each_form_of_a_record_gives_two_conversations(name):
     is_text = isinstance(record["chosen"], str) and not {"conversations", "instruction"} & {*record}
     is_pair = is_text and isinstance(record.get("prompt", ""), str)
     assert [conversation.is_pair for conversation in found] == [is_pair] * 2
+    is_whole = is_pair and "prompt" not in record
+    assert [conversation.is_whole for conversation in found] == [is_whole] * 2
 
 
 def test_ignored_fields_are_counted_on_both_sides():

@@ -2,9 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Records of each format, with the messages worked out by hand, and the fields that refuse one."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from energon_ext.chats.labels import DATA_SETS, GENERAL
 from energon_ext.chats.messages import check_answers, check_messages
+from energon_ext.chats.preferences import read_preference
 from energon_ext.chats.records import read_conversation, read_prompt
 from energon_ext.errors import SampleError
 from tests.chats.conversations import CONVERSATIONS, TOOLS, answer, call, result, user
@@ -235,9 +240,13 @@ def test_a_call_as_json_text_keeps_its_nulls():
         (user("4", tool_calls=[{}]), "message 1: `tool_calls` of role user; only answers call"),
         (
             answer("4", tool_calls={"name": "f"}),
-            "message 1: `tool_calls` must be a list of objects",
+            "message 1: `tool_calls` is a dict, a list is needed",
         ),
         (answer("4", tool_calls=["f"]), "message 1: `tool_calls` must be a list of objects"),
+        (answer("4", tool_calls="f("), "message 1: `tool_calls` is text, but not JSON"),
+        (answer("4", tool_calls=[7]), "message 1: `tool_calls` must be a list of objects"),
+        (answer("4", image="a.jpg"), "message 1: `image`: images, audio and video are not read"),
+        (user("4", audio_path="a.wav"), "message 1: `audio_path`: images, audio and video are"),
         (answer("4", tool_calls=[{"id": "7"}]), "message 1: tool call 0 needs a function with a"),
         (
             answer("4", tool_calls=[{**call("f", "{}"), "thought": "Sum them."}]),
@@ -347,15 +356,106 @@ def test_a_prompt_may_have_the_messages_of_sharegpt():
         read_prompt({"messages": [{"from": "human", "value": "Hi"}]})
 
 
-@pytest.mark.parametrize("name", ["messages", "conversations"])
-def test_only_a_prompt_may_be_text(name):
-    text = '[{"role": "user", "content": "Hi"}]'
-    with pytest.raises(SampleError, match=f"`{name}` must be a list of messages"):
-        read_prompt({name: text})
-    assert read_prompt({"prompt": text})[0].is_pair
-
-
 def test_a_part_of_a_text_without_spaces_is_said():
     messages = [user("请翻译这句话"), answer("好的。")]
     for context in ("翻译", ["", "翻译这句话"]):
         assert read_conversation({"context": context, "messages": messages})
+
+
+# Metadata -----------------------------------------------------------------------------------------
+
+
+def test_the_native_form_of_dolly_is_read_with_its_category_as_a_label():
+    found = read_conversation(
+        {"instruction": "Add.", "context": "2 + 2", "response": "4", "category": "closed_qa"}
+    )
+    assert found.messages == [user("Add.\n2 + 2"), answer("4")]
+    assert found.notes == {"format: Alpaca": 1, "ignored field: category": 1}
+
+
+@pytest.mark.parametrize("data_set", DATA_SETS)
+def test_labels_of_well_known_data_sets_are_ignored_and_counted(data_set):
+    labels = DATA_SETS[data_set]
+    found = read_conversation({**dict.fromkeys(labels.record, "Some words."), "messages": TURN})
+    notes = {f"ignored field: {name}" for name in labels.record}
+    assert found.notes.keys() - {"format: OpenAI messages"} == notes
+    described = {**TURN[0], **{name: {"a": "Some words."} for name in labels.message}}
+    checked = check_messages([described, TURN[1]])
+    assert checked.rendered == TURN
+    assert checked.notes == {f"ignored field: messages.{name}": 1 for name in labels.message}
+
+
+def test_a_text_under_the_name_of_a_label_alone_is_a_text():
+    with pytest.raises(SampleError, match="`knowledge` next to OpenAI messages would not become"):
+        read_conversation({"messages": TURN, "knowledge": "The harbour is closed."})
+    named = {**TURN[0], "state": "Lisbon"}
+    assert check_messages([named, TURN[1]]).rendered == [named, TURN[1]]
+
+
+def test_the_page_has_the_labels_of_the_code():
+    page = (Path(__file__).parents[2] / "docs" / "data" / "chats.md").read_text()
+    _, found, rest = page.partition(
+        "| data set | of a record | of a message |\n| --- | --- | --- |\n"
+    )
+    assert found
+    rows = [line.strip("|").split("|") for line in rest.partition("\n\n")[0].splitlines()]
+    shown = {
+        name.strip(): [re.findall("`(.+?)`", names) for names in (record, message)]
+        for name, record, message in rows
+    }
+    expected = {"any": GENERAL, **DATA_SETS}
+    assert shown == {
+        name: [list(labels.record), list(labels.message)] for name, labels in expected.items()
+    }
+
+
+# Media --------------------------------------------------------------------------------------------
+
+MEDIA = {
+    **dict.fromkeys(
+        ("image", "image_path", "img", "imagePath", "photo_url", "screenshot"), "a.jpg"
+    ),
+    **dict.fromkeys(("images", "image_paths", "frames", "img_paths", "image_files"), ["a.jpg"]),
+    **dict.fromkeys(("audio", "audio_path", "audio_url", "audio_filepath", "speech_path"), "a.wav"),
+    **dict.fromkeys(("video", "video_path", "videos", "video_file", "clip_url"), "v.mp4"),
+    **{"image_base64": "iVBOR", "images_1": b"\x89PNG", "audioFilePath": "a", "frame_paths": ["a"]},
+    **{"image_id": "coco-3", "pixel_values": [[0.5]], "audio": {"array": [0.1], "rate": 16000}},
+    **{
+        "path": "a.wav",
+        "file_name": "b.png",
+        "url": "https://a.org/c.jpeg?w=3",
+        "files": ["d.mp4"],
+    },
+    **{"attachments": [{"url": "e.pdf"}], "thumb": "data:image/png;base64,iVBOR"},
+}
+NO_MEDIA = {
+    **{"image_id": 3, "num_frames": 16, "has_image": False, "is_video": "no", "images": []},
+    **{"image": {"bytes": None, "path": None}, "audio": "", "videos": [None], "path": "a.json"},
+    **{"url": "https://a.org/page", "name": "a.png", "speech": "formal", "frame": "story"},
+    **{"imagination": "high", "avatar": "https://a.org/c.png", "source": "photo.txt"},
+}
+
+
+@pytest.mark.parametrize("name", MEDIA)
+def test_media_next_to_a_conversation_refuse_it_whatever_their_name(name):
+    refusal = f"`{name}` next to .*: images, audio and video are not read.* own TaskEncoder"
+    fields = {name: MEDIA[name]}
+    for read, record in (
+        (read_conversation, {"messages": TURN}),
+        (read_conversation, {"conversations": [{"from": "human", "value": "a.jpg"}]}),
+        (read_conversation, {"prompt": "2 + 2", "response": "4"}),
+        (read_prompt, {"prompt": "2 + 2"}),
+        (read_prompt, {"messages": TURN[:1]}),
+        (read_preference, {"prompt": "2 + 2", "chosen": "4", "rejected": "5"}),
+        (read_preference, {"chosen": "2 + 2: 4", "rejected": "2 + 2: 5"}),
+    ):
+        with pytest.raises(SampleError, match=refusal):
+            read({**record, **fields})
+    with pytest.raises(SampleError, match=f"message 0: `{name}`: images, audio and video are not"):
+        check_messages([{**TURN[0], **fields}, TURN[1]])
+
+
+@pytest.mark.parametrize("name", NO_MEDIA)
+def test_a_number_or_a_name_that_only_sounds_like_media_is_metadata(name):
+    assert read_conversation({"messages": TURN, name: NO_MEDIA[name]}).messages == TURN
+    assert read_prompt({"messages": TURN[:1], name: NO_MEDIA[name]})[0].messages == TURN[:1]
