@@ -26,11 +26,14 @@ from energon_ext.errors import ConfigError
 
 try:
     from torch.nn.attention.varlen import varlen_attn
+
+    #: Options of the kernel. That of torch 2.10 takes neither a window nor a scale, and later ones
+    #: must be told of groups.
+    _KERNEL_OPTIONS = frozenset(inspect.signature(varlen_attn).parameters)
 except ImportError:  # torch < 2.10
     varlen_attn = None  # type: ignore[assignment]
+    _KERNEL_OPTIONS = frozenset()
 
-#: The kernel of torch 2.10 takes neither a window nor a scale; later ones must be told of groups.
-_KERNEL_OPTIONS = inspect.signature(varlen_attn).parameters if varlen_attn else {}
 _TAKES_GROUPS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _KERNEL_OPTIONS else {}
 
 
