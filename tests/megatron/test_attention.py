@@ -38,32 +38,31 @@ ARCHITECTURES = {
 
 
 def document_logits(model, tokens):
-    return model(tokens[None], torch.arange(len(tokens))[None], None)[0]
+    return model(tokens[None], torch.arange(len(tokens), device=tokens.device)[None], None)[0]
 
 
 def gradients(model, loss):
     model.zero_grad()
     loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_packed_batch_equals_its_documents_alone(architecture):
-    model = small_model(small_config(**ARCHITECTURES[architecture]))
-    batch = synthetic_batch(seed=1)
+def test_a_packed_batch_equals_its_documents_alone(architecture, place):
+    model = place.model(**ARCHITECTURES[architecture])
+    batch = synthetic_batch(seed=1).to(place.device)
     pick = torch.randn(batch.num_tokens, VOCABULARY, generator=torch.Generator().manual_seed(2))
+    pick = pick.to(place.device)
     parts = documents_of(batch)
     assert len(parts) >= 4
 
     packed = run_packed(model, batch)
     alone = [document_logits(model, batch.tokens[part]) for part in parts]
-    for part, logits in zip(parts, alone):
-        torch.testing.assert_close(packed[part], logits, rtol=0, atol=1e-5)
+    place.check_close([packed[part] for part in parts], alone, rtol=0, atol=1e-5)
     packed_loss = sum((packed[part] * pick[part]).mean() for part in parts)
     alone_loss = sum((logits * pick[part]).mean() for part, logits in zip(parts, alone))
     packed_gradients = gradients(model, packed_loss)
-    for name, gradient in gradients(model, alone_loss).items():
-        torch.testing.assert_close(packed_gradients[name], gradient, rtol=0, atol=1e-5)
+    place.check_close(packed_gradients, gradients(model, alone_loss), rtol=0, atol=1e-5)
 
 
 # The tokens of an expert are one matrix, and how a row of it is rounded depends on its size.
@@ -105,8 +104,8 @@ def random_query_key_value(positions=11, heads=4, groups=2, channels=8):
     ]
 
 
-def packed_params(ends):
-    ends = torch.tensor(ends, dtype=torch.int32)
+def packed_params(ends, device="cpu"):
+    ends = torch.tensor(ends, dtype=torch.int32, device=device)
     longest = int(ends.diff().max())
     return PackedSeqParams("thd", ends, ends, max_seqlen_q=longest, max_seqlen_kv=longest)
 
@@ -121,21 +120,24 @@ def test_segment_attention_is_causal_attention_inside_each_segment():
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_groups_give_exactly_the_results_and_gradients_of_repeated_keys_and_values(is_packed):
+def test_groups_give_the_results_and_gradients_of_repeated_keys_and_values(is_packed, place):
     core = SegmentAttention(small_config(), 1, None, "self")
-    params = packed_params([0, 4, 5, 11]) if is_packed else None
+    params = packed_params([0, 4, 5, 11], place.device) if is_packed else None
     found = []
     for is_repeated in (True, False):
-        inputs = [each.requires_grad_() for each in random_query_key_value()]
+        inputs = [
+            each.to(place.device, place.dtype).requires_grad_()
+            for each in random_query_key_value(heads=8, channels=64)
+        ]
         query, key, value = inputs
         if is_repeated:
-            key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
+            key, value = (each.repeat_interleave(4, dim=1) for each in (key, value))
         each = [x if is_packed else x[:, None] for x in (query, key, value)]
         output = core(*each, packed_seq_params=params)
         output.square().sum().backward()
-        found.append([output, *(x.grad for x in inputs)])
-    for repeated, grouped in zip(*found):
-        torch.testing.assert_close(grouped, repeated, rtol=0, atol=1e-6)
+        found.append([output.detach(), *(x.grad for x in inputs)])
+    repeated, grouped = found
+    place.check_close(grouped, repeated, rtol=0, atol=1e-5)
 
 
 def test_without_packing_every_sequence_is_one_segment():
