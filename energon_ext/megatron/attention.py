@@ -27,8 +27,8 @@ from energon_ext.errors import ConfigError
 try:
     from torch.nn.attention.varlen import varlen_attn
 
-    #: Options of the kernel. That of torch 2.10 takes neither a window nor a scale, and later ones
-    #: must be told of groups.
+    #: Options of the kernel. That of torch 2.10 takes neither a window nor a scale; that of torch
+    #: 2.13 takes groups only with an option.
     _KERNEL_OPTIONS = frozenset(inspect.signature(varlen_attn).parameters)
 except ImportError:  # torch < 2.10
     varlen_attn = None  # type: ignore[assignment]
