@@ -129,6 +129,9 @@ def train(mix, run_dir, steps, stage, resumes=False):
     # Hide a dozen warnings of Megatron-core about optional GPU libraries.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     environment["OMP_NUM_THREADS"] = "1"  # more threads would mostly wait for each other
+    # Two processes need no two GPUs, and the backward pass of attention on a GPU differs between
+    # two identical runs by more than the demo allows.
+    environment["CUDA_VISIBLE_DEVICES"] = ""
     process = subprocess.Popen(list(map(str, command)), env=environment)
     if stage.killed:
         kill_after(process, run_dir / "metrics.jsonl", stage.last)

@@ -76,7 +76,7 @@ def write_tokens(output, texts, *options):
     """Write texts as token files of bytes, with a tenth of them in val."""
     lines = output.with_suffix(".jsonl")
     write_lines(lines, [{"text": text} for text in texts])
-    command = [Path(sys.executable).with_name("energon-ext"), "prepare", output, "--jsonl", lines]
+    command = [sys.executable, "-m", "energon_ext", "prepare", output, "--jsonl", lines]
     command += ["--tokenizer", "bytes", "--val", 0.1, *options]
     subprocess.run(list(map(str, command)), check=True)
     lines.unlink()

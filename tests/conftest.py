@@ -1,9 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import os
 import shutil
 import signal
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,6 +17,8 @@ from tests.support import close_loaders, write_dataset
 warnings.filterwarnings("ignore", message=".*pin_memory.*|.*worker processes in total.*")
 
 
+GPU_TESTS = Path(__file__).parent / "gpu"
+
 # The duration of an example does not matter.
 settings.register_profile("suite", deadline=None, max_examples=40)
 settings.register_profile("nightly", deadline=None, max_examples=400)
@@ -23,6 +27,24 @@ settings.register_profile("nightly", deadline=None, max_examples=400)
 def pytest_configure(config):
     is_suite = "not nightly" in config.option.markexpr
     settings.load_profile("suite" if is_suite else "nightly")
+    hide_gpu_or_select_its_tests(config)
+
+
+def hide_gpu_or_select_its_tests(config):
+    if _is_for_gpu(config):
+        config.option.markexpr = "gpu"
+    else:
+        # Other tests use CPU tensors, and fork, which CUDA does not survive.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _is_for_gpu(config):
+    """Return whether a run asks for the tests marked ``gpu``, by the mark or by their folder."""
+    words = config.option.markexpr.split()
+    asks_by_mark = "gpu" in words and "not gpu" not in config.option.markexpr
+    paths = [Path(config.invocation_params.dir, each.partition("::")[0]) for each in config.args]
+    asks_by_folder = all(path.resolve().is_relative_to(GPU_TESTS) for path in paths)
+    return asks_by_mark or asks_by_folder
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 MOST_LINES_OF_A_MODULE = 330
-MOST_FILES_AT_THE_ROOT = 10
+MOST_FILES_AT_THE_ROOT = 11
 
 HEADER = (
     "# Copyright (c) 2026, energon_ext contributors.\n# SPDX-License-Identifier: BSD-3-Clause\n"

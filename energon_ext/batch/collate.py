@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Sequence
 
 import numpy as np
-import torch
 
+from energon_ext.batch.host_memory import tensors_from
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, SampleError
@@ -80,29 +80,35 @@ class BatchAssembler:
             for name, stream in streams.items():
                 for start, values in zip(starts, _streams_of(row).get(name) or ()):
                     stream[number, start : start + len(values)] = values
-        labels, token_weights = _at_labels(tokens), _at_labels(weights)
         if self.masked_label is not None:
-            token_weights[labels == self.masked_label] = 0.0
+            weights[tokens == self.masked_label] = 0.0
+        first_positions, rewards, pairs = zip(*segments.values)
         lengths = np.array(segments.lengths)
         ends = lengths.cumsum()
-        first_positions, rewards, pairs = zip(*segments.values)
         offsets = ends - lengths - first_positions
-        columns = {name: _at_labels(stream) for name, stream in streams.items()}
+        arrays = {
+            "tokens": tokens[:, :-1],
+            "labels": tokens[:, 1:],
+            "token_weights": weights[:, 1:],
+            "position_ids": np.arange(ends[-1]) - np.repeat(offsets, lengths),
+            "cu_seqlens": _int32([0, *ends.tolist()]),
+            "source_ids": _int32(segments.sources),
+            "source_documents": _int32(segments.documents),
+        }
+        if self.alignment > 1:
+            arrays["cu_seqlens_padded"] = _int32(segments.aligned_ends)
+        if has_rewards:
+            arrays["rewards"] = np.array(rewards, np.float32)
+        if has_pairs:
+            arrays["pair_ids"] = _int32(pairs)
+        if (log_probs := streams.pop(_LOG_PROBS, None)) is not None:
+            arrays[_LOG_PROBS] = log_probs[:, 1:]
+        written = tensors_from([*arrays.values(), *(each[:, 1:] for each in streams.values())])
         return PackedBatch(
-            tokens=torch.from_numpy(tokens[:, :-1].flatten()),
-            labels=labels,
-            token_weights=token_weights,
-            position_ids=torch.from_numpy(np.arange(ends[-1]) - np.repeat(offsets, lengths)),
-            cu_seqlens=_int32([0, *ends.tolist()]),
+            **dict(zip(arrays, written)),
             max_seqlen=int(lengths.max()),
-            source_ids=_int32(segments.sources),
             sources=tuple(sources),
-            source_documents=_int32(segments.documents),
-            cu_seqlens_padded=_int32(segments.aligned_ends) if self.alignment > 1 else None,
-            log_probs=columns.pop(_LOG_PROBS, None),
-            rewards=torch.tensor(rewards).float() if has_rewards else None,
-            pair_ids=_int32(pairs) if has_pairs else None,
-            columns=columns,
+            columns=dict(zip(streams, written[len(arrays) :])),
         )
 
     def _write(
@@ -220,9 +226,5 @@ def _all_have(values: Sequence[Any], name: str) -> bool:
     return present == {True}
 
 
-def _at_labels(stream: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(stream[:, 1:].flatten())
-
-
-def _int32(values: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+def _int32(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, np.int32)

@@ -8,8 +8,8 @@ from typing import ClassVar, Iterator, TypeVar
 import torch
 import torch.nn.functional as F
 
+from energon_ext.batch.host_memory import buffer_of
 from energon_ext.batch.transport import (
-    buffer_of,
     build,
     move,
     replace_tensors,
@@ -106,7 +106,7 @@ class PackedBatch:
     def as_buffer(self) -> torch.Tensor:
         """Return the bytes of all tensors as one uint8 tensor.
 
-        It is page-locked if there is a GPU, so that copying it does not block.
+        It is page-locked if this process uses a GPU, so that copying it does not block.
         """
         return buffer_of(tensors_of(values_of(self)))
 
@@ -260,11 +260,19 @@ class PackedBatch:
             yield fits, "cu_seqlens_padded rises from 0 to N, with the start of every document"
 
     def pin_memory(self: B, device: torch.device | str | None = None) -> B:
-        """Return a copy in page-locked memory; the data loader calls this if there is a GPU."""
-        return move(self, lambda buffer: buffer)
+        """Return the batch in page-locked memory, where batches of the loader already are.
+
+        Elsewhere it is copied there if there is a GPU; torch's loader calls this.
+        """
+        if torch.cuda.is_available():
+            torch.cuda.init()  # before that no memory is page-locked
+        return move(self, lambda block: block)
 
     def to(self: B, device: torch.device | str, non_blocking: bool = True) -> B:
-        """Return the batch on a device; from the host it is one copy, by default asynchronous."""
+        """Return the batch on a device; from the host it is one copy, by default asynchronous.
+
+        Do not write to a batch on the host while it is copied.
+        """
 
         def to_device(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(device, non_blocking=non_blocking)

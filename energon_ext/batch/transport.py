@@ -9,17 +9,16 @@ and dictionaries. The class is not part of the message: the receiver names it.
 
 import dataclasses
 import functools
-import math
-from typing import Any, Callable, Iterator, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Iterator, Mapping, TypeVar
 
+import numpy as np
 import torch
 
+from energon_ext.batch.host_memory import block_of, bytes_of, view, views_of
 from energon_ext.errors import ConfigError
 
 B = TypeVar("B")
-
-#: Multiple of which a received buffer must begin in memory: the size of the widest type.
-ALIGNMENT = 16
+T = TypeVar("T")
 
 _TENSOR = "tensor"
 #: Values that contain no tensor. A list of only these is not walked through: a batch has the names
@@ -78,65 +77,47 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def move(batch: B, transfer: Callable[[torch.Tensor], torch.Tensor]) -> B:
-    """Return a batch of which all tensors, on the CPU, moved together.
+    """Return a batch, an instance of a dataclass, as :func:`move_tensors` moves its fields."""
+    return build(type(batch), move_tensors(values_of(batch), transfer))
+
+
+def move_tensors(value: T, transfer: Callable[[torch.Tensor], torch.Tensor]) -> T:
+    """Return a value of which all tensors, on the CPU, moved together.
 
     Args:
         transfer: moves their bytes, uint8 [n]; the new tensors are views of its result.
     """
-    values = values_of(batch)
-    tensors = tensors_of(values)
-    layout = [(tensor.dtype, tensor.shape) for tensor in tensors]
-    moved = iter(views_of(transfer(buffer_of(tensors)), layout))
-    return build(type(batch), replace_tensors(values, lambda _: next(moved)))
+    tensors = tensors_of(value)
+    block, starts = block_of(tensors)
+    moved = transfer(block)
+    views = (view(moved, start, x.dtype, x.shape) for start, x in zip(starts, tensors))
+    moved_value: T = replace_tensors(value, lambda _: next(views))
+    return moved_value
 
 
-# The buffer -------------------------------------------------------------------------------------
+def page_lock(batch: Any) -> Any:
+    """Return any batch in page-locked memory if this process uses a GPU, else as it is.
+
+    Tensors may lie in lists, tuples and dictionaries; objects do it by their own ``pin_memory``.
+    """
+    if not torch.cuda.is_initialized():
+        return batch
+    if not (tensors := tensors_of(batch)):
+        return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
+    if not all(_is_dense_on_cpu(each) and not each.requires_grad for each in tensors):
+        return batch
+    return move_tensors(batch, lambda block: block)
 
 
-def host_buffer(num_bytes: int) -> torch.Tensor:
-    """Return host memory, page-locked if there is a GPU: uint8 [num_bytes]."""
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-
-
-def buffer_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the bytes of tensors as one :func:`host_buffer`."""
-    parts = bytes_of(tensors)
-    return torch.cat(parts, out=host_buffer(sum(map(len, parts))))
-
-
-def bytes_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the bytes of each tensor, in the order in which a buffer holds them."""
-    order = _order([tensor.dtype for tensor in tensors])
-    # An empty part, as torch.cat needs at least one.
-    parts = [torch.empty(0, dtype=torch.uint8)]
-    for index in order:
-        parts.append(tensors[index].detach().contiguous().reshape(-1).view(torch.uint8))
-    return parts
-
-
-def views_of(
-    buffer: torch.Tensor, layout: Sequence[tuple[torch.dtype, Sequence[int]]]
-) -> list[torch.Tensor]:
-    """Return tensors as views of a buffer, given the type and shape of each."""
-    views: dict[int, torch.Tensor] = {}
-    begin = 0
-    for index in _order([dtype for dtype, _ in layout]):
-        dtype, shape = layout[index]
-        end = begin + math.prod(shape) * dtype.itemsize
-        views[index] = buffer[begin:end].view(dtype).reshape(shape)
-        begin = end
-    return [views[index] for index in range(len(layout))]
-
-
-def _order(dtypes: Sequence[torch.dtype]) -> list[int]:
-    """Return indices of tensors by decreasing size of their elements, so that all are aligned."""
-    return sorted(range(len(dtypes)), key=lambda index: -dtypes[index].itemsize)
+def _is_dense_on_cpu(tensor: torch.Tensor) -> bool:
+    is_dense = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+    return is_dense and tensor.device.type == "cpu"
 
 
 # The header -------------------------------------------------------------------------------------
 
 
-def take_apart(batch: Any) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def take_apart(batch: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Return a batch's header, of JSON values, and the bytes of its tensors.
 
     Raises:
@@ -189,8 +170,7 @@ def _to_json(value: Any, place: str) -> Any:
 
 
 def _name_of(tensor: torch.Tensor, place: str) -> str:
-    is_plain = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
-    if not is_plain or tensor.device.type != "cpu":
+    if not _is_dense_on_cpu(tensor):
         raise ConfigError(
             f"{place}: a tensor on {tensor.device} with layout {tensor.layout} does not travel "
             f"between ranks; allowed are dense tensors on the CPU."

@@ -65,7 +65,3 @@ def main() -> None:
 
     Example: energon-ext plan mix.yaml --steps 1000 --seq-length 4096
     """
-
-
-if __name__ == "__main__":
-    main()

@@ -187,7 +187,6 @@ class ExactDataLoader:
             sampler=_Rounds(lambda: with_later_rows(self._rounds(), count, self._rounds_ahead)),
             **_options(workers, self._prefetch_factor, self._timeout),
             worker_init_fn=self._begin_reader,
-            pin_memory=torch.cuda.is_available() and not workers,
         )
         batches = iter(readers)
         explain_deaths_in_signals()

@@ -13,6 +13,7 @@ from megatron.energon import WorkerConfig
 from megatron.energon.cache import NoCachePool
 from torch.utils.data import Dataset, get_worker_info
 
+from energon_ext.batch.transport import page_lock
 from energon_ext.compat import set_worker
 from energon_ext.loader.processes import Failure
 from energon_ext.loader.slots import Slots
@@ -87,7 +88,7 @@ class RoundReader(Dataset[Any]):
         if isinstance(rows, Failure):
             return rows
         if self._slots is None:
-            return self._read(number, rows, later)
+            return page_lock(self._read(number, rows, later))
         try:
             return self._slots.put(number, self._read(number, rows, later))
         except Exception as error:  # an encoder, or pickling its batch, may raise anything

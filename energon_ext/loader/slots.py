@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from energon_ext.batch.transport import host_buffer
+from energon_ext.batch.host_memory import host_buffer
 from energon_ext.errors import WorkerError
 
 #: Size of a slot. Its pages are only allocated when a batch is first written to them.
@@ -80,7 +80,7 @@ class Slots:
         return SlotBatch(number, pickled, tensors.end, places, sent)
 
     def take(self, batch: SlotBatch) -> Any:
-        """Return a copy of the batch, with its tensors in page-locked memory if there is a GPU.
+        """Return a copy of the batch, with its tensors in page-locked memory if a GPU is in use.
 
         Each tensor is a view of one tensor: torch knows by its storage, and not by an address, how
         long a copy to the GPU still reads page-locked memory. Arrays have no storage, so their

@@ -6,15 +6,18 @@ Transformer Engine handles ``packed_seq_params`` itself; Megatron-core's own att
 """
 
 import importlib.util
+import inspect
 import math
 from typing import Any, cast
 
+import megatron.core
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.torch_norm import L2Norm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -23,8 +26,15 @@ from energon_ext.errors import ConfigError
 
 try:
     from torch.nn.attention.varlen import varlen_attn
+
+    #: Options of the kernel. That of torch 2.10 takes neither a window nor a scale; that of torch
+    #: 2.13 takes groups only with an option.
+    _KERNEL_OPTIONS = frozenset(inspect.signature(varlen_attn).parameters)
 except ImportError:  # torch < 2.10
     varlen_attn = None  # type: ignore[assignment]
+    _KERNEL_OPTIONS = frozenset()
+
+_TAKES_GROUPS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _KERNEL_OPTIONS else {}
 
 
 def gpt_layer_spec(
@@ -41,7 +51,8 @@ def gpt_layer_spec(
         vp_stage: virtual pipeline stage, if a rank has several.
 
     Raises:
-        ConfigError: ``config`` needs a feature that only Transformer Engine has.
+        ConfigError: ``config`` needs a feature that only Transformer Engine has, on a GPU with
+            megatron-core before 0.17 also experts.
     """
     use_transformer_engine = has_transformer_engine()
     block = get_gpt_decoder_block_spec(
@@ -54,6 +65,7 @@ def gpt_layer_spec(
     if use_transformer_engine:
         return block
     _check_config(config)
+    _check_router(config)
     block.layer_norm = TorchNorm
     for layer in block.layer_specs:
         replace_norms(layer.submodules, "input_layernorm", "pre_mlp_layernorm")
@@ -110,9 +122,6 @@ class SegmentAttention(torch.nn.Module):
                 "SegmentAttention takes no attention mask or bias: pass attention_mask=None and "
                 "describe the segments with packed_seq_params."
             )
-        heads_per_group = query.shape[-2] // key.shape[-2]
-        key = key.repeat_interleave(heads_per_group, dim=-2)
-        value = value.repeat_interleave(heads_per_group, dim=-2)
         if packed_seq_params is None:
             context = self._causal(*(x.permute(1, 2, 0, 3) for x in (query, key, value)))
             return context.permute(2, 0, 1, 3).flatten(-2)
@@ -122,7 +131,7 @@ class SegmentAttention(torch.nn.Module):
             longest = int(packed_seq_params.max_seqlen_q)
             output = varlen_attn(
                 query, key, value, ends, ends, longest, longest,
-                scale=self.softmax_scale, window_size=(-1, 0),  # causal
+                scale=self.softmax_scale, window_size=(-1, 0), **_TAKES_GROUPS,  # causal
             )  # fmt: skip
             return cast(torch.Tensor, output).flatten(-2)  # a tuple only with extra outputs
         lengths = ends.diff().tolist()
@@ -132,8 +141,14 @@ class SegmentAttention(torch.nn.Module):
         return context.transpose(0, 1).flatten(-2)
 
     def _causal(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Attend within one segment; all are [..., heads or groups, positions, channels]."""
+        if query.is_cuda and not _is_half(query):
+            # The only kernel that would take groups there keeps all scores in memory.
+            heads_per_group = query.shape[-3] // key.shape[-3]
+            key = key.repeat_interleave(heads_per_group, dim=-3)
+            value = value.repeat_interleave(heads_per_group, dim=-3)
         return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=self.softmax_scale
+            query, key, value, is_causal=True, scale=self.softmax_scale, enable_gqa=True
         )
 
 
@@ -181,6 +196,21 @@ def _check_config(config: TransformerConfig, attention_dropout: float | None = N
             )
 
 
+def _check_router(config: TransformerConfig) -> None:
+    """Refuse experts whose router reads a name that only Transformer Engine imports."""
+    version = tuple(map(int, megatron.core.__version__.split(".")[:2]))
+    is_broken = version < (0, 17) and not hasattr(moe_utils, "te_general_gemm")
+    if config.num_moe_experts and is_broken:
+        raise ConfigError(
+            f"TransformerConfig.num_moe_experts={config.num_moe_experts}: without Transformer "
+            f"Engine the router of megatron-core {megatron.core.__version__} ends with a NameError "
+            f"(te_general_gemm); use megatron-core 0.17 or later, or install Transformer Engine."
+        )
+
+
 def _has_varlen_kernel(query: torch.Tensor) -> bool:
-    half_precision = query.dtype in (torch.float16, torch.bfloat16)
-    return varlen_attn is not None and query.is_cuda and half_precision
+    return "window_size" in _KERNEL_OPTIONS and query.is_cuda and _is_half(query)
+
+
+def _is_half(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.float16, torch.bfloat16)

@@ -13,12 +13,14 @@ import datetime
 import json
 from typing import Any, Callable, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from energon_ext.batch.host_memory import ALIGNMENT, host_buffer, write_bytes
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.batch.transport import ALIGNMENT, host_buffer, take_apart
+from energon_ext.batch.transport import take_apart
 from energon_ext.errors import ConfigError, SampleError
 
 #: Two int64 at the start of a message: its length and the length of its header.
@@ -57,7 +59,7 @@ def broadcast(draw: Callable[[], PackedBatch]) -> tuple[torch.Tensor, dict[str, 
     if channel.source != dist.get_rank():
         message = channel.exchange(None)
     else:
-        parts: list[torch.Tensor] = []
+        parts: list[np.ndarray] = []
         try:
             parts = _message(draw())
         finally:
@@ -70,14 +72,14 @@ def broadcast(draw: Callable[[], PackedBatch]) -> tuple[torch.Tensor, dict[str, 
     return message[begin:], header
 
 
-def _message(batch: PackedBatch) -> list[torch.Tensor]:
+def _message(batch: PackedBatch) -> list[np.ndarray]:
     """Return the parts of a message, each uint8 [bytes]."""
     fields, contents = take_apart(batch)
     header = json.dumps(fields).encode()
     header += b" " * (-len(header) % ALIGNMENT)
     length = _PREFIX_BYTES + len(header) + sum(map(len, contents))
-    prefix = torch.tensor([length, len(header)]).view(torch.uint8)
-    return [prefix, torch.frombuffer(bytearray(header), dtype=torch.uint8), *contents]
+    prefix = np.array([length, len(header)], np.int64)
+    return [prefix.view(np.uint8), np.frombuffer(header, np.uint8), *contents]
 
 
 class _Channel:
@@ -88,7 +90,7 @@ class _Channel:
         self._group = group
         self._capacity = 4096
 
-    def exchange(self, parts: Sequence[torch.Tensor] | None) -> torch.Tensor:
+    def exchange(self, parts: Sequence[np.ndarray] | None) -> torch.Tensor:
         """Return the first rank's message on every rank; the other ranks pass None."""
         buffer = self._broadcast(parts)
         length = int(buffer[:8].view(torch.int64))
@@ -97,13 +99,13 @@ class _Channel:
             buffer = self._broadcast(parts)
         return buffer[:length]
 
-    def _broadcast(self, parts: Sequence[torch.Tensor] | None) -> torch.Tensor:
+    def _broadcast(self, parts: Sequence[np.ndarray] | None) -> torch.Tensor:
         buffer = host_buffer(self._capacity)
         if parts is not None:
             length = sum(map(len, parts))
-            buffer[:8] = torch.tensor([length]).view(torch.uint8)
+            buffer[:8].view(torch.int64)[0] = length
             if 0 < length <= self._capacity:
-                torch.cat([*parts], out=buffer[:length])
+                write_bytes(parts, buffer)
         dist.broadcast(buffer, self.source, group=self._group)
         return buffer
 

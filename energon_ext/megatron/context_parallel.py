@@ -11,9 +11,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from energon_ext.batch.host_memory import take
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.transport import build, tensors_of, values_of
 from energon_ext.errors import ConfigError
@@ -68,22 +70,23 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
             not in its ``whole_fields``.
     """
     aligned_ends = batch.cu_seqlens if batch.cu_seqlens_padded is None else batch.cu_seqlens_padded
-    positions = context_parallel_positions(aligned_ends, size, rank)
-    # Padding follows its segment, so a rank's part of each segment is contiguous.
-    segments = torch.searchsorted(batch.cu_seqlens, positions.int(), right=True) - 1
-    segments, lengths = torch.unique_consecutive(segments, return_counts=True)
+    positions = _positions(aligned_ends, size, rank)
+    # Padding follows its segment, so a rank's part of each segment is contiguous and they ascend.
+    segment_of = np.searchsorted(batch.cu_seqlens.cpu().numpy(), positions, "right") - 1
+    segments, lengths = np.unique(segment_of, return_counts=True)
+    ends = torch.from_numpy(np.array([0, *lengths.cumsum()], np.int32))
     values = values_of(batch)
     for name in (*_FIELDS_OF_POSITIONS, *_added_fields_of_positions(batch, values)):
         if values[name] is not None:
-            values[name] = values[name][positions]
+            values[name] = take(values[name], positions)
     values.update(
-        columns={name: column[positions] for name, column in batch.columns.items()},
-        cu_seqlens=F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32),
+        columns={name: take(column, positions) for name, column in batch.columns.items()},
+        cu_seqlens=ends.to(batch.cu_seqlens.device),
         cu_seqlens_padded=None,
         max_seqlen=int(lengths.max()),
-        source_ids=batch.source_ids[segments],
-        rewards=None if batch.rewards is None else batch.rewards[segments],
-        pair_ids=None if batch.pair_ids is None else batch.pair_ids[segments],
+        source_ids=take(batch.source_ids, segments),
+        rewards=None if batch.rewards is None else take(batch.rewards, segments),
+        pair_ids=None if batch.pair_ids is None else take(batch.pair_ids, segments),
         aligned_ends=aligned_ends,
         document_ends=document_ends(batch),
         longest_aligned=int(aligned_ends.diff().max()),
@@ -131,17 +134,21 @@ def context_parallel_positions(
         >>> context_parallel_positions(torch.tensor([0, 4, 12]), size=2, rank=0)
         tensor([ 0,  3,  4,  5, 10, 11])
     """
-    ends, alignment = cu_seqlens_padded.long(), 2 * size
-    lengths = ends.diff()
-    if len(cut := (lengths % alignment).nonzero()):
+    positions = torch.from_numpy(_positions(cu_seqlens_padded, size, rank))
+    return positions.to(cu_seqlens_padded.device)
+
+
+def _positions(aligned_ends: torch.Tensor, size: int, rank: int) -> np.ndarray:
+    """Return the positions by NumPy: torch would wake all its threads in every micro-batch."""
+    ends, alignment = aligned_ends.cpu().numpy().astype(np.int64), 2 * size
+    lengths = np.diff(ends)
+    if len(cut := np.flatnonzero(lengths % alignment)):
         raise ConfigError(
-            f"Segment {int(cut[0])} of the batch takes {int(lengths[cut[0]])} positions; "
+            f"Segment {cut[0]} of the batch takes {lengths[cut[0]]} positions; "
             f"context_parallel_size={size} needs multiples of {alignment}. Let the task encoder "
             f"align segments to {alignment}."
         )
-    chunks = lengths // alignment
     # Number each position by its chunk within its segment.
-    first = torch.repeat_interleave(ends[:-1], lengths)
-    offset = torch.arange(len(first), device=ends.device) - first
-    chunk = offset // torch.repeat_interleave(chunks, lengths)
-    return ((chunk == rank) | (chunk == alignment - 1 - rank)).nonzero().flatten()
+    offset = np.arange(ends[-1] - ends[0]) - np.repeat(ends[:-1] - ends[0], lengths)
+    chunk = offset // np.repeat(lengths // alignment, lengths)
+    return np.flatnonzero((chunk == rank) | (chunk == alignment - 1 - rank))

@@ -6,6 +6,7 @@ import contextlib
 import math
 from typing import Any, Callable, Iterator, Mapping
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 
@@ -118,8 +119,8 @@ def check_loss_inputs(
         )
     check_ratio_limit(ratio_limit, batch.log_probs)
     check_integer("weight_scale", weight_scale, 1)
-    counted = _denominator_of(batch, denominator)
-    if weight_scale == 1 and bool((counted != counted.round()).any()):
+    counted = _counts_on_host(batch, denominator)
+    if weight_scale == 1 and (counted != counted.round()).any():
         raise SampleError(
             "token_weights contain fractions, which Megatron cannot count: pass weight_scale (for "
             "example 1024, the same in every micro-batch) or denominator='tokens'."
@@ -235,6 +236,21 @@ def _denominator_of(batch: PackedBatch, denominator: str) -> torch.Tensor:
     if denominator == "pairs":
         return batch.pair_starts()
     return weights.abs() if denominator == "weights" else (weights != 0).float()
+
+
+def _counts_on_host(batch: PackedBatch, denominator: str) -> np.ndarray:
+    """Return values with the sum of :func:`_denominator_of`, whole numbers where its values are.
+
+    NumPy computes them, as torch would wake all its threads in every micro-batch.
+    """
+    if denominator == "weights":
+        return np.abs(batch.token_weights.cpu().numpy())
+    if denominator == "tokens":
+        return (batch.token_weights.cpu().numpy() != 0).astype(np.float32)
+    if denominator == "pairs" and batch.pair_ids is not None:
+        pairs = np.unique(batch.pair_ids.cpu().numpy())
+        return (pairs >= 0).astype(np.float32)
+    return _denominator_of(batch, denominator).cpu().numpy()  # a column, or the error
 
 
 def _check_count(count: float, weight_scale: int) -> None:

@@ -95,6 +95,14 @@ def test_a_training_script_that_fails_ends_the_demo(killed, tmp_path, monkeypatc
         demo.train(tmp_path / "mix.yaml", tmp_path / "run", STEPS, stage)
 
 
+def test_the_demo_runs_on_cpus_also_where_there_is_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    script = tmp_path / "train.py"
+    script.write_text("import os; assert os.environ['CUDA_VISIBLE_DEVICES'] == ''")
+    monkeypatch.setattr(demo, "TRAINING_SCRIPT", script)
+    demo.train(tmp_path / "mix.yaml", tmp_path / "run", STEPS, demo.Stage("one", 1, (), 8))
+
+
 @pytest.mark.parametrize(
     ("corpus", "expected"), [("prose", "assert"), ("code", "import"), ("docs", "Energon")]
 )

@@ -64,6 +64,15 @@ def test_help_and_version_are_fast_and_import_nothing_heavy(option):
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
 
 
+def test_the_module_runs_the_command():
+    command = [sys.executable, "-m", "energon_ext"]
+    shown = subprocess.run([*command, "plan", "-h"], capture_output=True, text=True)
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("Usage: python -m energon_ext plan ")
+    failed = subprocess.run([*command, "plan", "no.yaml"], capture_output=True, text=True)
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr
+
+
 def test_bash_completes_commands_and_their_options():
     completing = {"_ENERGON_EXT_COMPLETE": "bash_complete"}
     found = call(f"{CALL} main()", **completing, COMP_WORDS="energon-ext p", COMP_CWORD="1")

@@ -22,13 +22,12 @@ from energon_ext.megatron import (
 from energon_ext.megatron.attention import SegmentAttention, _has_varlen_kernel
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests import support
+from tests.megatron.places import GPU_BFLOAT16
 from tests.megatron.small_gpt import (
-    VOCABULARY,
     documents_of,
     megatron,
     run_packed,
     small_config,
-    small_model,
     synthetic_batch,
 )
 
@@ -37,8 +36,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-#: Relative to the norm: bfloat16 keeps 8 bits.
-TOLERANCE = 0.02
 SEQ_LEN, ROWS, STEPS = 4096, 4, 50
 
 
@@ -55,13 +52,6 @@ def table():
     print("\n| what | found |\n| --- | --- |")
     for what, found in rows:
         print(f"| {what} | {found} |")
-
-
-def make_model(device, dtype=torch.bfloat16, vocabulary=VOCABULARY, **overrides):
-    half = dtype == torch.bfloat16
-    options = {"params_dtype": dtype, "pipeline_dtype": dtype, "bf16": half, "kv_channels": 64}
-    config = small_config(**{**options, **overrides})
-    return small_model(config, vocabulary=vocabulary).to(device=device, dtype=dtype)
 
 
 def packed_and_alone(model, batch):
@@ -86,7 +76,7 @@ def difference(found, expected):
 
 def test_packed_equals_unpacked_in_bfloat16(one_gpu, table):
     batch = synthetic_batch(1).to(one_gpu)
-    model = make_model(one_gpu)
+    model = GPU_BFLOAT16.model()
     attention = model.decoder.layers[0].self_attention.core_attention
     kernel = type(attention).__name__
     if isinstance(attention, SegmentAttention):
@@ -98,8 +88,8 @@ def test_packed_equals_unpacked_in_bfloat16(one_gpu, table):
     table.append(("device, attention", f"{torch.cuda.get_device_name()}, {kernel}"))
     table.append(("packed against alone, logits, relative", f"{logits:.1e}"))
     table.append(("packed against alone, gradients, relative", f"{gradients:.1e}"))
-    assert logits < TOLERANCE
-    assert gradients < TOLERANCE
+    assert logits < GPU_BFLOAT16.rounding
+    assert gradients < GPU_BFLOAT16.rounding
 
 
 @pytest.fixture(scope="module")
@@ -207,8 +197,7 @@ def test_no_micro_batch_waits_for_the_gpu(one_gpu, loader):
 
 
 def test_loader_to_gpu(one_gpu, loader, table):
-    model = make_model(
-        one_gpu,
+    model = GPU_BFLOAT16.model(
         vocabulary=ByteTokenizer().padded_vocab_size(128),
         num_layers=4,
         hidden_size=512,

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 
 import pytest
+import torch
 
+from tests.megatron.places import PLACES
 from tests.megatron.small_gpt import megatron
 
 
@@ -11,3 +13,11 @@ def one_rank():
     """Megatron with one process."""
     with megatron():
         yield
+
+
+@pytest.fixture(params=PLACES)
+def place(request):
+    """The CPU; with ``-m gpu`` a GPU, in float32 and in bfloat16."""
+    if request.param.device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return request.param

@@ -8,6 +8,15 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 from initial_weights import initialize_weights  # noqa: E402
+from megatron_gpt import own_gpu  # noqa: E402
 from megatron_sampler import MegatronSampler, Sampling, draw, generate  # noqa: E402
 
-__all__ = ["EXAMPLES", "MegatronSampler", "Sampling", "draw", "generate", "initialize_weights"]
+__all__ = [
+    "EXAMPLES",
+    "MegatronSampler",
+    "Sampling",
+    "draw",
+    "generate",
+    "initialize_weights",
+    "own_gpu",
+]

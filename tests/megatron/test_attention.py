@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A packed batch is its documents, each run alone; the real GPTModel, dense and MoE."""
 
+import inspect
 import math
 from types import SimpleNamespace
 
+import megatron.core
 import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.torch_norm import L2Norm
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -35,32 +38,31 @@ ARCHITECTURES = {
 
 
 def document_logits(model, tokens):
-    return model(tokens[None], torch.arange(len(tokens))[None], None)[0]
+    return model(tokens[None], torch.arange(len(tokens), device=tokens.device)[None], None)[0]
 
 
 def gradients(model, loss):
     model.zero_grad()
     loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_packed_batch_equals_its_documents_alone(architecture):
-    model = small_model(small_config(**ARCHITECTURES[architecture]))
-    batch = synthetic_batch(seed=1)
+def test_a_packed_batch_equals_its_documents_alone(architecture, place):
+    model = place.model(**ARCHITECTURES[architecture])
+    batch = synthetic_batch(seed=1).to(place.device)
     pick = torch.randn(batch.num_tokens, VOCABULARY, generator=torch.Generator().manual_seed(2))
+    pick = pick.to(place.device)
     parts = documents_of(batch)
     assert len(parts) >= 4
 
     packed = run_packed(model, batch)
     alone = [document_logits(model, batch.tokens[part]) for part in parts]
-    for part, logits in zip(parts, alone):
-        torch.testing.assert_close(packed[part], logits, rtol=0, atol=1e-5)
+    place.check_close([packed[part] for part in parts], alone, rtol=0, atol=1e-5)
     packed_loss = sum((packed[part] * pick[part]).mean() for part in parts)
     alone_loss = sum((logits * pick[part]).mean() for part, logits in zip(parts, alone))
     packed_gradients = gradients(model, packed_loss)
-    for name, gradient in gradients(model, alone_loss).items():
-        torch.testing.assert_close(packed_gradients[name], gradient, rtol=0, atol=1e-5)
+    place.check_close(packed_gradients, gradients(model, alone_loss), rtol=0, atol=1e-5)
 
 
 # The tokens of an expert are one matrix, and how a row of it is rounded depends on its size.
@@ -102,8 +104,8 @@ def random_query_key_value(positions=11, heads=4, groups=2, channels=8):
     ]
 
 
-def packed_params(ends):
-    ends = torch.tensor(ends, dtype=torch.int32)
+def packed_params(ends, device="cpu"):
+    ends = torch.tensor(ends, dtype=torch.int32, device=device)
     longest = int(ends.diff().max())
     return PackedSeqParams("thd", ends, ends, max_seqlen_q=longest, max_seqlen_kv=longest)
 
@@ -115,6 +117,27 @@ def test_segment_attention_is_causal_attention_inside_each_segment():
     expected = slow_attention(query, key, value, ends, scale=1 / math.sqrt(8))
     found = core(query, key, value, packed_seq_params=packed_params(ends))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_groups_give_the_results_and_gradients_of_repeated_keys_and_values(is_packed, place):
+    core = SegmentAttention(small_config(), 1, None, "self")
+    params = packed_params([0, 4, 5, 11], place.device) if is_packed else None
+    found = []
+    for is_repeated in (True, False):
+        inputs = [
+            each.to(place.device, place.dtype).requires_grad_()
+            for each in random_query_key_value(heads=8, channels=64)
+        ]
+        query, key, value = inputs
+        if is_repeated:
+            key, value = (each.repeat_interleave(4, dim=1) for each in (key, value))
+        each = [x if is_packed else x[:, None] for x in (query, key, value)]
+        output = core(*each, packed_seq_params=params)
+        output.square().sum().backward()
+        found.append([output.detach(), *(x.grad for x in inputs)])
+    repeated, grouped = found
+    place.check_close(grouped, repeated, rtol=0, atol=1e-5)
 
 
 def test_without_packing_every_sequence_is_one_segment():
@@ -138,11 +161,18 @@ def test_padded_segment_ends_win_over_unpadded_ones():
 
 
 def test_the_varlen_kernel_is_used_if_available(monkeypatch):
-    calls = []
+    calls, real = [], attention.varlen_attn
+    on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+    has_kernel = attention._has_varlen_kernel(on_gpu)
 
-    def kernel(query, key, value, ends_q, ends_k, max_q, max_k, *, scale, window_size):
+    def kernel(query, key, value, ends_q, ends_k, max_q, max_k, *, scale, window_size, **groups):
         calls.append((max_q, max_k, window_size))
-        assert query.shape == key.shape == value.shape
+        assert (query.shape[1], key.shape[1], value.shape[1]) == (4, 2, 2)  # not repeated
+        if has_kernel:
+            inspect.signature(real).bind(
+                query, key, value, ends_q, ends_k, max_q, max_k,
+                scale=scale, window_size=window_size, **groups,
+            )  # fmt: skip
         assert ends_q.dtype == ends_k.dtype == torch.int32
         return slow_attention(query, key, value, ends_q.tolist(), scale).view_as(query)
 
@@ -161,7 +191,7 @@ def test_the_kernel_is_for_half_precision_on_gpus_only():
     def tensor(is_cuda, dtype):
         return SimpleNamespace(is_cuda=is_cuda, dtype=dtype)
 
-    has_kernel = attention.varlen_attn is not None
+    has_kernel = "window_size" in attention._KERNEL_OPTIONS  # not in torch 2.10
     assert attention._has_varlen_kernel(tensor(True, torch.bfloat16)) is has_kernel
     assert not attention._has_varlen_kernel(tensor(True, torch.float32))
     assert not attention._has_varlen_kernel(tensor(False, torch.bfloat16))
@@ -202,6 +232,32 @@ def test_l2_norms_follow_the_config():
     block = gpt_layer_spec(small_config(qk_layernorm=True, qk_l2_norm=True))
     submodules = block.layer_specs[0].submodules.self_attention.submodules
     assert submodules.q_layernorm is submodules.k_layernorm is L2Norm
+
+
+@pytest.fixture
+def router_without_its_global(monkeypatch):
+    """With a GPU, ``enable_cpu`` does not set what the router of megatron-core 0.16 reads."""
+    monkeypatch.delattr(moe_utils, "te_general_gemm", raising=False)
+
+
+@pytest.mark.usefixtures("router_without_its_global")
+def test_experts_whose_router_would_fail_are_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(megatron.core, "__version__", "0.16.1")
+    with pytest.raises(ConfigError) as error:
+        gpt_layer_spec(small_config(**MOE))
+    assert str(error.value) == (
+        "TransformerConfig.num_moe_experts=4: without Transformer Engine the router of "
+        "megatron-core 0.16.1 ends with a NameError (te_general_gemm); use megatron-core 0.17 or "
+        "later, or install Transformer Engine."
+    )
+
+
+@pytest.mark.usefixtures("router_without_its_global")
+def test_other_models_and_versions_are_not_refused(monkeypatch):
+    monkeypatch.setattr(megatron.core, "__version__", "0.16.1")
+    gpt_layer_spec(small_config())
+    monkeypatch.setattr(megatron.core, "__version__", "0.19.2")
+    gpt_layer_spec(small_config(**MOE))
 
 
 @pytest.mark.parametrize("normalization", ["RMSNorm", "LayerNorm"])

@@ -7,9 +7,9 @@ import torch
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.transformer.moe import moe_utils
 
+from energon_ext import ConfigError
 from energon_ext.megatron import enable_cpu
-
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
+from tests.megatron.example_code import own_gpu
 
 
 def test_cuda_means_cpu():
@@ -58,6 +58,25 @@ def test_megatron_clips_gradients():
 def test_the_global_that_megatron_forgets_exists():
     enable_cpu()
     assert moe_utils.te_general_gemm is None
+
+
+@pytest.mark.parametrize(("rank", "gpus"), [(0, 1), (3, 4)])
+def test_every_process_of_an_example_has_its_own_gpu(rank, gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    assert own_gpu() == rank
+
+
+def test_more_processes_than_gpus_are_an_error_with_two_ways_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError) as error:
+        own_gpu()
+    assert str(error.value) == (
+        "2 processes found on a node with 1 GPU(s); start at most 1 (--nproc-per-node 1), or set "
+        "CUDA_VISIBLE_DEVICES= to run on CPUs."
+    )
 
 
 def _active_modes():

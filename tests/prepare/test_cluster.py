@@ -417,7 +417,7 @@ def fake_command(tmp_path):
     """Return a folder with an `energon-ext` that runs this Python without installation."""
     command = tmp_path / "bin" / "energon-ext"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/bash\nexec {sys.executable} -m energon_ext.cli.main "$@"\n')
+    command.write_text(f'#!/bin/bash\nexec {sys.executable} -m energon_ext "$@"\n')
     command.chmod(0o755)
     return command.parent
 

@@ -4,9 +4,12 @@
 
 import fcntl
 import os
+import queue
 import signal
 import subprocess
 import sys
+import time
+from threading import Thread
 
 import pytest
 
@@ -118,6 +121,10 @@ sys.exit(worker.wait() and 3)
 """
 
 
+#: What a busy machine may take; no wait is longer.
+LIMIT_SECONDS = 120
+
+
 class Supervisor:
     """``serve_newest.sh`` with a fake server."""
 
@@ -131,17 +138,56 @@ class Supervisor:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PAUSE_SECONDS": "0.1"},
+            preexec_fn=_ignore_no_signal,
         )
+        self._lines = {}
+        for stream in (self.process.stdout, self.process.stderr):
+            self._lines[stream] = lines = queue.Queue()
+            Thread(target=_put_lines, args=(stream, lines), daemon=True).start()
 
     def next_server(self):
         """Wait for a server; return its process, and the name and the folder that it serves."""
-        process, name, folder = self.process.stdout.readline().split(" ", 2)
+        line = self._lines[self.process.stdout].get(timeout=LIMIT_SECONDS)
+        process, name, folder = line.split(" ", 2)
         return int(process), name, folder.rstrip()
+
+    def wait_for_message(self, text):
+        """Wait until the script has printed a line with a text to its standard error."""
+        while text not in self._lines[self.process.stderr].get(timeout=LIMIT_SECONDS):
+            pass
 
     def wait_for_end(self, process):
         """Wait until a server and its worker have ended."""
+        deadline = time.monotonic() + LIMIT_SECONDS
         with open(self.locks / str(process)) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while True:
+                try:
+                    return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        pytest.fail(f"server {process} or its worker has not ended")
+                    time.sleep(0.02)
+
+    def stop(self):
+        """End the script and its servers."""
+        self.process.terminate()
+        try:
+            self.process.wait(LIMIT_SECONDS)
+        finally:
+            self.process.kill()
+        for lock in self.locks.iterdir():
+            self.wait_for_end(lock.name)
+
+
+def _ignore_no_signal():
+    """As in a terminal: a shell cannot trap what is ignored when it starts, as under ``nohup``."""
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
+
+
+def _put_lines(stream, lines):
+    for line in stream:
+        lines.put(line)
 
 
 @pytest.fixture
@@ -154,10 +200,7 @@ def supervise(tmp_path):
 
     yield start
     for supervisor in started:
-        supervisor.process.terminate()
-        supervisor.process.communicate()
-        for lock in supervisor.locks.iterdir():
-            supervisor.wait_for_end(lock.name)
+        supervisor.stop()
 
 
 def test_a_killed_server_starts_again_with_the_newest_complete_export(supervise, tmp_path):
@@ -207,14 +250,13 @@ def test_a_server_that_ends_by_itself_is_started_again(supervise, tmp_path):
     worker = subprocess.run(["pgrep", "-P", str(first)], capture_output=True, text=True).stdout
     os.kill(int(worker), signal.SIGTERM)
     assert supervisor.next_server()[1] == "0"
-    supervisor.process.terminate()
-    assert f"process {first} ended with status 3" in supervisor.process.communicate()[1]
+    supervisor.wait_for_message(f"process {first} ended with status 3")
 
 
 def test_the_script_waits_for_the_first_export(supervise, tmp_path):
     exports = tmp_path / "exports"
     supervisor = supervise(exports)
-    assert "no complete export in" in supervisor.process.stderr.readline()
+    supervisor.wait_for_message("no complete export in")
     write_export(exports, "0")
     assert supervisor.next_server()[1] == "0"
 
@@ -226,4 +268,4 @@ def test_the_server_and_its_workers_end_with_the_script(supervise, tmp_path, end
     server, *_ = supervisor.next_server()
     supervisor.process.send_signal(ending)
     supervisor.wait_for_end(server)
-    assert supervisor.process.wait() == 128 + ending
+    assert supervisor.process.wait(LIMIT_SECONDS) == 128 + ending
