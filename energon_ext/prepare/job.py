@@ -16,6 +16,7 @@ import numpy as np
 from energon_ext.errors import ConfigError, SampleError, log_of, one_line
 from energon_ext.keyed import sha256_of_file, stable_hash
 from energon_ext.prepare.documents import InputDocument, Unit
+from energon_ext.storage.whole_file import fsync, name_path
 
 logger = log_of(__name__)
 
@@ -79,8 +80,10 @@ def write_unit(
     characters, notes = Counter[str](), Counter[str]()
     writers: dict[str, Any] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    prefix = f"{STAGING}{name}."
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as staging, ExitStack() as opened:
+    with ExitStack() as opened:
+        opened.enter_context(name_path(folder))
+        prefix = f"{STAGING}{name}."
+        staging = opened.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=folder))
         for document, split, encoded in _encode(job, unit, skipped, advance):
             if split not in writers:
                 path = Path(staging, split, name)
@@ -98,9 +101,12 @@ def write_unit(
         for path in sorted(Path(staging).glob("*/*")):
             file = f"{path.parent.name}/{path.name}"
             files[file] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
+            fsync(path)  # before the account of the unit says that it is complete
         for file in files:
             (folder / file).parent.mkdir(exist_ok=True)
             os.replace(Path(staging, file), folder / file)
+        for split in writers:
+            fsync(folder / split)
     return {
         "documents": {split: writer.num_documents for split, writer in writers.items()},
         "characters": dict(characters),

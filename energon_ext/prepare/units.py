@@ -38,6 +38,7 @@ from energon_ext.storage.claim import (
     claim,
     living_parts,
 )
+from energon_ext.storage.whole_file import fsync
 from energon_ext.tokens.index import META_SUFFIX, PREPARED, SUFFIXES
 from energon_ext.tokens.origins import ORIGINS_SUFFIX
 from energon_ext.tokens.paths import SPLITS
@@ -231,6 +232,7 @@ def _publish(prepared: Record, preparation: Preparation) -> None:
         if output.exists():
             output.rename(old)
         work.rename(output)
+        fsync(output.parent)
         shutil.rmtree(old, ignore_errors=True)
         return
     for file in [*sorted(wanted), PREPARED]:
