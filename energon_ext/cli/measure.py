@@ -84,7 +84,7 @@ def measure(
 def _summary(table: LengthTable) -> str:
     lengths = table.measured[table.measured > 0]
     if not len(lengths):
-        return f"{len(table):,} samples, none of which can be measured"
+        return f"{len(table):,} samples, none of which is in the split"
     numbers = f"{lengths.sum(dtype=np.int64):,} tokens, {lengths.mean():,.1f} on average"
     too_long = f", {table.num_too_long:,} longer than a row" if table.num_too_long else ""
     return f"{len(table):,} samples, {numbers}, {lengths.max():,} at most{too_long}"

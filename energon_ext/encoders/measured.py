@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from megatron.energon import SkipSample, TaskEncoder
+from megatron.energon import TaskEncoder
 
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.text_sources import (
@@ -21,19 +20,18 @@ from energon_ext.encoders.text_sources import (
     ensure_encoded,
     sample_entries,
 )
-from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
-from energon_ext.prepare.accounts import read_record, skipped_documents
+from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
+from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.samples.context import encoder_context
 from energon_ext.samples.methods import SampleMethods
 from energon_ext.samples.numbered import as_worker
 from energon_ext.samples.reader import keyed_random
 from energon_ext.storage.object_store import file_name
-from energon_ext.tokens.index import PREPARED
 
 logger = log_of(__name__)
 
@@ -52,27 +50,12 @@ def ensure_measured(
     ensure_encoded(list(cached.values()), is_rebuilt)
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
     for key, table in tables.items():
-        if len(table) and not table.measured.any():
-            _refuse_unmeasured(cached[key], len(table))
         if table.num_too_long:
             logger.warning(
                 "%s: %d of %d samples are longer than a row of %d tokens and are skipped.",
                 *(key, table.num_too_long, len(table), table.longest),
             )
     return tables
-
-
-def _refuse_unmeasured(cached: Cached, count: int) -> NoReturn:
-    """Raise ConfigError for a source of which no sample could be measured, with the reason.
-
-    Its table is removed: it is of no use, and the same encoder with corrected code would find it.
-    """
-    prepared = read_record(cached.folder / PREPARED) or {"units": []}
-    first = skipped_documents(prepared, "refused")[1].rstrip(".")
-    shutil.rmtree(cached.folder, ignore_errors=True)
-    raise ConfigError(
-        f"{cached.name}: none of its {count:,} samples could be measured, the first: {first}."
-    )
 
 
 def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -> Cached:
@@ -82,12 +65,13 @@ def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -
     seconds = SECONDS_BY_SIZE if methods.sample_length else SECONDS_BY_ENCODING
     seconds = methods.seconds_per_sample or seconds
     path = entry.metadataset or entry.dataset.paths[0]
+    bad = BadSamples(source.path, methods.decoder, methods.tolerance)
     return cached_samples(
         entry,
         source,
         {"path": source.path, "first": units[0].description["path"]},  # differs by split
         encoding=methods.identity,
-        encode=functools.partial(measure_all, methods, entry.key),
+        encode=functools.partial(measure_all, methods, bad, entry.key),
         writer=LengthWriter,
         meta={},
         units=units,
@@ -96,15 +80,16 @@ def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -
         verb="measured",
         command=lambda: f"energon-ext measure {path} --encoder MODULE:FUNCTION",
         grows=True,
+        judges=(source.bad, bad),
     )
 
 
 def measure_all(
-    methods: SampleMethods, key: str, documents: Sequence[InputDocument]
+    methods: SampleMethods, bad: BadSamples, key: str, documents: Sequence[InputDocument]
 ) -> list[Encoded | SampleError]:
-    """Return the length and cost of each sample of a source, or the error that it raised."""
+    """Return the length and cost of each sample of a source, or why it cannot be measured."""
     with as_worker(), encoder_context(source_key=key):
-        return [_measure(methods, document, length_and_cost) for document in documents]
+        return [_measure(methods, bad, document, length_and_cost) for document in documents]
 
 
 def measure_again(
@@ -116,9 +101,11 @@ def measure_again(
         Their lengths, each int64 [n]; 0 for a sample that cannot be measured.
     """
     source = cached_source(encoder, entry)
-    as_before = functools.partial(_measure, methods, measure=length_and_cost)
+    bad = source.bad
+    bad.has_worked = True  # when the samples were measured
+    as_before = functools.partial(_measure, methods, bad, measure=length_and_cost)
     as_in_a_run = functools.partial(
-        _measure, methods, measure=_encoded_length_and_cost, purpose="checked"
+        _measure, methods, bad, measure=_encoded_length_and_cost, purpose="checked"
     )
     lengths = np.zeros((2, len(numbers)), np.int64)
     for column, number in enumerate(numbers):
@@ -135,17 +122,19 @@ def measure_again(
 
 def _measure(
     methods: SampleMethods,
+    bad: BadSamples,
     document: InputDocument,
     measure: Callable[[SampleMethods, Any], Encoded],
     purpose: str = "measured",
 ) -> Encoded | SampleError:
     if document.sample is None:  # excluded by the split
         return Encoded([(np.zeros(0, np.int64), None)])
-    return use_sample(methods, document, measure, purpose)
+    return use_sample(methods, bad, document, measure, purpose)
 
 
 def use_sample(
     methods: SampleMethods,
+    bad: BadSamples,
     document: InputDocument,
     use: Callable[[SampleMethods, Any], _Result],
     purpose: str = "measured",
@@ -153,21 +142,18 @@ def use_sample(
     """Return what is made of a cooked sample, or why it is refused.
 
     Args:
+        bad: decides about errors.
         purpose: random numbers of the encoder's methods depend on it.
     """
     if isinstance(document.sample, SampleError):
         return document.sample
     try:
         with keyed_random(f"{purpose}/{document.origin}"):
-            return use(methods, document.sample)
-    except SampleError as error:
-        return error
-    except EnergonExtError:
-        raise
+            used = use(methods, document.sample)
     except Exception as error:  # an encoder may raise anything, SkipSample included
-        reason = f"Sample {document.origin}: {type(error).__name__} ({error})"
-        is_asked_for = isinstance(error, SkipSample)
-        return SampleError(reason + ("." if is_asked_for else f"; {methods.describe_decoder()}."))
+        return bad.judge(error, document.origin)
+    bad.has_worked = True
+    return used
 
 
 def length_and_cost(methods: SampleMethods, sample: Any) -> Encoded:

@@ -66,7 +66,7 @@ class CheckedArray:
         pages = -(-num_bytes // (PAGE + 4))
         content = num_bytes - 4 * pages
         if content < 0 or content % item_bytes or items not in (None, content // item_bytes):
-            raise ConfigError(f"{path}: damaged, as it has {num_bytes} bytes; remove it.")
+            raise _damaged(path, f"it has {num_bytes} bytes")
         self._bytes = map_file(path, num_bytes)
         #: The items, not checked.
         self.items = self._bytes[:content].view(dtype)
@@ -99,7 +99,7 @@ class CheckedArray:
         for page in pages.tolist():
             content = self._bytes[page * PAGE : min((page + 1) * PAGE, self._num_bytes)]
             if _checksum(content.data) != self._sums[page]:
-                raise _damaged(self.path, page)
+                raise _damaged(self.path, f"page {page} does not have the checksum written with it")
             self._is_checked[page] = True
 
 
@@ -107,12 +107,12 @@ def _checksum(content: bytes | memoryview) -> int:
     return zlib.crc32(content)
 
 
-def _damaged(path: str, page: int) -> ConfigError:
+def _damaged(path: str, reason: str) -> ConfigError:
     remedy = "remove it"
     with contextlib.suppress(OSError):
         os.unlink(path)
         remedy = "it was removed"
     return ConfigError(
-        f"{path}: damaged, page {page} of this cached file does not have the checksum that was "
-        f"written with it; {remedy}, and the next start makes it again."
+        f"{path}: this cached file is damaged ({reason}); {remedy}, and the next start makes it "
+        f"again."
     )

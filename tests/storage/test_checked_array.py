@@ -56,7 +56,9 @@ def test_only_the_pages_that_are_used_are_checked(tmp_path):
         assert np.array_equal(array[where], items[where])
     for where in (2050, -1500, slice(2047, 2049), np.array([0, 3000])):
         (tmp_path / "a").write_bytes(content)
-        with pytest.raises(ConfigError, match=rf"{path}: damaged, page 2 .* it was removed, and"):
+        with pytest.raises(
+            ConfigError, match=rf"{path}: .* damaged .page 2 .* it was removed, and"
+        ):
             CheckedArray(path, "<u4")[where]
         assert not (tmp_path / "a").exists()
 
@@ -65,5 +67,5 @@ def test_only_the_pages_that_are_used_are_checked(tmp_path):
 def test_a_file_of_another_size_is_refused(tmp_path, change):
     path = write(tmp_path / "a", np.arange(10, dtype="<u4"))
     (tmp_path / "a").write_bytes(change((tmp_path / "a").read_bytes()))
-    with pytest.raises(ConfigError, match=f"{path}: damaged, as it has"):
+    with pytest.raises(ConfigError, match=f"{path}: .* damaged .it has"):
         CheckedArray(path, "<u4", 10)

@@ -548,7 +548,7 @@ def test_lengths_that_were_lost_are_named_and_written_again(folder, count):
     path, whole = lengths_of(folder), lengths_of(folder).read_bytes()
     overwrite(path, 0, bytes(4 * count))
     files = open_token_files(folder)
-    with pytest.raises(ConfigError, match=rf"{path}: damaged, page 0 .*the next start makes it ag"):
+    with pytest.raises(ConfigError, match=rf"{path}: .*damaged .page 0 .*the next start makes it"):
         files.lengths(np.arange(4))
     assert documents(open_token_files(folder)) == sum(CONTENTS, [])
     assert path.read_bytes() == whole

@@ -294,7 +294,7 @@ def test_lengths_that_were_lost_are_named_and_found_again(tmp_path):
     kept.write_bytes(whole[:4096] + bytes(4096) + whole[8192:])
     found = open_documents(path)
     assert found.lengths(np.arange(5)).tolist() == [3, 0, 1, 4, 2]  # in the first page
-    with pytest.raises(ConfigError, match=rf"{kept}: damaged, page 1 .*the next start makes it ag"):
+    with pytest.raises(ConfigError, match=rf"{kept}: .*damaged .page 1 .*the next start makes it"):
         found.lengths(np.arange(700, 710))
     assert len(open_documents(path)) == 4000 and kept.read_bytes() == whole
 
