@@ -94,7 +94,7 @@ def _check(measure: Callable[..., Any], entry: Entry, table: LengthTable, count:
     """Measure some samples again, and see how random their lengths are."""
     numbers = KeyedPermutation(len(table), "check")(np.arange(min(count, len(table))))
     measured = table.measured[numbers].astype(np.int64)
-    again, in_a_run = measure(entry, numbers.tolist())
+    again, in_a_run = (measure(entry, numbers.tolist(), in_a_run=each) for each in (False, True))
     different = np.flatnonzero(again != measured)
     if len(different):
         first = different[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from energon_ext.encoders.text_sources import (
     sample_entries,
 )
 from energon_ext.errors import ConfigError, SampleError, log_of
+from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded
@@ -40,6 +41,9 @@ _Result = TypeVar("_Result")
 #: Approximate seconds per sample on one core: from its size alone, or by encoding it.
 SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
 
+#: Samples of all sources that a start measures again, and about how long that may take.
+_COMPARED, _COMPARED_SECONDS = 16, 1.0
+
 
 def ensure_measured(
     encoder: TaskEncoder, methods: SampleMethods, entries: Sequence[Entry], is_rebuilt: bool
@@ -47,8 +51,11 @@ def ensure_measured(
     """Return the lengths of all sources of samples, by source key; none if they are not packed."""
     wanted = sample_entries(entries) if methods.are_packed else []
     cached = {entry.key: cached_lengths(encoder, methods, entry) for entry in wanted}
+    before = [entry for entry in wanted if cached[entry.key].is_complete]
     ensure_encoded(list(cached.values()), is_rebuilt)
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
+    if not is_rebuilt:
+        _compare_some(encoder, methods, before, tables)
     for key, table in tables.items():
         if table.num_too_long:
             logger.warning(
@@ -58,12 +65,51 @@ def ensure_measured(
     return tables
 
 
+def _compare_some(
+    encoder: TaskEncoder,
+    methods: SampleMethods,
+    entries: Sequence[Entry],
+    tables: Mapping[str, LengthTable],
+) -> None:
+    """Measure a few samples again, as a check of what only the user knows: the fingerprint.
+
+    Those that fail now are skipped by the run. Lengths that are random even with equal random
+    numbers cannot be compared.
+
+    Raises:
+        ConfigError: a sample has another length than in the table.
+    """
+    seconds = _seconds_of(methods)
+    count = min(_COMPARED, max(1, int(_COMPARED_SECONDS / seconds)))
+    order = KeyedPermutation(max(1, len(entries)), "compared")
+    chosen = [entries[n] for n in order(np.arange(min(count, len(entries)))).tolist()]
+    for entry in chosen:
+        measured, share = tables[entry.key].measured, -(-count // len(chosen))
+        tried = np.arange(min(4 * share, len(measured)))
+        tried = KeyedPermutation(max(1, len(measured)), "compared")(tried)
+        numbers = tried[measured[tried] > 0][:share]
+        measure = functools.partial(measure_again, encoder, methods, entry, numbers.tolist())
+        now = measure()
+        different = (now != measured[numbers]) & (now > 0)
+        if different.any() and np.array_equal(measure(), now):
+            place = int(different.argmax())
+            raise ConfigError(
+                f"{entry.key}: sample {numbers[place]} has {now[place]} tokens, but had "
+                f"{measured[numbers[place]]} when it was measured. If an option of the encoder has "
+                f"changed, change its encoding_fingerprint, and lengths are measured again."
+            )
+
+
+def _seconds_of(methods: SampleMethods) -> float:
+    """Return about how long it takes to measure a sample."""
+    seconds = SECONDS_BY_SIZE if methods.sample_length else SECONDS_BY_ENCODING
+    return methods.seconds_per_sample or seconds
+
+
 def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -> Cached:
     """Return the cache entry for the lengths of a source, which may not exist yet."""
     source = cached_source(encoder, entry)
     units = _units(entry, source)
-    seconds = SECONDS_BY_SIZE if methods.sample_length else SECONDS_BY_ENCODING
-    seconds = methods.seconds_per_sample or seconds
     path = entry.metadataset or entry.dataset.paths[0]
     bad = BadSamples(source.path, methods.decoder, methods.tolerance)
     return cached_samples(
@@ -75,7 +121,7 @@ def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -
         writer=LengthWriter,
         meta={},
         units=units,
-        seconds=source.count * seconds,
+        seconds=source.count * _seconds_of(methods),
         open_folder=functools.partial(LengthTable.open, longest=methods.packer.seq_len),
         verb="measured",
         command=lambda: f"energon-ext measure {path} --encoder MODULE:FUNCTION",
@@ -93,31 +139,32 @@ def measure_all(
 
 
 def measure_again(
-    encoder: TaskEncoder, methods: SampleMethods, entry: Entry, numbers: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Measure some samples twice: as before, and encoded with other random numbers, as in a run.
+    encoder: TaskEncoder,
+    methods: SampleMethods,
+    entry: Entry,
+    numbers: Sequence[int],
+    *,
+    in_a_run: bool = False,
+) -> np.ndarray:
+    """Measure some samples as before or, for a run, encoded with other random numbers.
 
     Returns:
-        Their lengths, each int64 [n]; 0 for a sample that cannot be measured.
+        Their lengths, int64 [n]; 0 for a sample that cannot be measured.
     """
     source = cached_source(encoder, entry)
-    bad = source.bad
-    bad.has_worked = True  # when the samples were measured
-    as_before = functools.partial(_measure, methods, bad, measure=length_and_cost)
-    as_in_a_run = functools.partial(
-        _measure, methods, bad, measure=_encoded_length_and_cost, purpose="checked"
-    )
-    lengths = np.zeros((2, len(numbers)), np.int64)
-    for column, number in enumerate(numbers):
-        unit = unit_of(source, range(number, number + 1), {"path": source.path})
-        for row, measure in enumerate((as_before, as_in_a_run)):
-            # Read it each time, as encoders may change the sample they get.
-            (document,) = (item for item in unit.read() if isinstance(item, InputDocument))
-            with as_worker(), encoder_context(source_key=entry.key):
-                measured = measure(document)
-            if isinstance(measured, Encoded):
-                lengths[row, column] = measured.documents[0][0].sum()
-    return lengths[0], lengths[1]
+    source.bad.has_worked = True  # when the samples were measured
+    measure, purpose = length_and_cost, "measured"
+    if in_a_run:
+        measure, purpose = _encoded_length_and_cost, "checked"
+    pick = unit_of(source, range(source.count), {"path": source.path}).pick
+    assert pick is not None, "samples are read by number"
+    documents = [item for item in pick(numbers) if isinstance(item, InputDocument)]
+    with as_worker(), encoder_context(source_key=entry.key):
+        measured = [_measure(methods, source.bad, each, measure, purpose) for each in documents]
+    tokens = [
+        0 if isinstance(each, SampleError) else each.documents[0][0].sum() for each in measured
+    ]
+    return np.array(tokens, np.int64)
 
 
 def _measure(

@@ -18,6 +18,7 @@ from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.data_files import CACHE_VARIABLE, cache_path
 from energon_ext.encoders.quiet import quiet_energon
+from energon_ext.encoders.repeatable import check_repeatable
 from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import TextEncoder, is_text
 from energon_ext.errors import ConfigError, EncoderNeededError, SampleError
@@ -196,6 +197,7 @@ def cached_text(encoder: TextEncoder, entry: Entry) -> Cached:
         {"files": dict(source.version), "split": split},
         encoding=encoder.saved_encoding or encoding_of(encoder),
         encode=functools.partial(encode_all, encoder, bad),
+        check=functools.partial(_check_own_code, encoder, source),
         writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
         meta=encoder.token_file_meta(),
         units=sample_units(source),
@@ -227,6 +229,7 @@ def cached_samples(
     encode: Callable[[Sequence[InputDocument]], Sequence[Encoded | SampleError]],
     writer: Callable[[Path], Any],
     meta: Mapping[str, Any],
+    check: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> Cached:
     """Return the cache entry for a source, in a folder named after a hash of its dependencies."""
@@ -244,7 +247,7 @@ def cached_samples(
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
         raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a local cache folder.")
     folder = cache_path(Path(file_name(root)), Path(source.path).name, text)
-    job = Job(encode, writer, meta, json.loads(text), keeps_all=True)
+    job = Job(encode, writer, meta, json.loads(text), check=check, keeps_all=True)
     return Cached(name=source.path, folder=folder, job=job, count=source.count, **options)
 
 
@@ -264,6 +267,13 @@ def encoding_of(encoder: TextEncoder) -> dict[str, Any]:
         "decoder": type(encoder.decoder).__qualname__,
         "own": fingerprint,
     }
+
+
+def _check_own_code(encoder: TextEncoder, source: SampleSource) -> None:
+    """Raise ConfigError if code of the user encodes samples at random."""
+    if custom := _custom_code(encoder):
+        bad = BadSamples(source.path, encoder.decoder, has_worked=True)
+        check_repeatable(custom[0], source, functools.partial(encode_all, encoder, bad))
 
 
 def _code_of(encoder: TextEncoder) -> list[str]:

@@ -56,7 +56,6 @@ class Job:
 
     #: Returns the error of each document that is refused.
     encode: Callable[[Sequence[InputDocument]], Sequence[Encoded | SampleError]]
-    check: Callable[[], None] = field(default=lambda: None, kw_only=True)  # called once before
     writer: Callable[[Path], Any]  # creates a TokenWriter or another writer for a prefix
     meta: Mapping[str, Any]  # content of the .meta.json of each pair
     options: Mapping[str, Any]  # JSON values that the files depend on besides the input
@@ -67,6 +66,7 @@ class Job:
     #: Keep refused documents as empty ones, and list them, instead of skipping them.
     keeps_all: bool = False
     shuffle: int | None = None  # seed of a random order of all documents; None for input order
+    check: Callable[[], None] = lambda: None  # called before units are prepared
 
 
 def write_unit(

@@ -140,7 +140,7 @@ class SampleReader:
                 bad = self._bad.judge(error, key_of(stored))
             except WrongCodeError as wrong:
                 logger.error("%s", wrong)
-                raise error  # with its traceback
+                raise error from error.__cause__  # with its own traceback
             kind = "" if isinstance(error, SampleError) else type(error).__name__
             self._note("skipped", number, str(bad), kind)
         else:

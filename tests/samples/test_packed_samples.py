@@ -219,9 +219,12 @@ def test_samples_longer_than_a_row_are_skipped_and_counted(data, caplog):
 
 
 class Growing(PackedCaptions):
-    """Notes all that it encodes."""
+    """Gives lengths by which samples are packed, and notes all that it encodes."""
 
     encoded = []
+
+    def sample_length(self, sample):
+        return length_of_number(int(sample.caption.split()[1]))
 
     @stateless
     def encode_sample(self, sample):
@@ -263,7 +266,7 @@ def test_a_row_keeps_the_samples_of_random_length_that_fit(data, caplog):
 
 
 def test_a_sample_that_has_outgrown_a_row_of_its_own_is_replaced(data, caplog):
-    encoder = PackedCaptions()
+    encoder = Growing()
     encoder.seq_len = 25  # as long as the longest sample
     run(alone(data), 1, encoder=encoder)
     encoder.longest_extra = 10
