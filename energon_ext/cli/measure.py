@@ -56,8 +56,9 @@ def measure(
 
     Whole samples are packed into rows by their lengths. The lengths are written to the folder given
     by ENERGON_EXT_CACHE, or to one next to METADATASET, where runs with the same encoder find them.
-    Run the same command again to continue, or to measure appended shards. To share the work among
-    20 processes, on any machines with access to the folder, give --part 0/20 to --part 19/20.
+    Run the same command again to continue, to measure appended shards, or to try samples again that
+    failed. To share the work among 20 processes, on any machines with access to the folder, give
+    --part 0/20 to --part 19/20.
 
     Example: energon-ext measure mix.yaml --encoder my_vlm:encoder --jobs 16
     """

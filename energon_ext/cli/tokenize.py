@@ -52,9 +52,9 @@ def tokenize(
     """Tokenize the text of METADATASET before a run.
 
     The tokens are written to the folder given by ENERGON_EXT_CACHE, or to one next to METADATASET,
-    where runs with the same tokenizer find them. Run the same command again to continue. To share
-    the work among 20 processes, on any machines with access to the folder, give --part 0/20 to
-    --part 19/20.
+    where runs with the same tokenizer find them. Run the same command again to continue, or to try
+    samples again that failed. To share the work among 20 processes, on any machines with access to
+    the folder, give --part 0/20 to --part 19/20.
 
     Example: energon-ext tokenize mix.yaml --tokenizer my/tokenizer.json --jobs 16
     """

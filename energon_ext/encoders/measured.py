@@ -77,7 +77,7 @@ def _compare_some(
     numbers cannot be compared.
 
     Raises:
-        ConfigError: a sample has another length than in the table.
+        ConfigError: the length of a sample is not that of the table.
     """
     seconds = _seconds_of(methods)
     count = min(_COMPARED, max(1, int(_COMPARED_SECONDS / seconds)))

@@ -64,7 +64,8 @@ def write_reference(
     """Compute and cache what the reference model says of all pairs, unless that has been done.
 
     The result lies next to the table of lengths, and a run whose encoder names the same reference
-    finds it. A pass that is interrupted continues where it was.
+    finds it. A pass that is interrupted continues where it was; another one tries pairs again that
+    failed.
 
     Args:
         path: metadataset YAML, prepared folder or JSONL file.

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a bad sample is: one rule for cookers, encoders, measuring, tokenizing and streaming."""
+"""The rule by which a sample is bad, for cookers, encoders, measuring, tokenizing and streams."""
 
 import traceback
 from dataclasses import dataclass

@@ -554,6 +554,14 @@ def test_lengths_that_were_lost_are_named_and_written_again(folder, count):
     assert path.read_bytes() == whole
 
 
+def test_a_pair_that_was_replaced_by_a_longer_one_is_not_read_at_its_old_places(tmp_path):
+    write_tokens(tmp_path / "web", [[1, 2], [3]])
+    files = open_token_files(tmp_path / "web")
+    write_tokens(tmp_path / "web", [[7, 1, 2], [3]])
+    with pytest.raises(ConfigError, match="web.bin: has 8 bytes, needs 6; it was .* replaced"):
+        files.document(1)
+
+
 #: Bytes of the index of two documents that are overwritten, and their new value.
 DAMAGES = [
     (17, 1, 3),  # the type of a token
