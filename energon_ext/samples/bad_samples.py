@@ -8,11 +8,14 @@ from typing import Any
 
 from megatron.energon import SampleDecoder
 
-from energon_ext.errors import EnergonExtError, SampleError, WrongCodeError, one_line
+from energon_ext.errors import EnergonExtError, SampleError, WrongCodeError, one_line, printable
 
 #: Errors that wrong code raises for every sample, and data only for some. They end the run if each
 #: of this many first samples raises one; a smaller number would let bad samples end a run.
 _CODE_ERRORS, _FIRST_SAMPLES = (NameError, TypeError, AttributeError), 10
+
+#: Characters of the text of an error; some of Energon's contain the whole sample.
+_LONGEST = 1000
 
 
 @dataclass
@@ -67,7 +70,7 @@ def _describe(error: Exception) -> str:
     reason = one_line(error) if str(error).strip() else ""
     if not reason and error.__cause__ is not None:
         reason = one_line(error.__cause__)  # some of Energon's errors have a cause but no text
-    return type(error).__name__ + (f" ({reason})" if reason else "")
+    return type(error).__name__ + (f" ({printable(reason, _LONGEST)})" if reason else "")
 
 
 def describe_decoder(decoder: Any) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file
 
-#: Bytes of a page; the size of an item divides it.
+#: Bytes of a page; the size of an item, a power of two, divides it.
 PAGE = 4096
 
 
@@ -71,7 +71,8 @@ class CheckedArray:
         #: The items, not checked.
         self.items = self._bytes[:content].view(dtype)
         self._sums = self._bytes[content:].view("<u4")
-        self._num_bytes, self._items_per_page = content, PAGE // item_bytes
+        self._num_bytes = content
+        self._shift = (PAGE // item_bytes).bit_length() - 1  # of an item to its page
         self._is_checked = np.zeros(pages, bool)
 
     def __len__(self) -> int:
@@ -80,13 +81,14 @@ class CheckedArray:
     def __getitem__(self, where: Any) -> Any:
         if isinstance(where, slice):
             begin, stop, _ = where.indices(len(self.items))
-            last = -(-stop // self._items_per_page)
-            pages = np.arange(begin // self._items_per_page, last)
+            pages = np.arange(begin >> self._shift, ((stop - 1) >> self._shift) + 1)
         else:
-            pages = np.atleast_1d(where) % max(1, len(self.items)) // self._items_per_page
-        unchecked = pages[~self._is_checked[pages]]
-        if unchecked.size:
-            self._check(np.unique(unchecked))
+            numbers = np.asarray(where)
+            if numbers.size and numbers.min() < 0:
+                numbers = numbers % len(self.items)
+            pages = numbers >> self._shift
+        if not self._is_checked[pages].all():
+            self._check(np.unique(pages))
         return self.items[where]
 
     def first(self, count: int) -> "CheckedArray":
@@ -96,9 +98,10 @@ class CheckedArray:
         return part
 
     def _check(self, pages: np.ndarray) -> None:
-        for page in pages.tolist():
-            content = self._bytes[page * PAGE : min((page + 1) * PAGE, self._num_bytes)]
-            if _checksum(content.data) != self._sums[page]:
+        pages = pages[~self._is_checked[pages]]
+        content, end = self._bytes.data, self._num_bytes
+        for page, checksum in zip(pages.tolist(), self._sums[pages].tolist()):
+            if _checksum(content[page * PAGE : min((page + 1) * PAGE, end)]) != checksum:
                 raise _damaged(self.path, f"page {page} does not have the checksum written with it")
             self._is_checked[page] = True
 
