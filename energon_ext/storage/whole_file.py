@@ -28,7 +28,7 @@ def open_whole(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        with name_path(path):
+        with name_path(path, temporary):
             with open(temporary, "xb") as file:
                 yield file
                 _flush(file)
@@ -79,12 +79,16 @@ def fsync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def name_path(path: Path) -> Iterator[None]:
-    """Add a path to an error that names none, as that of a write to a full disk."""
+def name_path(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Name a path in an error that names none, as that of a write to a full disk, or its temporary.
+
+    Args:
+        temporary: the path under which the file is written.
+    """
     try:
         yield
     except OSError as error:
-        if error.filename is not None:
+        if error.filename not in (None, str(temporary)):
             raise
         code = error.errno or errno.EIO
         raise OSError(code, error.strerror or str(error), str(path)) from error
