@@ -35,7 +35,8 @@ def open_whole(path: Path) -> Iterator[BinaryIO]:
             os.replace(temporary, path)
             fsync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)  # also frees the space if the disk is full
+        with contextlib.suppress(OSError):  # it was renamed, or the file system is read-only
+            temporary.unlink()  # also frees the space if the disk is full
 
 
 def create(path: Path, content: bytes) -> bool:
@@ -56,7 +57,8 @@ def create(path: Path, content: bytes) -> bool:
                 file.write(content)
                 _flush(file)
         except OSError:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
             raise
     return True
 
