@@ -7,7 +7,6 @@ it can be detected, and says in one line where the problem is, what was found, w
 what to do. An ``assert`` in this package guards an invariant of the package itself.
 """
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -77,8 +76,8 @@ class SampleError(EnergonExtError, ValueError):
     """One sample (document, row, prompt) cannot be used."""
 
 
-#: Errors for which a sample is skipped and counted; any other error indicates a bug.
-SKIPPABLE_ERRORS = (SampleError, json.JSONDecodeError, UnicodeDecodeError)
+class WrongCodeError(EnergonExtError, RuntimeError):
+    """An encoder or a cooker raises an error for every sample; its cause is that error."""
 
 
 class DataExhaustedError(EnergonExtError):

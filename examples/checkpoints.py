@@ -31,8 +31,9 @@ from energon_ext.state.checkpoint_folder import (
     write_sealed,
     write_state,
 )
-from energon_ext.state.files import first_line, fsync, write_file
+from energon_ext.state.files import first_line, write_file
 from energon_ext.state.together import on_all_ranks
+from energon_ext.storage.whole_file import fsync
 
 RUN = "run.json"
 

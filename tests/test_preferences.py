@@ -245,25 +245,32 @@ def test_a_run_continues_only_with_its_reference(mix):
         run(mix, 1, state=state, task_encoder=encoder("second"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "counts", "gone"])
-def test_a_damaged_reference_is_refused(tmp_path, damage):
+@pytest.mark.parametrize("damage", ["cut", "zeros", "counts", "gone"])
+def test_a_damaged_reference_is_refused_and_written_again(tmp_path, damage):
     path = alone(tmp_path, [pair(n) for n in range(9)])
     write_reference(path, encoder("m"), by_labels)
     (file,) = (tmp_path / DEFAULT_CACHE).glob("*/tokens/*.log_probs.bin")
+    whole = file.read_bytes()
     if damage == "counts":
         file = file.with_name(file.name.replace(".log_probs", ".counts"))
+        whole = file.read_bytes()
         file.write_bytes(np.frombuffer(file.read_bytes(), "<u4")[::-1].tobytes())
     elif damage == "cut":
         os.truncate(file, 8)
+    elif damage == "zeros":
+        file.write_bytes(bytes(8) + whole[8:])
     else:
         file.unlink()
     message = {
-        "cut": "table of log-probabilities is damaged .*is too short",
-        "counts": "trained tokens, but .* log-probabilities of the reference 'm'; was it changed",
-        "gone": "log_probs.bin: No such file",
+        "cut": "log_probs.bin: this cached file is damaged .it has 8 bytes",
+        "zeros": "log_probs.bin: this cached file is damaged .page 0 does not have the checksum",
+        "counts": "table of log-probabilities is damaged .*counts.bin has changed since",
+        "gone": "no log-probabilities of the reference 'm'; call write_reference",
     }
     with pytest.raises(ConfigError, match=message[damage]):
         take(loader_for(dataset_of(path, task_encoder=encoder("m"))), 3)
+    write_reference(path, encoder("m"), by_labels)
+    assert file.read_bytes() == whole
 
 
 def test_unusable_pairs_are_counted_and_left_out(tmp_path, caplog):

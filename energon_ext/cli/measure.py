@@ -56,8 +56,9 @@ def measure(
 
     Whole samples are packed into rows by their lengths. The lengths are written to the folder given
     by ENERGON_EXT_CACHE, or to one next to METADATASET, where runs with the same encoder find them.
-    Run the same command again to continue, or to measure appended shards. To share the work among
-    20 processes, on any machines with access to the folder, give --part 0/20 to --part 19/20.
+    Run the same command again to continue, to measure appended shards, or to try samples again that
+    failed. To share the work among 20 processes, on any machines with access to the folder, give
+    --part 0/20 to --part 19/20.
 
     Example: energon-ext measure mix.yaml --encoder my_vlm:encoder --jobs 16
     """
@@ -84,7 +85,7 @@ def measure(
 def _summary(table: LengthTable) -> str:
     lengths = table.measured[table.measured > 0]
     if not len(lengths):
-        return f"{len(table):,} samples, none of which can be measured"
+        return f"{len(table):,} samples, none of which is in the split"
     numbers = f"{lengths.sum(dtype=np.int64):,} tokens, {lengths.mean():,.1f} on average"
     too_long = f", {table.num_too_long:,} longer than a row" if table.num_too_long else ""
     return f"{len(table):,} samples, {numbers}, {lengths.max():,} at most{too_long}"
@@ -94,7 +95,7 @@ def _check(measure: Callable[..., Any], entry: Entry, table: LengthTable, count:
     """Measure some samples again, and see how random their lengths are."""
     numbers = KeyedPermutation(len(table), "check")(np.arange(min(count, len(table))))
     measured = table.measured[numbers].astype(np.int64)
-    again, in_a_run = measure(entry, numbers.tolist())
+    again, in_a_run = (measure(entry, numbers.tolist(), in_a_run=each) for each in (False, True))
     different = np.flatnonzero(again != measured)
     if len(different):
         first = different[0]

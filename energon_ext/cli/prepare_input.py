@@ -26,6 +26,7 @@ from energon_ext.prepare.documents import InputDocument, Unit, check_object, tex
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.samples import sample_units
 from energon_ext.prepare.token_writer import TokenWriter
+from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.formats import find_format
 from energon_ext.tokens.paths import SPLITS
@@ -105,7 +106,7 @@ def _job(
     order = () if shuffle is None else ("shuffle",)
     compared = ("chat", "val", "seed", "min_chars", "on_error", *order, *KINDS[kind])
     return Job(
-        encode=functools.partial(encode_all, encoder),
+        encode=functools.partial(encode_all, encoder, BadSamples(kind, encoder.decoder)),
         writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
         meta={**meta, FIELD: arguments},
         options={"input": [kind, *named], **{name: options[name] for name in compared}, **meta},

@@ -14,7 +14,12 @@ from energon_ext.config.yaml_file import read_mapping, splits_in
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.cache import Cached, prepare_entry, prepare_part_of_entry
+from energon_ext.prepare.cache import (
+    Cached,
+    prepare_entry,
+    prepare_part_of_entry,
+    try_failures_again,
+)
 from energon_ext.storage.claim import Part
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 
@@ -47,9 +52,9 @@ def tokenize(
     """Tokenize the text of METADATASET before a run.
 
     The tokens are written to the folder given by ENERGON_EXT_CACHE, or to one next to METADATASET,
-    where runs with the same tokenizer find them. Run the same command again to continue. To share
-    the work among 20 processes, on any machines with access to the folder, give --part 0/20 to
-    --part 19/20.
+    where runs with the same tokenizer find them. Run the same command again to continue, or to try
+    samples again that failed. To share the work among 20 processes, on any machines with access to
+    the folder, give --part 0/20 to --part 19/20.
 
     Example: energon-ext tokenize mix.yaml --tokenizer my/tokenizer.json --jobs 16
     """
@@ -76,7 +81,13 @@ def tokenize(
 
 
 def prepare_now(cached: Cached, jobs: int, part: Part | None) -> bool:
-    """Prepare the missing units of a source or part; return True if the source is complete."""
+    """Prepare the missing units of a source or part; return True if the source is complete.
+
+    If it is complete already, the samples that failed are tried again.
+    """
+    if cached.is_complete:
+        try_failures_again(cached, jobs, part)
+        return True
     if part is None:
         prepare_entry(cached, jobs, wait_seconds=0.0)
         return True

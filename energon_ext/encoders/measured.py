@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
-from megatron.energon import SkipSample, TaskEncoder
+from megatron.energon import TaskEncoder
 
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.text_sources import (
@@ -21,19 +20,19 @@ from energon_ext.encoders.text_sources import (
     ensure_encoded,
     sample_entries,
 )
-from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
-from energon_ext.prepare.accounts import read_record, skipped_documents
+from energon_ext.errors import ConfigError, SampleError, log_of
+from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
+from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.samples.context import encoder_context
 from energon_ext.samples.methods import SampleMethods
 from energon_ext.samples.numbered import as_worker
 from energon_ext.samples.reader import keyed_random
 from energon_ext.storage.object_store import file_name
-from energon_ext.tokens.index import PREPARED
 
 logger = log_of(__name__)
 
@@ -42,6 +41,9 @@ _Result = TypeVar("_Result")
 #: Approximate seconds per sample on one core: from its size alone, or by encoding it.
 SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
 
+#: Samples of all sources that a start measures again, and about how long that may take.
+_COMPARED, _COMPARED_SECONDS = 16, 1.0
+
 
 def ensure_measured(
     encoder: TaskEncoder, methods: SampleMethods, entries: Sequence[Entry], is_rebuilt: bool
@@ -49,11 +51,12 @@ def ensure_measured(
     """Return the lengths of all sources of samples, by source key; none if they are not packed."""
     wanted = sample_entries(entries) if methods.are_packed else []
     cached = {entry.key: cached_lengths(encoder, methods, entry) for entry in wanted}
+    before = [entry for entry in wanted if cached[entry.key].is_complete]
     ensure_encoded(list(cached.values()), is_rebuilt)
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
+    if not is_rebuilt:
+        _compare_some(encoder, methods, before, tables)
     for key, table in tables.items():
-        if len(table) and not table.measured.any():
-            _refuse_unmeasured(cached[key], len(table))
         if table.num_too_long:
             logger.warning(
                 "%s: %d of %d samples are longer than a row of %d tokens and are skipped.",
@@ -62,90 +65,123 @@ def ensure_measured(
     return tables
 
 
-def _refuse_unmeasured(cached: Cached, count: int) -> NoReturn:
-    """Raise ConfigError for a source of which no sample could be measured, with the reason.
+def _compare_some(
+    encoder: TaskEncoder,
+    methods: SampleMethods,
+    entries: Sequence[Entry],
+    tables: Mapping[str, LengthTable],
+) -> None:
+    """Measure a few samples again, as a check of what only the user knows: the fingerprint.
 
-    Its table is removed: it is of no use, and the same encoder with corrected code would find it.
+    Those that fail now are skipped by the run. Lengths that are random even with equal random
+    numbers cannot be compared.
+
+    Raises:
+        ConfigError: the length of a sample is not that of the table.
     """
-    prepared = read_record(cached.folder / PREPARED) or {"units": []}
-    first = skipped_documents(prepared, "refused")[1].rstrip(".")
-    shutil.rmtree(cached.folder, ignore_errors=True)
-    raise ConfigError(
-        f"{cached.name}: none of its {count:,} samples could be measured, the first: {first}."
-    )
+    seconds = _seconds_of(methods)
+    count = min(_COMPARED, max(1, int(_COMPARED_SECONDS / seconds)))
+    order = KeyedPermutation(max(1, len(entries)), "compared")
+    chosen = [entries[n] for n in order(np.arange(min(count, len(entries)))).tolist()]
+    for entry in chosen:
+        measured, share = tables[entry.key].measured, -(-count // len(chosen))
+        tried = np.arange(min(4 * share, len(measured)))
+        tried = KeyedPermutation(max(1, len(measured)), "compared")(tried)
+        numbers = tried[measured[tried] > 0][:share]
+        measure = functools.partial(measure_again, encoder, methods, entry, numbers.tolist())
+        now = measure()
+        different = (now != measured[numbers]) & (now > 0)
+        if different.any() and np.array_equal(measure(), now):
+            place = int(different.argmax())
+            raise ConfigError(
+                f"{entry.key}: sample {numbers[place]} has {now[place]} tokens, but had "
+                f"{measured[numbers[place]]} when it was measured. If an option of the encoder has "
+                f"changed, change its encoding_fingerprint, and lengths are measured again."
+            )
+
+
+def _seconds_of(methods: SampleMethods) -> float:
+    """Return about how long it takes to measure a sample."""
+    seconds = SECONDS_BY_SIZE if methods.sample_length else SECONDS_BY_ENCODING
+    return methods.seconds_per_sample or seconds
 
 
 def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -> Cached:
     """Return the cache entry for the lengths of a source, which may not exist yet."""
     source = cached_source(encoder, entry)
     units = _units(entry, source)
-    seconds = SECONDS_BY_SIZE if methods.sample_length else SECONDS_BY_ENCODING
-    seconds = methods.seconds_per_sample or seconds
     path = entry.metadataset or entry.dataset.paths[0]
+    bad = BadSamples(source.path, methods.decoder, methods.tolerance)
     return cached_samples(
         entry,
         source,
         {"path": source.path, "first": units[0].description["path"]},  # differs by split
         encoding=methods.identity,
-        encode=functools.partial(measure_all, methods, entry.key),
+        encode=functools.partial(measure_all, methods, bad, entry.key),
         writer=LengthWriter,
         meta={},
         units=units,
-        seconds=source.count * seconds,
+        seconds=source.count * _seconds_of(methods),
         open_folder=functools.partial(LengthTable.open, longest=methods.packer.seq_len),
         verb="measured",
         command=lambda: f"energon-ext measure {path} --encoder MODULE:FUNCTION",
         grows=True,
+        judges=(source.bad, bad),
     )
 
 
 def measure_all(
-    methods: SampleMethods, key: str, documents: Sequence[InputDocument]
+    methods: SampleMethods, bad: BadSamples, key: str, documents: Sequence[InputDocument]
 ) -> list[Encoded | SampleError]:
-    """Return the length and cost of each sample of a source, or the error that it raised."""
+    """Return the length and cost of each sample of a source, or why it cannot be measured."""
     with as_worker(), encoder_context(source_key=key):
-        return [_measure(methods, document, length_and_cost) for document in documents]
+        return [_measure(methods, bad, document, length_and_cost) for document in documents]
 
 
 def measure_again(
-    encoder: TaskEncoder, methods: SampleMethods, entry: Entry, numbers: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Measure some samples twice: as before, and encoded with other random numbers, as in a run.
+    encoder: TaskEncoder,
+    methods: SampleMethods,
+    entry: Entry,
+    numbers: Sequence[int],
+    *,
+    in_a_run: bool = False,
+) -> np.ndarray:
+    """Measure some samples as before or, for a run, encoded with other random numbers.
 
     Returns:
-        Their lengths, each int64 [n]; 0 for a sample that cannot be measured.
+        Their lengths, int64 [n]; 0 for a sample that cannot be measured.
     """
     source = cached_source(encoder, entry)
-    as_before = functools.partial(_measure, methods, measure=length_and_cost)
-    as_in_a_run = functools.partial(
-        _measure, methods, measure=_encoded_length_and_cost, purpose="checked"
-    )
-    lengths = np.zeros((2, len(numbers)), np.int64)
-    for column, number in enumerate(numbers):
-        unit = unit_of(source, range(number, number + 1), {"path": source.path})
-        for row, measure in enumerate((as_before, as_in_a_run)):
-            # Read it each time, as encoders may change the sample they get.
-            (document,) = (item for item in unit.read() if isinstance(item, InputDocument))
-            with as_worker(), encoder_context(source_key=entry.key):
-                measured = measure(document)
-            if isinstance(measured, Encoded):
-                lengths[row, column] = measured.documents[0][0].sum()
-    return lengths[0], lengths[1]
+    source.bad.has_worked = True  # when the samples were measured
+    measure, purpose = length_and_cost, "measured"
+    if in_a_run:
+        measure, purpose = _encoded_length_and_cost, "checked"
+    pick = unit_of(source, range(source.count), {"path": source.path}).pick
+    assert pick is not None, "samples are read by number"
+    documents = [item for item in pick(numbers) if isinstance(item, InputDocument)]
+    with as_worker(), encoder_context(source_key=entry.key):
+        measured = [_measure(methods, source.bad, each, measure, purpose) for each in documents]
+    tokens = [
+        0 if isinstance(each, SampleError) else each.documents[0][0].sum() for each in measured
+    ]
+    return np.array(tokens, np.int64)
 
 
 def _measure(
     methods: SampleMethods,
+    bad: BadSamples,
     document: InputDocument,
     measure: Callable[[SampleMethods, Any], Encoded],
     purpose: str = "measured",
 ) -> Encoded | SampleError:
     if document.sample is None:  # excluded by the split
         return Encoded([(np.zeros(0, np.int64), None)])
-    return use_sample(methods, document, measure, purpose)
+    return use_sample(methods, bad, document, measure, purpose)
 
 
 def use_sample(
     methods: SampleMethods,
+    bad: BadSamples,
     document: InputDocument,
     use: Callable[[SampleMethods, Any], _Result],
     purpose: str = "measured",
@@ -153,21 +189,18 @@ def use_sample(
     """Return what is made of a cooked sample, or why it is refused.
 
     Args:
+        bad: decides about errors.
         purpose: random numbers of the encoder's methods depend on it.
     """
     if isinstance(document.sample, SampleError):
         return document.sample
     try:
         with keyed_random(f"{purpose}/{document.origin}"):
-            return use(methods, document.sample)
-    except SampleError as error:
-        return error
-    except EnergonExtError:
-        raise
+            used = use(methods, document.sample)
     except Exception as error:  # an encoder may raise anything, SkipSample included
-        reason = f"Sample {document.origin}: {type(error).__name__} ({error})"
-        is_asked_for = isinstance(error, SkipSample)
-        return SampleError(reason + ("." if is_asked_for else f"; {methods.describe_decoder()}."))
+        return bad.judge(error, document.origin)
+    bad.has_worked = True
+    return used
 
 
 def length_and_cost(methods: SampleMethods, sample: Any) -> Encoded:

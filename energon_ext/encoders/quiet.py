@@ -9,11 +9,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from megatron.energon import SkipSample, TaskEncoder
 from megatron.energon.errors import ErrorContext, log_exception
 from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.wrappers.base import BaseWrapperDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from energon_ext.errors import SKIPPABLE_ERRORS, log_of
+from energon_ext.errors import log_of
+from energon_ext.samples.bad_samples import BadSamples
 
 logger = log_of(__name__)
 
@@ -48,40 +51,63 @@ def quiet_energon() -> Iterator[None]:
                 logger.debug("%s", line)
 
 
-def quiet_errors(dataset: Any, source: str) -> SavableDataset:
+def quiet_errors(dataset: Any, source: str, decoder: Any) -> SavableDataset:
     """Log only some of the samples that cannot be used; Energon would print each of them."""
     stage = dataset
     while isinstance(stage, MapDataset):
-        stage._map_failure_handler = _SkippedSamples(stage._map_failure_handler, source)
+        bad = BadSamples(source, decoder)
+        stage._map_failure_handler = _SkippedSamples(stage._map_failure_handler, bad)
+        stage = stage.dataset
+    return dataset
+
+
+def quiet_encoding(dataset: Any, encoder: TaskEncoder) -> SavableDataset:
+    """Do the same for the samples that the methods of an encoder cannot encode."""
+    methods = encoder.preencode_sample, encoder.encode_sample, encoder.postencode_sample
+    stage = dataset
+    while isinstance(stage, BaseWrapperDataset) and len(stage.datasets) == 1:
+        if isinstance(stage, MapDataset) and stage.map_fn in methods:
+            bad = BadSamples(type(encoder).__qualname__, encoder.decoder)
+            stage._map_failure_handler = _SkippedSamples(stage._map_failure_handler, bad)
         stage = stage.dataset
     return dataset
 
 
 class _SkippedSamples(ErrorContext):
-    """Handles errors as Energon does, and logs the 1st, 10th, 100th ... skipped sample."""
+    """Counts bad samples as Energon does, and logs the 1st, 10th, 100th ... skipped sample."""
 
-    def __init__(self, original: ErrorContext, source: str):
+    def __init__(self, original: ErrorContext, bad: BadSamples):
         handler = self._log if original.handler is log_exception else original.handler
         super().__init__(original.name, handler, original.tolerance)
-        self._source, self._count = source, 0
+        self._bad, self._count = bad, 0
 
     @contextlib.contextmanager
     def handle_errors(self, sample: Any) -> Iterator[None]:
         try:
             yield
-        except Exception:  # an encoder may raise anything; Energon decides what it means
-            with quiet_energon(), super().handle_errors(sample):
+        except SkipSample:  # not counted by Energon
+            with super().handle_errors(sample):
                 raise
+        except Exception as error:  # an encoder may raise anything
+            reason = self._bad.judge(error, _key_of(sample))
+            # A user's own handler gets the error itself.
+            reported = reason if self.handler == self._log else error
+            with quiet_energon(), super().handle_errors(sample):
+                raise reported from error
         else:
             self.reset()
+            self._bad.has_worked = True
 
     def _log(self, error: Exception, sample: Any, sources: Any = None) -> None:
-        if not isinstance(error, SKIPPABLE_ERRORS):
-            log_exception(error, sample, sources)
-            return
         self._count += 1
         if str(self._count).strip("0") == "1":
-            # Errors of stored samples do not name the sample.
-            keys = [part["__key__"] for part in getattr(sample, "data", ()) if part]
-            reason = f"Sample {', '.join(keys)}: {error}" if keys else error
-            logger.warning("%s: sample skipped (%d so far): %s", self._source, self._count, reason)
+            logger.warning(
+                "%s: sample skipped (%d so far): %s", self._bad.source, self._count, error
+            )
+
+
+def _key_of(sample: Any) -> str:
+    """Return the key of a stored sample, with those that are joined to it, or of a cooked one."""
+    keys = [part["__key__"] for part in getattr(sample, "data", ()) if part]
+    key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", "")
+    return ", ".join(keys) or str(key)

@@ -27,11 +27,17 @@ from energon_ext.encoders.text_sources import (
 )
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.packing.bins import best_fit
-from energon_ext.prepare.cache import Cached, prepare_entry, prepare_part_of_entry
+from energon_ext.prepare.cache import (
+    Cached,
+    prepare_entry,
+    prepare_part_of_entry,
+    try_failures_again,
+)
 from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.log_probs import LogProbTable, LogProbWriter
 from energon_ext.prepare.samples import sample_units
+from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.samples.context import encoder_context
 from energon_ext.samples.numbered import as_worker
 from energon_ext.storage.claim import Part
@@ -58,7 +64,8 @@ def write_reference(
     """Compute and cache what the reference model says of all pairs, unless that has been done.
 
     The result lies next to the table of lengths, and a run whose encoder names the same reference
-    finds it. A pass that is interrupted continues where it was.
+    finds it. A pass that is interrupted continues where it was; another one tries pairs again that
+    failed.
 
     Args:
         path: metadataset YAML, prepared folder or JSONL file.
@@ -83,7 +90,9 @@ def write_reference(
         load_split(path, split_part, task_encoder.decoder, trusted_modules)
     ):
         cached = _cached(task_encoder, entry, log_probs_of)
-        if part is None:
+        if cached.is_complete:
+            try_failures_again(cached, part=part)
+        elif part is None:
             prepare_entry(cached)
         else:
             prepare_part_of_entry(cached, part, jobs=1)
@@ -113,16 +122,18 @@ def open_references(
 def _cached(task_encoder: PreferenceTaskEncoder, entry: Entry, log_probs_of: LogProbsOf) -> Cached:
     """Return the cache entry for the log-probabilities of a source."""
     source = cached_source(task_encoder, entry)
+    bad = BadSamples(source.path, task_encoder.decoder)
     return cached_samples(
         entry,
         source,
         {"files": dict(source.version)},
         encoding={
+            "version": 2,
             "reference": task_encoder.reference,
             "lengths": task_encoder.find_methods().identity,
             "seq_len": task_encoder.seq_len,  # longer pairs have none
         },
-        encode=functools.partial(_score, task_encoder, entry.key, log_probs_of),
+        encode=functools.partial(_score, task_encoder, bad, entry.key, log_probs_of),
         writer=LogProbWriter,
         meta={},
         units=sample_units(source, UNIT_PAIRS),
@@ -130,6 +141,7 @@ def _cached(task_encoder: PreferenceTaskEncoder, entry: Entry, log_probs_of: Log
         open_folder=LogProbTable.open,
         verb="scored by the reference",
         command=lambda: "write_reference",
+        judges=(source.bad, bad),
     )
 
 
@@ -139,6 +151,7 @@ def _compute_nothing(batches: Sequence[PackedBatch]) -> Sequence[torch.Tensor]:
 
 def _score(
     task_encoder: PreferenceTaskEncoder,
+    bad: BadSamples,
     key: str,
     log_probs_of: LogProbsOf,
     documents: Sequence[InputDocument],
@@ -153,7 +166,9 @@ def _score(
                 results.append(Encoded([(np.zeros(0, np.float32), None)]))
                 continue
             # As a run encodes it: the tokens of a run must be those that are scored.
-            pair = use_sample(methods, document, lambda methods, sample: methods.encode(sample))
+            pair = use_sample(
+                methods, bad, document, lambda methods, sample: methods.encode(sample)
+            )
             if isinstance(pair, SampleError):
                 results.append(pair)
                 continue

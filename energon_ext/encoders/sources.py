@@ -38,7 +38,7 @@ def load_source(
     entry.dataset.worker_config = config
     first = _worker_by_name(entry, config)
     dataset = task_encoder._load_dataset(entry.loaded, first, worker_config=config)
-    dataset = quiet_errors(guard_readers(dataset), entry.key)
+    dataset = quiet_errors(guard_readers(dataset), entry.key, task_encoder.decoder)
     if repeat:
         return RepeatUpTo(dataset, repeats=entry.max_epochs, restart=False, worker_config=config)
     repetitions = entry.loaded.repetitions or 1

@@ -10,6 +10,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
 
 from energon_ext.config.mix import Entry
+from energon_ext.encoders.quiet import quiet_encoding
 from energon_ext.encoders.sources import load_source
 from energon_ext.mixture.tree import INTERLEAVE
 from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
@@ -48,7 +49,7 @@ class StreamedMixin:
             restarts=passes["restarts"],
             **blend,
         )
-        return super().build_train_datasets(  # type: ignore[misc]  # of the next base class
+        built = super().build_train_datasets(  # type: ignore[misc]  # of the next base class
             datasets=[LoadedDataset(dataset=BlendFactory(drawn))],
             worker_config=drawn.worker_config,
             blend_mode=DatasetBlendMode.NONE,
@@ -56,6 +57,7 @@ class StreamedMixin:
             virtual_epoch_length=passes["pass_batches"],
             **stages,
         )
+        return quiet_encoding(built, cast(TaskEncoder, self))
 
     def _sizes_samples(self) -> bool:
         """Return True if this encoder overrides the size of 1 that future TaskEncoders return."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from megatron.energon import SampleDecoder, SkipSample, TaskEncoder
+from megatron.energon import SampleDecoder, TaskEncoder
 from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader import load_dataset
 
@@ -18,14 +18,16 @@ from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.data_files import CACHE_VARIABLE, cache_path
 from energon_ext.encoders.quiet import quiet_energon
+from energon_ext.encoders.repeatable import check_repeatable
 from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import TextEncoder, is_text
-from energon_ext.errors import SKIPPABLE_ERRORS, ConfigError, EncoderNeededError, SampleError
+from energon_ext.errors import ConfigError, EncoderNeededError, SampleError
 from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, ensure_prepared
 from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.token_writer import TokenWriter
+from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.samples.numbered import ALONE, as_worker
 from energon_ext.samples.stored_files import (
     fingerprint_files,
@@ -42,6 +44,12 @@ _ENCODES_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document
 
 #: The ``encode_document`` of conversations, each of which may become several documents.
 _ENCODES_CONVERSATIONS = "energon_ext.encoders.sft.SFTTaskEncoder.encode_document"
+
+#: Advice if no sample of a source is text.
+_NOT_TEXT = (
+    "Give the field that has the text as `key` of the entry. Samples that are not text need your "
+    "own TaskEncoder; pass it to commands with --encoder."
+)
 
 
 def load_split(
@@ -96,21 +104,23 @@ def sample_source(
     """Return the samples of a source, cooked by the encoder's cookers but not yet encoded."""
     factory = entry.dataset
     files, count = fingerprint_files(factory), num_samples(factory)
+    path = str(factory.paths[0])
     return SampleSource(
-        path=str(factory.paths[0]),
+        path=path,
         version={**files, "times": times_of_files(factory)},
         count=count,
         open=functools.partial(open_alone, encoder, entry),
         document=document,
+        bad=BadSamples(path, encoder.decoder),
         sample_bytes=files.get("bytes", 0) // max(1, count),
         **options,
     )
 
 
 def encode_all(
-    encoder: TextEncoder, documents: Sequence[InputDocument]
+    encoder: TextEncoder, bad: BadSamples, documents: Sequence[InputDocument]
 ) -> list[Encoded | SampleError]:
-    """Encode each document as tokens and weights, or return the error that rejects it."""
+    """Encode each document as tokens and weights, or return why it cannot be used."""
     texts: list[Any] = [
         document.text or getattr(document.sample, "text", None) for document in documents
     ]
@@ -119,7 +129,7 @@ def encode_all(
     if _code_of(encoder)[0] == _ENCODES_CONVERSATIONS:
         return _encode_conversations(encoder, [document.sample for document in documents])
     with as_worker():
-        return [_encode(encoder, document.sample) for document in documents]
+        return [_encode(encoder, bad, document) for document in documents]
 
 
 def _encode_conversations(
@@ -141,13 +151,16 @@ def _unused(sample: Any) -> Encoded | SampleError | None:
     return sample if isinstance(sample, SampleError) else None
 
 
-def _encode(encoder: TextEncoder, sample: Any) -> Encoded | SampleError:
-    if (result := _unused(sample)) is not None:
+def _encode(
+    encoder: TextEncoder, bad: BadSamples, document: InputDocument
+) -> Encoded | SampleError:
+    if (result := _unused(document.sample)) is not None:
         return result
     try:
-        encoded = encoder.encode_document(sample)
-    except (SkipSample, *SKIPPABLE_ERRORS) as error:
-        return error if isinstance(error, SampleError) else SampleError(str(error))
+        encoded = encoder.encode_document(document.sample)
+    except Exception as error:  # a user's method may raise anything
+        return bad.judge(error, document.origin)
+    bad.has_worked = True
     return Encoded([(np.asarray(encoded.tokens), encoded.label_weights)])
 
 
@@ -158,15 +171,7 @@ def ensure_tokenized(encoder: TextEncoder, entries: Sequence[Entry]) -> dict[str
     """Return the token files of all text sources, by source key."""
     cached = {entry.key: cached_text(encoder, entry) for entry in sample_entries(entries)}
     ensure_encoded(list(cached.values()), encoder.is_rebuilt)
-    files = {key: item.open() for key, item in cached.items()}
-    for key, tokens in files.items():
-        if len(tokens) and not tokens.num_tokens:
-            raise ConfigError(
-                f"{key}: none of its {len(tokens):,} samples has tokens. Give the field that has "
-                f"the text as `key` of the entry. Samples that are not text need your own "
-                f"TaskEncoder; pass it to commands with --encoder."
-            )
-    return files
+    return {key: item.open() for key, item in cached.items()}
 
 
 def ensure_encoded(wanted: Sequence[Cached], is_rebuilt: bool) -> None:
@@ -185,12 +190,14 @@ def cached_text(encoder: TextEncoder, entry: Entry) -> Cached:
     source = cached_source(encoder, entry)
     split = [getattr(part, "split_part_files", None) for part in parts_of(entry.dataset)]
     num_bytes = source.version.get("bytes")
+    bad = BadSamples(source.path, encoder.decoder)
     return cached_samples(
         entry,
         source,
         {"files": dict(source.version), "split": split},
         encoding=encoder.saved_encoding or encoding_of(encoder),
-        encode=functools.partial(encode_all, encoder),
+        encode=functools.partial(encode_all, encoder, bad),
+        check=functools.partial(_check_own_code, encoder, source),
         writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
         meta=encoder.token_file_meta(),
         units=sample_units(source),
@@ -198,6 +205,8 @@ def cached_text(encoder: TextEncoder, entry: Entry) -> Cached:
         open_folder=lambda folder: open_token_files(folder / SPLIT),
         verb="tokenized",
         command=functools.partial(_command, encoder, entry),
+        advice=_NOT_TEXT,
+        judges=(source.bad, bad),
     )
 
 
@@ -220,6 +229,7 @@ def cached_samples(
     encode: Callable[[Sequence[InputDocument]], Sequence[Encoded | SampleError]],
     writer: Callable[[Path], Any],
     meta: Mapping[str, Any],
+    check: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> Cached:
     """Return the cache entry for a source, in a folder named after a hash of its dependencies."""
@@ -237,7 +247,7 @@ def cached_samples(
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
         raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a local cache folder.")
     folder = cache_path(Path(file_name(root)), Path(source.path).name, text)
-    job = Job(encode, writer, meta, json.loads(text), keeps_all=True)
+    job = Job(encode, writer, meta, json.loads(text), check=check, keeps_all=True)
     return Cached(name=source.path, folder=folder, job=job, count=source.count, **options)
 
 
@@ -257,6 +267,13 @@ def encoding_of(encoder: TextEncoder) -> dict[str, Any]:
         "decoder": type(encoder.decoder).__qualname__,
         "own": fingerprint,
     }
+
+
+def _check_own_code(encoder: TextEncoder, source: SampleSource) -> None:
+    """Raise ConfigError if code of the user encodes samples at random."""
+    if custom := _custom_code(encoder):
+        bad = BadSamples(source.path, encoder.decoder, has_worked=True)
+        check_repeatable(custom[0], source, functools.partial(encode_all, encoder, bad))
 
 
 def _code_of(encoder: TextEncoder) -> list[str]:

@@ -37,6 +37,7 @@ class Preparation:
     output: Path  # the folder to create or complete
     force: bool  # ignore and replace an existing output
     title: str = "preparing"  # label of the progress bar
+    again: Collection[str] = ()  # complete units to prepare again, with documents that had failed
     is_last: bool = True  # its files are published
 
     @property
@@ -73,7 +74,13 @@ class Preparation:
     def reasons(self, names: Collection[str]) -> dict[str, str | None]:
         """Return why each unit must be prepared; None for a finished unit."""
         records = self.finished_units(names)
-        return {name: self.reason_to_prepare(name, records.get(name)) for name in names}
+        again = set(self.again).difference(self.accounts()) if self.again else ()
+        return {
+            name: "some of its documents had failed, and no longer do"
+            if name in again
+            else self.reason_to_prepare(name, records.get(name))
+            for name in names
+        }
 
     def is_complete(self) -> bool:
         """Return True if every unit is finished, judging by its description and its files."""
@@ -140,11 +147,24 @@ def name_units(units: Sequence[Unit]) -> dict[str, Unit]:
     return {f"part-{number:0{width}}": unit for number, unit in enumerate(units)}
 
 
-def is_prepared(output: Path, units: Sequence[Unit]) -> bool:
-    """Return True if a folder contains these units."""
-    prepared = read_record(output / PREPARED) or {"units": []}
+def has_units(prepared: Record, units: Sequence[Unit]) -> bool:
+    """Return True if a folder was prepared from these units."""
     expected = [plain_json(unit.description) for unit in units]
     return [unit["unit"] for unit in prepared["units"]] == expected
+
+
+def files_of(prepared: Record) -> dict[str, Record]:
+    """Return the files of a prepared folder, each with its ``bytes`` and its ``sha256``."""
+    return {file: known for unit in prepared["units"] for file, known in unit["files"].items()}
+
+
+def changed_files(output: Path, prepared: Record) -> list[str]:
+    """Return the files of a prepared folder that are missing or differ from their hashes."""
+    return [
+        file
+        for file, known in files_of(prepared).items()
+        if not (output / file).is_file() or sha256_of_file(output / file) != known["sha256"]
+    ]
 
 
 def check_files(output: Path) -> int:
@@ -152,13 +172,8 @@ def check_files(output: Path) -> int:
     prepared = read_record(output / PREPARED)
     if prepared is None:
         raise ConfigError(f"{output}: has no {PREPARED}; nothing to check.")
-    expected = {file: known for unit in prepared["units"] for file, known in unit["files"].items()}
-    wrong = [
-        file
-        for file, known in expected.items()
-        if not (output / file).is_file() or sha256_of_file(output / file) != known["sha256"]
-    ]
-    if wrong:
+    expected = files_of(prepared)
+    if wrong := changed_files(output, prepared):
         raise ConfigError(
             f"{output}: {len(wrong)} of {len(expected)} files are missing or changed, the first: "
             f"{wrong[0]}. Remove them and run the command that wrote them again."

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Documents of an input, and the units in which they are read."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ class Unit:
     description: Mapping[str, Any]  # JSON values that reveal a change; includes `path`
     read: Callable[[], Documents]
     num_bytes: int = 0  # total size of its documents; 0 if not known in advance
+    #: Reads only some documents, by their places in the unit.
+    pick: Callable[[Iterable[int]], Documents] | None = None
 
 
 #: Converts a JSON object to a document: ``(object, origin, num_bytes) -> document``.

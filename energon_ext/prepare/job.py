@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Writes the documents of a unit to token files, one pair per split."""
 
+import json
 import os
 import tempfile
 from collections import Counter
@@ -16,6 +17,7 @@ import numpy as np
 from energon_ext.errors import ConfigError, SampleError, log_of, one_line
 from energon_ext.keyed import sha256_of_file, stable_hash
 from energon_ext.prepare.documents import InputDocument, Unit
+from energon_ext.storage.whole_file import fsync, name_path
 
 logger = log_of(__name__)
 
@@ -35,6 +37,10 @@ STAGING = ".staging-"
 #: JSON values.
 Record = dict[str, Any]
 
+#: A line per document of a unit that was kept empty because it was refused, with the reason. It is
+#: apart from the documents, so that they can be tried again.
+FAILURES = ".failures.jsonl"
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -42,11 +48,6 @@ class Encoded:
 
     documents: Sequence[Arrays]
     notes: Mapping[str, int] = field(default_factory=dict)  # counts for a summary
-
-    @property
-    def is_empty(self) -> bool:
-        """True if it has no tokens."""
-        return not any(len(tokens) for tokens, _ in self.documents)
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,10 @@ class Job:
     seed: int = 0  # of the hash that chooses the split
     min_chars: int = 0  # minimum length of a document without leading and trailing white space
     skips_unreadable: bool = False  # skip and count unreadable documents instead of raising
-    keeps_all: bool = False  # keep refused documents as empty ones instead of skipping them
+    #: Keep refused documents as empty ones, and list them, instead of skipping them.
+    keeps_all: bool = False
     shuffle: int | None = None  # seed of a random order of all documents; None for input order
+    check: Callable[[], None] = lambda: None  # called before units are prepared
 
 
 def write_unit(
@@ -78,10 +81,16 @@ def write_unit(
     skipped |= {reason: {"count": 0, "first": ""} for reason in ("unreadable", "refused")}
     characters, notes = Counter[str](), Counter[str]()
     writers: dict[str, Any] = {}
+    failures: list[Record] = []
     folder.mkdir(parents=True, exist_ok=True)
-    prefix = f"{STAGING}{name}."
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as staging, ExitStack() as opened:
-        for document, split, encoded in _encode(job, unit, skipped, advance):
+    with ExitStack() as opened:
+        opened.enter_context(name_path(folder))
+        prefix = f"{STAGING}{name}."
+        staging = opened.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=folder))
+        for place, (document, split, encoded) in enumerate(_encode(job, unit, skipped, advance)):
+            if isinstance(encoded, SampleError):
+                failures.append({"place": place, "reason": str(encoded)})
+                encoded = Encoded([(np.zeros(0, np.int64), None)])
             if split not in writers:
                 path = Path(staging, split, name)
                 path.parent.mkdir()
@@ -94,13 +103,19 @@ def write_unit(
             characters[split] += len(document.text)
         for writer in writers.values():
             writer.close(job.meta)
+        if failures:
+            lines = "".join(json.dumps(each) + "\n" for each in failures)
+            Path(staging, split, name + FAILURES).write_text(lines)
         files = {}
         for path in sorted(Path(staging).glob("*/*")):
             file = f"{path.parent.name}/{path.name}"
             files[file] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
+            fsync(path)  # before the account of the unit says that it is complete
         for file in files:
             (folder / file).parent.mkdir(exist_ok=True)
             os.replace(Path(staging, file), folder / file)
+        for split in writers:
+            fsync(folder / split)
     return {
         "documents": {split: writer.num_documents for split, writer in writers.items()},
         "characters": dict(characters),
@@ -109,6 +124,13 @@ def write_unit(
         **skipped,
         "files": files,
     }
+
+
+def has_tokens(encoded: Encoded | SampleError) -> bool:
+    """Return True for a document that was encoded and has tokens."""
+    if isinstance(encoded, SampleError):
+        return False
+    return any(len(tokens) for tokens, _ in encoded.documents)
 
 
 def split_of(text: str, val_fraction: float, seed: int) -> str:
@@ -170,12 +192,14 @@ def _batches(
 
 def _encode(
     job: Job, unit: Unit, skipped: Record, advance: Callable[[int], None]
-) -> Iterator[tuple[InputDocument, str, Encoded]]:
-    """Yield the documents of a unit with their splits and what is written for them."""
+) -> Iterator[tuple[InputDocument, str, Encoded | SampleError]]:
+    """Yield the documents of a unit with their splits, and what is written or why nothing is."""
     refused_in_a_row: list[SampleError] = []
     for batch in _batches(_readable(job, unit, skipped), advance):
         for document, encoded in zip(batch, job.encode(batch), strict=True):
-            if job.keeps_all and isinstance(encoded, Encoded) and encoded.is_empty:
+            is_excluded = document.sample is None and not document.text  # by the split
+            is_empty = isinstance(encoded, Encoded) and not has_tokens(encoded)
+            if job.keeps_all and is_empty and not is_excluded:
                 encoded = SampleError(f"Sample {document.origin}: no tokens.")
             if isinstance(encoded, SampleError):
                 _count(skipped["refused"], encoded)
@@ -190,7 +214,6 @@ def _encode(
                     ) from encoded
                 if not job.keeps_all:
                     continue
-                encoded = Encoded([(np.zeros(0, np.int64), None)])
             else:
                 refused_in_a_row.clear()
             split = document.split or split_of(document.text, job.val_fraction, job.seed)

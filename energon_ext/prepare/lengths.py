@@ -16,7 +16,7 @@ import numpy as np
 
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
-from energon_ext.keyed import stable_hash
+from energon_ext.keyed import sha256, stable_hash
 from energon_ext.prepare.accounts import read_record
 from energon_ext.prepare.cache import SPLIT
 from energon_ext.prepare.job import Record
@@ -120,18 +120,24 @@ def _digest(column: np.ndarray) -> str:
     return f"{stable_hash(column.tobytes().hex()):016x}"
 
 
-def read_column(folder: Path, units: Sequence[Record], suffix: str, dtype: str) -> np.ndarray:
-    """Concatenate the numbers in the files of all units with a suffix."""
+def read_column(
+    folder: Path, units: Sequence[Record], suffix: str, dtype: str, table: str = "lengths"
+) -> np.ndarray:
+    """Concatenate the numbers in the files of all units with a suffix.
+
+    Raises:
+        ConfigError: a file is missing, or differs from its hash.
+    """
     parts = [np.zeros(0, dtype)]
     for unit in units:
         file = f"{SPLIT}/{unit['name']}{suffix}"
-        expected = unit["files"].get(file, {}).get("bytes", 0)
+        expected = unit["files"].get(file, {"bytes": 0, "sha256": sha256()})
         try:
-            content = read_data(folder / file, expected)
+            content = read_data(folder / file, expected["bytes"])
         except (OSError, ConfigError) as error:
-            raise damaged_error(folder, str(error)) from error
-        if len(content) != expected:
-            raise damaged_error(folder, f"{file} has {len(content)} bytes")
+            raise damaged_error(folder, str(error), table) from error
+        if sha256(content) != expected["sha256"]:
+            raise damaged_error(folder, f"{file} has changed since it was written", table)
         parts.append(np.frombuffer(content, dtype))
     return np.concatenate(parts)
 

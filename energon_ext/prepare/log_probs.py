@@ -3,13 +3,13 @@
 """The table of log-probabilities: those of the trained labels of every sample of a source.
 
 A folder contains two files per part of the source: ``.counts.bin`` with a uint32 per sample, and
-``.log_probs.bin`` with that many float32 per sample, in order. The counts are read at the start,
-the log-probabilities of a sample when it is needed.
+``.log_probs.bin`` with that many float32 per sample, in order, and checksums. The counts are read
+at the start, the log-probabilities of a sample when it is needed.
 """
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.prepare.accounts import read_record
 from energon_ext.prepare.cache import SPLIT
 from energon_ext.prepare.lengths import damaged_error, read_column
+from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
 from energon_ext.tokens.index import PREPARED
 
 COUNTS, LOG_PROBS = ".counts.bin", ".log_probs.bin"
@@ -50,8 +51,11 @@ class LogProbWriter:
 
     def close(self, meta: Mapping[str, Any] | None = None) -> None:
         """Write the files."""
-        for suffix, values in ((COUNTS, self._counts), (LOG_PROBS, self._values)):
-            Path(self._prefix + suffix).write_bytes(values.tobytes())
+        Path(self._prefix + COUNTS).write_bytes(self._counts.tobytes())
+        with open(self._prefix + LOG_PROBS, "wb") as file:
+            writer = CheckedWriter(file)
+            writer.write(np.frombuffer(self._values, np.float32))
+            writer.close()
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,15 +64,14 @@ class LogProbTable:
 
     Attributes:
         files: of the parts, in order.
-        first_samples, first_values: number of the first sample, and of its first value, of each
-            part; one more at the end.
-        ends: int64 [n], where the values of each sample end among those of all parts.
+        first_samples: number of the first sample of each part; one more at the end.
+        ends: int64 [n + 1], the values before each sample in all parts, and all of them.
     """
 
     files: list[Path]
     first_samples: np.ndarray
-    first_values: np.ndarray
     ends: np.ndarray
+    _opened: dict[int, CheckedArray] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def open(cls, folder: Path) -> "LogProbTable":
@@ -76,40 +79,29 @@ class LogProbTable:
         units = (read_record(folder / PREPARED) or {}).get("units")
         if not isinstance(units, list):
             raise damaged_error(folder, f"{PREPARED} cannot be read", _CONTENT)
-        counts = read_column(folder, units, COUNTS, "<u4").astype(np.int64)
+        counts = read_column(folder, units, COUNTS, "<u4", _CONTENT).astype(np.int64)
         names = [f"{SPLIT}/{unit['name']}" for unit in units]
-        samples, values = (
-            [unit["files"][name + suffix]["bytes"] // 4 for name, unit in zip(names, units)]
-            for suffix in (COUNTS, LOG_PROBS)
-        )
-        ends = np.cumsum(counts)
-        if sum(values) != (ends[-1] if len(ends) else 0):
-            raise damaged_error(folder, "its counts do not match", _CONTENT)
-        return cls(
-            [folder / (name + LOG_PROBS) for name in names],
-            np.cumsum([0, *samples]),
-            np.cumsum([0, *values]),
-            ends,
-        )
+        samples = [unit["files"][name + COUNTS]["bytes"] // 4 for name, unit in zip(names, units)]
+        files = [folder / (name + LOG_PROBS) for name in names]
+        return cls(files, np.cumsum([0, *samples]), np.concatenate([[0], np.cumsum(counts)]))
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.ends) - 1
 
     def read(self, number: int) -> np.ndarray:
         """Read the log-probabilities of a sample: float32 [count].
 
         Raises:
-            ConfigError: its file is missing or too short.
+            ConfigError: its file is missing or damaged.
         """
         part = int(np.searchsorted(self.first_samples, number, side="right")) - 1
-        begin = int(self.ends[number - 1]) if number else 0
-        count = int(self.ends[number]) - begin
-        offset = 4 * (begin - int(self.first_values[part]))
-        try:
-            found = np.fromfile(self.files[part], "<f4", count, offset=offset)
-        except OSError as error:
-            raise ConfigError(f"{self.files[part]}: {error.strerror or error}.") from error
-        if len(found) < count:
-            file = self.files[part]
-            raise damaged_error(file.parent.parent, f"{file.name} is too short", _CONTENT)
-        return found
+        first, stop = self.ends[self.first_samples[part : part + 2]]
+        if part not in self._opened:
+            path = str(self.files[part])
+            try:
+                self._opened[part] = CheckedArray(path, "<f4", int(stop - first))
+            except OSError as error:
+                raise ConfigError(f"{path}: {error.strerror or error}.") from error
+        begin, end = self.ends[number : number + 2] - first
+        values: np.ndarray = self._opened[part][begin:end]
+        return values

@@ -3,16 +3,15 @@
 """Samples of an Energon dataset as units of documents."""
 
 import functools
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.energon import SkipSample
 from megatron.energon.flavors.base_dataset import SavableDataset
-from webdataset.autodecode import DecodingError  # type: ignore[import-untyped]
 
-from energon_ext.errors import SKIPPABLE_ERRORS, ConfigError, EnergonExtError, SampleError
+from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, Unit
+from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.samples.numbered import NumberedSamples, as_worker, key_of
 
 UNIT_SAMPLES = 65_536
@@ -30,8 +29,10 @@ class SampleSource:
     count: int
     open: Callable[[], SavableDataset]  # called once per unit
     document: Callable[[Any, str], InputDocument]  # takes a sample and its key
+    bad: BadSamples  # decides about the errors of decoders and cookers
     #: True: a sample that cannot be used becomes a document with its error, and one excluded by
-    #: the split a document without a sample. False: the first raises, the second is omitted.
+    #: the split a document without a sample. False: the first is an error in its place, the second
+    #: is omitted.
     keeps_damaged: bool = False
     sample_bytes: int = 0  # approximate bytes per sample, for the progress bar
 
@@ -48,23 +49,27 @@ def sample_units(source: SampleSource, size: int | None = None) -> list[Unit]:
 def unit_of(source: SampleSource, numbers: range, description: Mapping[str, Any]) -> Unit:
     """Return a unit of some samples of a source."""
     num_bytes = len(numbers) * source.sample_bytes
-    return Unit(description, functools.partial(_read, source, numbers), num_bytes)
+
+    def pick(places: Iterable[int]) -> Documents:
+        return _read(source, [numbers[place] for place in places])
+
+    return Unit(description, functools.partial(_read, source, numbers), num_bytes, pick)
 
 
-def _read(source: SampleSource, numbers: range) -> Documents:
+def _read(source: SampleSource, numbers: Sequence[int]) -> Documents:
     samples = NumberedSamples(source.open(), source.path)
-    for number in numbers:
-        if number + _READ_AHEAD in numbers:
-            samples.prefetch(number + _READ_AHEAD)
+    for place, number in enumerate(numbers):
+        if place + _READ_AHEAD < len(numbers):
+            samples.prefetch(numbers[place + _READ_AHEAD])
         with as_worker():
-            key, sample = _read_one(samples, number)
+            key, sample = _read_one(samples, source.bad, number)
         if isinstance(sample, Exception) and not source.keeps_damaged:
-            raise ConfigError(f"{source.path}: {sample}") from sample
-        if sample is not None or source.keeps_damaged:
+            yield ConfigError(f"{source.path}: {sample}")
+        elif sample is not None or source.keeps_damaged:
             yield source.document(sample, key)
 
 
-def _read_one(samples: NumberedSamples, number: int) -> tuple[str, Any]:
+def _read_one(samples: NumberedSamples, bad: BadSamples, number: int) -> tuple[str, Any]:
     """Return the key and the sample with a number; an error is returned in place of the sample."""
     stored = samples.read_stored(number)
     if stored is None:  # excluded by the split
@@ -72,16 +77,9 @@ def _read_one(samples: NumberedSamples, number: int) -> tuple[str, Any]:
     key = key_of(stored)
     try:
         sample = samples.cook(stored)
-    except SampleError as error:  # from a cooker, with the name of the sample
-        return key, error
-    except (SkipSample, DecodingError, *SKIPPABLE_ERRORS) as error:
-        reason = error.__cause__ or error  # errors of decoders have no text
-        return key, SampleError(f"Sample {key}: {type(error).__name__} ({reason}).")
-    except EnergonExtError:
-        raise
-    except Exception as error:  # from a loader or a cooker
-        where = f"{samples.path}: {type(error).__name__} in sample {key}"
-        raise ConfigError(f"{where}: {error}.") from error
+    except Exception as error:  # a decoder or a cooker may raise anything
+        return key, bad.judge(error, key)
+    bad.has_worked = True
     if isinstance(sample, Generator):
         raise ConfigError(
             f"{samples.path}: sample {key} becomes several samples; write them as JSON Lines first."

@@ -38,6 +38,7 @@ from energon_ext.storage.claim import (
     claim,
     living_parts,
 )
+from energon_ext.storage.whole_file import fsync
 from energon_ext.tokens.index import META_SUFFIX, PREPARED, SUFFIXES
 from energon_ext.tokens.origins import ORIGINS_SUFFIX
 from energon_ext.tokens.paths import SPLITS
@@ -54,6 +55,7 @@ def run_units(
     force: bool = False,
     splits: Sequence[str] = (),
     title: str = "preparing",
+    again: Collection[str] = (),
 ) -> tuple[Record, list[str]]:
     """Prepare the units that are not prepared yet.
 
@@ -63,6 +65,7 @@ def run_units(
         force: prepare everything again, and replace the output.
         splits: splits that must not be empty.
         title: label of the progress bar.
+        again: names of units to prepare again, though they are complete.
 
     Returns:
         The content of PREPARED, and a message per unit that was prepared again.
@@ -70,7 +73,7 @@ def run_units(
     if force:
         _check_replaceable(output)
     preparation = Preparation(
-        job=job, units=name_units(units), output=output, force=force, title=title
+        job=job, units=name_units(units), output=output, force=force, title=title, again=again
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     with claim(output) as beat:
@@ -101,6 +104,7 @@ def run_part(
     jobs: int = 1,
     splits: Sequence[str] = (),
     title: str = "preparing",
+    again: Collection[str] = (),
 ) -> tuple[Record | None, list[str]]:
     """Prepare one part of the units; publish the output if no other unit is missing.
 
@@ -110,7 +114,7 @@ def run_part(
         Like :func:`run_units`, but None as the content while units of other parts are missing.
     """
     preparation = Preparation(
-        job=job, units=name_units(units), output=output, force=False, title=title
+        job=job, units=name_units(units), output=output, force=False, title=title, again=again
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     remarks = []
@@ -153,6 +157,8 @@ def _prepare(
     """Prepare the missing units, and write an account of each."""
     units = preparation.units
     missing = {name: units[name] for name, reason in reasons.items() if reason is not None}
+    if missing:
+        preparation.job.check()
     for path in [*preparation.work.glob("*/part-*")]:
         if path.name.partition(".")[0] in missing:
             path.unlink()
@@ -231,6 +237,7 @@ def _publish(prepared: Record, preparation: Preparation) -> None:
         if output.exists():
             output.rename(old)
         work.rename(output)
+        fsync(output.parent)
         shutil.rmtree(old, ignore_errors=True)
         return
     for file in [*sorted(wanted), PREPARED]:

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Line indices of JSON Lines files, which Energon needs next to each file."""
 
-import os
-import tempfile
 from array import array
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.storage.file_map import map_file
 from energon_ext.storage.object_store import file_name
+from energon_ext.storage.whole_file import open_whole
 
 logger = log_of(__name__)
 
@@ -23,8 +22,8 @@ MAX_LINE_BYTES = 1 << 28
 def ensure_index(path: EPath, found_in: str = "") -> None:
     """Write the index of a local file that has none; ConfigError if an index does not match.
 
-    Ranks may write the same index at the same time, each in its own temporary folder. That a sample
-    is one line is checked when it is read.
+    Ranks may write the same index at the same time, each under its own temporary name. Whether a
+    sample is one line is checked when it is read.
     """
     index = EPath(f"{path}.idx")
     if not index.is_file():
@@ -51,10 +50,8 @@ def _write_index(path: EPath, found_in: str) -> None:
     file = Path(file_name(path))
     bounds = _line_bounds(file, found_in)
     try:
-        with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as folder:
-            temporary = Path(folder, "idx")
-            temporary.write_bytes(bounds.tobytes())
-            os.replace(temporary, f"{file}.idx")
+        with open_whole(Path(f"{file}.idx")) as index:
+            index.write(bounds.tobytes())
     except OSError as error:
         raise ConfigError(
             f"{found_in}{path}: cannot write an index next to it ({error.strerror}); run `energon "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron.energon import DefaultTaskEncoder, SampleDecoder, TaskEncoder
+from megatron.energon import DefaultTaskEncoder, TaskEncoder
 from megatron.energon.task_encoder.base import get_failure_tolerance
 
 from energon_ext.arguments import check_integer
@@ -93,17 +93,6 @@ class SampleMethods:
     def are_packed(self) -> bool:
         """True if several samples can share a row."""
         return self.identity is not None
-
-    def describe_decoder(self) -> str:
-        """Say what the methods get of the files of a sample, to explain their errors."""
-        if self.decoder is None:
-            return "the files of a sample are not decoded, as the encoder's `decoder` is None"
-        name = type(self.decoder).__name__
-        if isinstance(self.decoder, SampleDecoder):
-            options = self.decoder.config()
-            if "image_decode" in options:
-                name += f"(image_decode={options['image_decode']!r})"
-        return f"the files of a sample are decoded by {name}"
 
 
 def find(encoder: TaskEncoder, name: str) -> Any:

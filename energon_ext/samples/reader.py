@@ -19,8 +19,9 @@ import torch
 from megatron.energon import SkipSample
 from megatron.energon.rng import SystemRng
 
-from energon_ext.errors import EnergonExtError, SampleError, log_of
+from energon_ext.errors import SampleError, WrongCodeError, log_of
 from energon_ext.keyed import stable_hash
+from energon_ext.samples.bad_samples import BadSamples, describe_decoder
 from energon_ext.samples.context import encoder_context
 from energon_ext.samples.methods import SampleMethods
 from energon_ext.samples.numbered import NumberedSamples, key_of
@@ -28,18 +29,13 @@ from energon_ext.tokens.documents import Origin
 
 logger = log_of(__name__)
 
-#: Errors that wrong code raises for every sample, and data only for some. They end the run if each
-#: of this many first samples raises one; a smaller number would let bad samples end a run.
-_CODE_ERRORS, _FIRST_SAMPLES = (NameError, TypeError, AttributeError), 10
-
 
 @dataclass
 class SampleReader:
     """Reads and encodes samples of a source by number.
 
     A sample that cannot be used is skipped. If this leaves a row empty, another sample of the
-    source takes its place, the same one on every rank and worker. Wrong code in the encoder is no
-    unusable sample: its error is raised.
+    source takes its place, the same one on every rank and worker.
     """
 
     methods: SampleMethods
@@ -52,7 +48,10 @@ class SampleReader:
     _counts: Counter[str] = field(default_factory=Counter, init=False)  # of samples, by outcome
     #: Failures in a row, each as the type of an error, if there was one, and the reason.
     _failures: list[tuple[str, str]] = field(default_factory=list, init=False)
-    _has_worked: bool = field(default=False, init=False)  # the encoder, for some sample
+    _bad: BadSamples = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bad = BadSamples(self.key, self.methods.decoder, self.methods.tolerance)
 
     @property
     def row_bytes(self) -> int:
@@ -121,8 +120,8 @@ class SampleReader:
         if others or error in ("", SkipSample.__name__):
             return ""
         return (
-            f" All failed with {error}: {self.methods.describe_decoder()}; set `decoder` in the "
-            f"encoder if its methods expect something else."
+            f" All failed with {error}: {describe_decoder(self.methods.decoder)}; set `decoder` in "
+            f"the encoder if its methods expect something else."
         )
 
     def _encode(self, number: int, epoch: int, free: int) -> tuple[Any, int] | None:
@@ -135,24 +134,15 @@ class SampleReader:
             with keyed_random(f"{self.seed}/{self.key}/{number}/{epoch}"):
                 sample = self.methods.encode(self.samples.cook(stored))
                 tokens = self._tokens_of(sample)
-            self._has_worked = True
-        except SampleError as error:
-            self._has_worked = True
-            prefix = f"Sample {key_of(stored)}: "  # our own cookers name the sample
-            self._note("skipped", number, prefix + str(error).removeprefix(prefix))
-        except EnergonExtError:
-            raise
+            self._bad.has_worked = True
         except Exception as error:  # from a decoder, a cooker or an encoder, including SkipSample
-            self._has_worked |= not isinstance(error, _CODE_ERRORS)
-            failed = self._counts["skipped"] + 1
-            if not self._has_worked and failed >= min(_FIRST_SAMPLES, self.methods.tolerance):
-                decoder = self.methods.describe_decoder()
-                logger.error("%s: the first %d samples all fail: %s.", self.key, failed, decoder)
-                raise
-            # Some of Energon's errors have a cause but no text.
-            reason = " ".join(str(error).split()) or type(error.__cause__ or error).__name__
-            reason = f"Sample {key_of(stored)}: {type(error).__name__} ({reason})."
-            self._note("skipped", number, reason, type(error).__name__)
+            try:
+                bad = self._bad.judge(error, key_of(stored))
+            except WrongCodeError as wrong:
+                logger.error("%s", wrong)
+                raise error from error.__cause__  # with its own traceback
+            kind = "" if isinstance(error, SampleError) else type(error).__name__
+            self._note("skipped", number, str(bad), kind)
         else:
             if tokens <= free:
                 self._failures.clear()

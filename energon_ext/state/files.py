@@ -3,13 +3,13 @@
 """Writes small files atomically and durably, and reads them up to a size limit."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from energon_ext.data_files import read_data, read_json
 from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.storage.whole_file import open_whole
 
 _ADVICE = "Copy it again, or resume from another checkpoint."
 
@@ -17,23 +17,13 @@ _ADVICE = "Copy it again, or resume from another checkpoint."
 def write_file(path: Path, content: bytes) -> None:
     """Write a temporary file, flush it to disk and rename it to ``path``.
 
-    A link at ``path`` is replaced, not followed. A path must have only one writer at a time.
+    A link at ``path`` is replaced, not followed.
 
     Raises:
-        OSError: the file cannot be written; an existing file is unchanged.
+        OSError: the file cannot be written; it names the path, and an existing file is unchanged.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.unlink(missing_ok=True)  # a killed process may have left one
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # free the space if the disk is full
-        raise
-    fsync(path.parent)
+    with open_whole(path) as file:
+        file.write(content)
 
 
 def read_small_file(path: Path, max_bytes: int) -> bytes:
@@ -63,15 +53,6 @@ def _errors_of(path: Path) -> Iterator[None]:
         raise StateFormatError(f"{error} {_ADVICE}") from error
     except ValueError as error:
         raise StateFormatError(f"{path}: is damaged ({first_line(error)}). {_ADVICE}") from error
-
-
-def fsync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def first_line(error: BaseException) -> str:

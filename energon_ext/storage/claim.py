@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
+from energon_ext.storage.whole_file import create, remove_leftovers
 
 #: Without an update for this long, the process with a claim is considered dead.
 STALE_SECONDS = 30.0
@@ -57,10 +58,12 @@ def claim(output: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None
 
     Call the function often; it is cheap. Two processes may find the same claim stale and both take
     it over. They then write the same files under temporary names and rename them, so nothing is
-    damaged. ClaimedError if a living process still holds the claim after ``wait_seconds``.
+    damaged. ClaimedError if a living process still holds the claim after ``wait_seconds``; OSError
+    if the claim cannot be written, and then none is left.
     """
     path, deadline = claim_of(output), time.monotonic() + wait_seconds
-    while not _try_create(path):
+    content = f"{_this_machine()} {os.getpid()}".encode()
+    while not create(path, content):
         if _is_stale(path):
             path.unlink(missing_ok=True)
         elif time.monotonic() < deadline:
@@ -104,6 +107,7 @@ def make_once(
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 beat = stack.enter_context(claim(file))
+                remove_leftovers(file, claim_of(file).stat().st_mtime - STALE_SECONDS)
             except OSError as error:
                 raise UnwritableError(str(error)) from error
             # Another process may have made it before this one claimed it.
@@ -160,15 +164,6 @@ def claim_of(output: Path) -> Path:
     return output.parent / f".{output.name}.claim"
 
 
-def _try_create(path: Path) -> bool:
-    try:
-        with open(path, "x") as file:
-            file.write(f"{_this_machine()} {os.getpid()}")
-        return True
-    except FileExistsError:
-        return False
-
-
 def _this_machine() -> str:
     # Containers on one host may use the same process IDs, each in its own PID namespace.
     return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
@@ -199,5 +194,9 @@ def _is_stale(path: Path) -> bool:
         machine, process = _owner_in(path)
     except FileNotFoundError:
         return True
+    if age < -STALE_SECONDS:
+        # Some clock was wrong. A living process soon sets the time again; a dead one never does.
+        with contextlib.suppress(OSError):
+            os.utime(path)
     is_gone = machine == _this_machine() and not os.path.exists(f"/proc/{process}")
     return is_gone or age > STALE_SECONDS

@@ -34,11 +34,11 @@ class _FileMap:
 
     __slots__ = ("_address", "_num_bytes", "_unmap")
 
-    def __init__(self, path: str, num_bytes: int):
+    def __init__(self, path: str, num_bytes: int, is_whole: bool):
         file = open_descriptor(path)
         try:
             num_found = os.fstat(file).st_size
-            if num_found < num_bytes:
+            if num_found < num_bytes or (is_whole and num_found != num_bytes):
                 raise ConfigError(
                     f"{path}: has {num_found} bytes, needs {num_bytes}; it was truncated or "
                     f"replaced, copy it again."
@@ -66,11 +66,14 @@ class _FileMap:
             self._unmap(self._address, self._num_bytes)
 
 
-def map_file(path: str, num_bytes: int) -> np.ndarray:
-    """Map the first bytes of a file, uint8 [num_bytes], read-only; ConfigError if it is shorter."""
+def map_file(path: str, num_bytes: int, *, is_whole: bool = False) -> np.ndarray:
+    """Map the first bytes of a file, uint8 [num_bytes], read-only.
+
+    ConfigError if it is shorter or, with ``is_whole``, longer.
+    """
     if num_bytes == 0:  # the kernel rejects empty maps
         return np.zeros(0, np.uint8)
-    return np.asarray(_FileMap(path, num_bytes))
+    return np.asarray(_FileMap(path, num_bytes, is_whole))
 
 
 #: Arrays below this size are left to the kernel, which reads around each page that is touched.

@@ -8,7 +8,6 @@ node to a local folder.
 
 import errno
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, StoreError, one_line
 from energon_ext.keyed import sha256
 from energon_ext.storage.claim import ClaimedError, claim
+from energon_ext.storage.whole_file import open_whole
 
 _Result = TypeVar("_Result")
 
@@ -231,9 +231,8 @@ def _copy(stored: StoredObject, path: Path) -> None:
         raise replaced_error(stored, "missing" if content is None else f"{len(content)} bytes")
     if stored.sha256 not in (None, sha256(content)):
         raise replaced_error(stored, "different content")
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+    with open_whole(path) as file:
         file.write(content)
-    os.replace(file.name, path)
 
 
 def _folder_of_copies() -> str:

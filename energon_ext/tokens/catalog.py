@@ -3,26 +3,26 @@
 """The catalog of a source: what is known of its pairs once all their indices were checked.
 
 It is one JSON file of columns, with a number per pair: 10 000 pairs are parsed in 20 ms, where
-reading their headers would ask the file system 100 000 times. Its name is a digest of the folder
-and of the names of all files, so a file that is added or removed gives another catalog. Whether the
-files are still those that were checked is tested apart, see
-:mod:`~energon_ext.tokens.unchanged`.
+reading their headers would ask the file system 100 000 times. Its second line is a digest of the
+first. Its name is a digest of the folder and of the names of all files, so a file that is added or
+removed gives another catalog. Whether the files are still those that were checked is tested apart,
+see :mod:`~energon_ext.tokens.unchanged`.
 """
 
-import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from energon_ext.data_files import cache_path, read_data
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256, sha256_of_file
-from energon_ext.storage.file_map import map_file
+from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
+from energon_ext.storage.whole_file import open_whole
 from energon_ext.tokens.index import (
     ALL_SUFFIXES,
     META_SUFFIX,
@@ -36,7 +36,7 @@ from energon_ext.tokens.index import (
 )
 from energon_ext.tokens.lookup import document_lengths
 
-_VERSION = 1
+_VERSION = 2
 _MAX_BYTES = 2**31
 
 #: Bytes that are hashed at once, and documents whose lengths are written at once.
@@ -161,29 +161,19 @@ def write_catalog(path: Path, listing: Listing, checked: Sequence[tuple[Pair, St
         "metas": [json.loads(text) for text in metas],
         "meta": numbers,
     }
-    with write_aside(path) as file:
-        file.write(json.dumps(content).encode() + b"\n")
-    return _catalog(path, pairs, [stamp for _, stamp in checked])
-
-
-@contextlib.contextmanager
-def write_aside(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file for writing, and rename it to a path at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    line = json.dumps(content).encode()
+    with open_whole(path) as file:
+        file.write(line + f"\n{sha256(line)}\n".encode())
+    return _catalog(path, pairs, [stamp for _, stamp in checked])
 
 
 def read_catalog(path: Path, listing: Listing) -> Catalog | None:
     """Read the catalog of a source; None if there is none that can be read and fits its names."""
     try:
-        content = json.loads(read_data(path, _MAX_BYTES))
-        if content["version"] != _VERSION or content["names"] != _names(listing):
+        line, digest, _ = read_data(path, _MAX_BYTES).split(b"\n")
+        content = json.loads(line) if sha256(line).encode() == digest else None
+        if content is None or content["version"] != _VERSION or content["names"] != _names(listing):
             return None
         rows = list(zip(*(content[name] for name in _COLUMNS), strict=True))
         pairs = [
@@ -235,8 +225,8 @@ def lengths_path(path: Path, stamps: Iterable[Stamp]) -> Path:
 
 def write_lengths(
     path: Path, pairs: Sequence[Pair], beat: Callable[[], None] = lambda: None
-) -> np.ndarray:
-    """Write the lengths of all documents of some pairs to one file, as uint32.
+) -> CheckedArray:
+    """Write the lengths of all documents of some pairs to one file, as uint32 with checksums.
 
     Args:
         beat: called after each pair.
@@ -244,19 +234,21 @@ def write_lengths(
     Raises:
         OSError: the folder cannot be written to.
     """
-    with write_aside(path) as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_whole(path) as file:
+        items = CheckedWriter(file)
         for pair in pairs:
             for begin in range(0, pair.documents, _CHUNK):
                 numbers = np.arange(begin, min(begin + _CHUNK, pair.documents))
-                file.write(document_lengths(pair, numbers).astype("<u4").tobytes())
+                items.write(document_lengths(pair, numbers).astype("<u4"))
             beat()
-    return map_file(str(path), os.path.getsize(path)).view("<u4")
+        items.close()
+    return CheckedArray(str(path), "<u4")
 
 
-def read_lengths(path: Path, documents: int) -> np.ndarray | None:
+def read_lengths(path: Path, documents: int) -> CheckedArray | None:
     """Map the lengths of the documents of a source; None if there is no file of that size."""
     try:
-        lengths = map_file(str(path), os.path.getsize(path)).view("<u4")
-    except (OSError, ConfigError, ValueError):
+        return CheckedArray(str(path), "<u4", documents)
+    except (OSError, ConfigError):
         return None
-    return lengths if len(lengths) == documents else None

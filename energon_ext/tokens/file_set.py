@@ -10,6 +10,7 @@ import numpy as np
 
 from energon_ext.errors import ConfigError, StoreError
 from energon_ext.keyed import sha256
+from energon_ext.storage.checked_array import CheckedArray
 from energon_ext.storage.file_map import Pages, request_slices
 from energon_ext.storage.object_store import file_name, is_remote, local_copy
 from energon_ext.storage.range_reader import RemoteTokens, range_reader
@@ -65,7 +66,7 @@ class TokenFiles(Documents):
         ConfigError: a file is missing, damaged, or does not match the others of its pair.
     """
 
-    def __init__(self, prefixes: Sequence[str | Path | Pair], lengths: np.ndarray | None = None):
+    def __init__(self, prefixes: Sequence[str | Path | Pair], lengths: CheckedArray | None = None):
         self._pairs = [
             each if isinstance(each, Pair) else check_now(read_pair(str(each))) for each in prefixes
         ]
@@ -76,7 +77,7 @@ class TokenFiles(Documents):
         self._first_tokens = _starts([pair.tokens for pair in self._pairs])
         self._has_many_tokens = self.num_tokens >= LARGE_TOKENS and not self.is_remote
         self._lengths = lengths
-        self._pages = None if lengths is None else Pages(lengths)
+        self._pages = None if lengths is None else Pages(lengths.items)
         watched.add(self)
 
     def __len__(self) -> int:

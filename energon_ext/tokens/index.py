@@ -272,7 +272,9 @@ def open_label_weights(pair: Pair) -> Numbers | None:
 def _open(pair: Pair, suffix: str, dtype: np.dtype) -> Numbers:
     if pair.objects is not None:
         return RemoteTokens(pair.objects[suffix], dtype)
-    return map_file(pair.prefix + suffix, pair.tokens * dtype.itemsize).view(dtype)
+    # A file that was replaced by a longer one has other documents at the same places.
+    num_bytes = pair.tokens * dtype.itemsize
+    return map_file(pair.prefix + suffix, num_bytes, is_whole=True).view(dtype)
 
 
 def read_header(name: str, path: str) -> Header:

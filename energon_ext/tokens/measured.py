@@ -3,7 +3,8 @@
 """Documents of files that do not list where each document begins: one pass finds it, and is kept.
 
 What it finds is one file in the cache: where each document ends, in tokens over all files, and the
-first document of each file, as int64. It is mapped, so all processes of a machine share its memory.
+first document of each file, as int64. It is mapped, so all processes of a machine share its memory,
+and its pages have checksums.
 Its name is a digest of the paths, sizes and times of the files, so a changed file is read again. If
 several processes need it at once, one makes it and the others wait.
 """
@@ -24,16 +25,17 @@ from tqdm import tqdm
 
 from energon_ext.data_files import CACHE_VARIABLE, cache_path
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
 from energon_ext.storage.claim import UnwritableError, make_once
-from energon_ext.storage.file_map import map_file
 from energon_ext.storage.folders import is_folder, walk_folders
 from energon_ext.storage.object_store import StoredObject, file_at, is_remote
+from energon_ext.storage.whole_file import open_whole
 from energon_ext.tokens.documents import Documents, Origin, watched
 
 logger = log_of(__name__)
 
 #: Changes when the content of the file does.
-_VERSION = 1
+_VERSION = 2
 
 #: First words of the names of splits, which must not be combined into one source.
 _SPLITS = {"train", "val", "valid", "validation", "dev", "test"}
@@ -98,18 +100,19 @@ class MeasuredFiles(Documents):
 
     # What the pass has found ----------------------------------------------------------------
 
-    @property
-    def ends(self) -> np.ndarray:
+    @functools.cached_property
+    def ends(self) -> CheckedArray:
         """Tokens before each document, and of all documents, int64 [documents + 1]."""
-        return self._found[: -len(self.files) - 1]
-
-    @property
-    def first_documents(self) -> np.ndarray:
-        """First document of each file, and the number of all documents, int64 [files + 1]."""
-        return self._found[-len(self.files) - 1 :]
+        return self._found.first(len(self._found) - len(self.files) - 1)
 
     @functools.cached_property
-    def _found(self) -> np.ndarray:
+    def first_documents(self) -> np.ndarray:
+        """First document of each file, and the number of all documents, int64 [files + 1]."""
+        found: np.ndarray = self._found[-len(self.files) - 1 :]
+        return found
+
+    @functools.cached_property
+    def _found(self) -> CheckedArray:
         path = self._cache_file()
         try:
             return make_once(path, partial(self._read, path), partial(self._make, path))
@@ -121,15 +124,14 @@ class MeasuredFiles(Documents):
         except OSError as error:
             raise ConfigError(f"{path}: cannot be made ({error}).") from error
 
-    def _read(self, path: Path) -> np.ndarray | None:
-        if not path.exists():
-            return None
-        content = map_file(str(path), os.path.getsize(path))
-        found = content[: len(content) // 8 * 8].view(_INT64)
-        parts = len(found) - len(self.files) - 2  # documents, if the file is whole
-        if len(found) * 8 != len(content) or parts < 0 or found[-1] != parts:
-            raise ConfigError(f"{path}: damaged; remove it, and it is made again.")
-        return found
+    def _read(self, path: Path) -> CheckedArray | None:
+        """Open the file; None if there is none, or it is not whole."""
+        try:
+            found = CheckedArray(str(path), _INT64.str)
+        except (FileNotFoundError, NotADirectoryError, ConfigError):
+            return None  # there is none, or it has another size
+        documents = len(found) - len(self.files) - 2
+        return found if documents >= 0 and found[-1] == documents else None
 
     def _cache_file(self) -> Path:
         files = [[os.path.realpath(f.url), f.size, f.version] for f in self.files]
@@ -137,29 +139,26 @@ class MeasuredFiles(Documents):
         folder, name = os.path.split(self.files[0].url)
         return cache_path(Path(folder), name, text, ".lengths")
 
-    def _make(self, path: Path, beat: Callable[[], None]) -> np.ndarray:
+    def _make(self, path: Path, beat: Callable[[], None]) -> CheckedArray:
         """Read all files, and write where their documents end."""
         title = self.files[0].url + (f" and {len(self.files) - 1} more" * (len(self.files) > 1))
         logger.info("%s: looking for the lengths of its documents, once.", title)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         end, firsts = 0, [0]
-        try:
-            with open(temporary, "wb") as file, _progress_bar(self.files) as bar:
-                np.zeros(1, _INT64).tofile(file)
-                for number, stored in enumerate(self.files):
-                    count = 0
-                    for lengths in self.measure(number):
-                        beat()
-                        ends = end + np.cumsum(lengths, dtype=_INT64)
-                        ends.tofile(file)
-                        end, count = int(ends[-1]) if len(ends) else end, count + len(ends)
-                    check_unchanged(stored)
-                    firsts.append(firsts[-1] + count)
-                    bar.update(stored.size)
-                np.array(firsts, _INT64).tofile(file)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with open_whole(path) as file, _progress_bar(self.files) as bar:
+            items = CheckedWriter(file)
+            items.write(np.zeros(1, _INT64))
+            for number, stored in enumerate(self.files):
+                count = 0
+                for lengths in self.measure(number):
+                    beat()
+                    ends = end + np.cumsum(lengths, dtype=_INT64)
+                    items.write(ends)
+                    end, count = int(ends[-1]) if len(ends) else end, count + len(ends)
+                check_unchanged(stored)
+                firsts.append(firsts[-1] + count)
+                bar.update(stored.size)
+            items.write(np.array(firsts, _INT64))
+            items.close()
         found = self._read(path)
         assert found is not None
         return found

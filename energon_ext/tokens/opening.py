@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from energon_ext.data_files import CACHE_VARIABLE, read_data
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.storage.checked_array import CheckedArray
 from energon_ext.storage.claim import UnwritableError, make_once
 from energon_ext.tokens.catalog import (
     Catalog,
@@ -59,7 +58,7 @@ _MAX_PREPARED_BYTES = 2**30
 
 def open_pairs(
     path: str, listing: Listing, share: Share | None
-) -> tuple[list[Pair], np.ndarray | None]:
+) -> tuple[list[Pair], CheckedArray | None]:
     """Return the pairs of a listing, checked, and the length of each of their documents.
 
     The lengths, uint32 [documents], are None if they are read from the indices.
@@ -169,7 +168,7 @@ def _cached_catalog(path: str, listing: Listing, file: Path) -> Catalog:
         return _keep(path, listing, check_all(path, listing), None, error)
 
 
-def _column(path: Path, catalog: Catalog) -> np.ndarray | None:
+def _column(path: Path, catalog: Catalog) -> CheckedArray | None:
     """Return the lengths of all documents in one file, so that a plan opens no other one.
 
     None if that file is missing and cannot be written, or would take long to write.

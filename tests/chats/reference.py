@@ -55,11 +55,13 @@ class Reference:
         self.messages = [
             {**m, "content": [{"type": "text", "text": m.get("content", "")}]} for m in given
         ]
+        self.tags.cache_clear()
         text = self.render(self.last + 1)
         if any(content.strip() in text for content in contents):
             self.text = text
-        else:
-            self.messages = given
+            return
+        self.messages = given
+        self.tags.cache_clear()
 
     @property
     def has_tags(self):
@@ -84,6 +86,17 @@ class Reference:
     def prompt(self, index):
         """Return what an inference server makes of the messages before an answer."""
         return self.render(index, add_generation_prompt=True)
+
+    @property
+    def is_unclear(self):
+        """Whether a block that a prompt opens is opened again, or not closed after reasoning."""
+        begun = [(self.prompt(index), self.render(index + 1)) for index in self.answers]
+        return any(
+            prompt.rstrip().endswith("<think>")
+            and text.startswith(prompt)
+            and not re.match(r"\s*(?!</?think>).*?</think>", text[len(prompt) :], re.DOTALL)
+            for prompt, text in begun
+        )
 
     def spans(self, are_apart=False):
         """Return [(text, [(start, stop, weight)])]; None if a prompt is not continued.

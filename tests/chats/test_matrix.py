@@ -80,6 +80,8 @@ def check(tokenizer, expected, found, what):
             and expected.messages[index].get("content")
         ):
             assert weights[len(prompt)] == expected.weights[index], what
+    if expected.is_unclear:
+        return
     if expected.has_tags:
         check_tags(tokenizer, expected, found, cuts, what)
         return

@@ -142,7 +142,7 @@ def test_shares_need_neither_encoder_nor_lengths(photos):
 
 def test_a_forecast_of_samples_without_an_encoder_says_what_failed(photos):
     line = error_line(energon_ext("plan", photos, "--steps", 3))
-    assert "none of its 40 samples has tokens" in line
+    assert "none of its 40 samples could be tokenized, the first: Sample " in line
     assert "need your own TaskEncoder; pass it to commands with --encoder" in line
 
 

@@ -57,9 +57,7 @@ def test_a_line_no_parser_accepts_is_an_error_of_its_file(line, message, encoder
 def test_a_field_from_a_missing_member_is_an_error(member, encoder, tmp_path):
     fields = {"sample_type": TEXT_SAMPLE, "field_map": {"text": member}}
     write_dataset(tmp_path / "d", ["x"] * 9, dataset_config=fields)
-    with pytest.raises(
-        EnergonExtError, match=r"\bd(:train.*)?: .*FieldAccessError.* Cannot access"
-    ):
+    with pytest.raises(EnergonExtError, match=r"\bd(:train.*)?: .*FieldAccessError.*Cannot access"):
         read(tmp_path / "d", encoder)
 
 

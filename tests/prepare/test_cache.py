@@ -455,9 +455,19 @@ def test_a_full_disk_is_a_one_line_error_and_the_next_start_continues(mix, tmp_p
     assert len(hashes(mix)) == 12
 
 
-def test_a_missing_part_is_named_with_a_remedy(mix, tmp_path):
-    load(mix)
+def test_a_missing_part_is_made_again(mix, tmp_path):
+    expected = hashes(mix)
     (part,) = tmp_path.glob(f"{DEFAULT_CACHE}/lines*/tokens/part-00000.idx")
     part.unlink()
-    with pytest.raises(ConfigError, match=r"Remove .*/lines.jsonl-\w+ to prepare it again"):
+    assert hashes(mix) == expected and part.exists()
+
+
+@pytest.mark.parametrize("name", ["tokens/part-00000.idx", "prepared.json"])
+def test_a_page_of_zeros_in_the_cache_is_named_and_made_again(mix, tmp_path, name):
+    expected = hashes(mix)
+    (file,) = tmp_path.glob(f"{DEFAULT_CACHE}/lines*/{name}")
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + bytes(len(content) - 100))
+    with pytest.raises(ConfigError, match=rf"{DEFAULT_CACHE}/lines.* removed.* the next start"):
         load(mix)
+    assert hashes(mix) == expected

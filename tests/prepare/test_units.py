@@ -321,6 +321,12 @@ def test_a_claim_has_one_owner_and_is_taken_over_when_stale(tmp_path):
             beat()
             assert time.time() - path.stat().st_mtime < 10
     assert not path.exists()
+    path.write_text("elsewhere pid:[1] 7")
+    os.utime(path, (time.time() + 3600,) * 2)  # its clock was wrong, and it is gone
+    with pytest.raises(ClaimedError, match="by process 7 on elsewhere"):
+        claim(output).__enter__()
+    assert abs(path.stat().st_mtime - time.time()) < 20  # it becomes stale as others do
+    path.unlink()
     with claim(output):
         owner = path.read_text().split()
         path.write_text(" ".join([*owner[:2], "999999999"]))  # no process of this host

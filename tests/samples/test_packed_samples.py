@@ -13,7 +13,7 @@ import pytest
 from megatron.energon import SampleDecoder, stateless
 
 from energon_ext.data_files import DEFAULT_CACHE
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, WrongCodeError
 from energon_ext.state.schema import seal
 from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
@@ -219,9 +219,12 @@ def test_samples_longer_than_a_row_are_skipped_and_counted(data, caplog):
 
 
 class Growing(PackedCaptions):
-    """Notes all that it encodes."""
+    """Gives lengths by which samples are packed, and notes all that it encodes."""
 
     encoded = []
+
+    def sample_length(self, sample):
+        return length_of_number(int(sample.caption.split()[1]))
 
     @stateless
     def encode_sample(self, sample):
@@ -263,7 +266,7 @@ def test_a_row_keeps_the_samples_of_random_length_that_fit(data, caplog):
 
 
 def test_a_sample_that_has_outgrown_a_row_of_its_own_is_replaced(data, caplog):
-    encoder = PackedCaptions()
+    encoder = Growing()
     encoder.seq_len = 25  # as long as the longest sample
     run(alone(data), 1, encoder=encoder)
     encoder.longest_extra = 10
@@ -288,7 +291,7 @@ def test_a_damaged_sample_is_never_packed(tmp_path, caplog):
 def test_samples_that_cannot_be_measured_name_the_decoder(data, caplog):
     encoder = PackedCaptions()
     encoder.decoder = None  # then cook() cannot read the caption in the bytes of the JSON
-    with pytest.raises(ConfigError, match="TypeError in sample 000000"):
+    with pytest.raises(WrongCodeError, match="samples all fail: .* not decoded.*TypeError"):
         dataset_of(alone(data), encoder=encoder)
 
     class NeedsPillow(PackedCaptions):
@@ -374,14 +377,21 @@ def test_a_large_unmeasured_source_is_refused_with_the_command(data, monkeypatch
         dataset_of(path, encoder=PackedCaptions())
 
 
-@pytest.mark.parametrize("change", ["cut", "removed"])
-def test_a_damaged_length_table_is_named(data, change):
+@pytest.mark.parametrize("change", ["cut", "removed", "zero"])
+def test_a_damaged_length_table_is_named_and_measured_again(data, change):
     path = alone(data)
-    run(path, 1, encoder=PackedCaptions())
+    expected = run(path, 1, encoder=PackedCaptions())
     file = next((data / DEFAULT_CACHE).glob("*/*/part-00001.lengths.bin"))
-    file.unlink() if change == "removed" else file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ConfigError, match="the table of lengths is damaged.*Remove"):
-        dataset_of(path, encoder=PackedCaptions())
+    whole = file.read_bytes()
+    if change == "removed":
+        file.unlink()
+    else:
+        file.write_bytes(whole[:-4] if change == "cut" else bytes(4) + whole[4:])
+        message = f"the table of lengths is damaged.*removed, the first: tokens/{file.name}; the"
+        with pytest.raises(ConfigError, match=message):
+            dataset_of(path, encoder=PackedCaptions())
+    assert run(path, 1, encoder=PackedCaptions()) == expected
+    assert file.read_bytes() == whole
 
 
 # Commands ---------------------------------------------------------------------------------------
@@ -499,11 +509,12 @@ class Misspelt(PackedCaptions):
         return encoded.total_lenght
 
 
-def test_samples_that_cannot_be_measured_are_reported_with_the_reason_and_measured_again(
-    data, monkeypatch
-):
-    message = "photos: none of its 50 samples could be measured, the first: .*total_lenght"
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_code_ends_measuring_and_leaves_no_table(data, monkeypatch):
+    message = (
+        r"photos: the first 10 samples all fail: the files of a sample are decoded by .* Sample "
+        rf"000009: AttributeError \(.* 'total_lenght'\), raised at {__file__}:[0-9]+\.$"
+    )
+    with pytest.raises(WrongCodeError, match=message):
         dataset_of(alone(data), encoder=Misspelt())
     monkeypatch.setattr(Misspelt, "length_of", PackedCaptions.length_of)
     assert take(loader_for(dataset_of(alone(data), encoder=Misspelt())), 1)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A catalog saves the check of all indices at a start, and never hides a file that has changed."""
 
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -65,6 +66,10 @@ def documents(files):
 def lengths_of(folder):
     (path,) = (folder / DEFAULT_CACHE).glob("*.lengths.u4")
     return path
+
+
+def with_digest(line):
+    return f"{line}\n{hashlib.sha256(line.encode()).hexdigest()}\n"
 
 
 def catalog_of(folder):
@@ -134,20 +139,18 @@ def test_documents_of_several_sequences_are_known_as_such(tmp_path):
 @pytest.mark.parametrize(
     "damage",
     [
+        lambda text: text.replace("part-3", "part-4"),
+        lambda text: text[:-65] + "0" * 64 + "\n",
+        lambda text: text + "\n",
         lambda text: "",
         lambda text: text[: len(text) // 2],
-        lambda text: "[]",
-        lambda text: "[" * 100_000,
-        lambda text: text.replace('"version": 1', '"version": 2'),
-        lambda text: text.replace('"part-3"', '"part-33"'),
-        lambda text: text.replace('"documents": [2, ', '"documents": ['),
-        lambda text: text.replace('"documents": [2, ', '"documents": [-2, '),
-        lambda text: text.replace('"documents": [2, ', '"documents": ["2", '),
-        lambda text: text.replace('"<u2"', '"O"', 1),
-        lambda text: text.replace('"meta": [0, ', '"meta": [7, '),
     ],
 )
 def test_a_damaged_catalog_is_made_again(folder, damage, log):
+    check_that_it_is_made_again(folder, log, damage)
+
+
+def check_that_it_is_made_again(folder, log, damage):
     open_token_files(folder)
     path = catalog_of(folder)
     whole = path.read_text()
@@ -157,6 +160,24 @@ def test_a_damaged_catalog_is_made_again(folder, damage, log):
     assert documents(open_token_files(folder)) == sum(CONTENTS, [])
     assert was_checked(log)
     assert path.read_text() == whole
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "[]",
+        lambda text: "[" * 100_000,
+        lambda text: text.replace('"version": 2', '"version": 1'),
+        lambda text: text.replace('"part-3"', '"part-33"'),
+        lambda text: text.replace('"documents": [2, ', '"documents": ['),
+        lambda text: text.replace('"documents": [2, ', '"documents": [-2, '),
+        lambda text: text.replace('"documents": [2, ', '"documents": ["2", '),
+        lambda text: text.replace('"<u2"', '"O"', 1),
+        lambda text: text.replace('"meta": [0, ', '"meta": [7, '),
+    ],
+)
+def test_a_catalog_of_impossible_content_is_made_again(folder, damage, log):
+    check_that_it_is_made_again(folder, log, lambda text: with_digest(damage(text.splitlines()[0])))
 
 
 @pytest.mark.parametrize(
@@ -170,9 +191,9 @@ def test_a_damaged_catalog_is_made_again(folder, damage, log):
 def test_a_catalog_with_other_counts_than_the_files_is_refused(folder, column, value, message):
     open_token_files(folder)
     path = catalog_of(folder)
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text().splitlines()[0])
     content[column][0] = value
-    path.write_text(json.dumps(content))
+    path.write_text(with_digest(json.dumps(content)))
     with pytest.raises(ConfigError, match=message):
         open_token_files(folder)
     # A process that asks about other files finds it when it opens this one.
@@ -504,13 +525,13 @@ def test_rows_and_states_are_equal_with_and_without_a_catalog(folder, tmp_path, 
 
 def test_a_plan_takes_the_lengths_of_many_pairs_from_one_file(folder, monkeypatch):
     open_token_files(folder)
-    assert lengths_of(folder).stat().st_size == 4 * 18
+    assert lengths_of(folder).stat().st_size == 4 * 18 + 4  # and a checksum
     files = open_token_files(folder)
     monkeypatch.setattr(token_index, "map_file", None)  # no index can be opened
     assert files.lengths(np.arange(18)).tolist() == [len(each) for each in sum(CONTENTS, [])]
 
 
-@pytest.mark.parametrize("content", [b"", bytes(4 * 18 - 1), bytes(4 * 19)])
+@pytest.mark.parametrize("content", [b"", bytes(4 * 18 - 1), bytes(4 * 20)])
 def test_lengths_of_another_size_are_written_again(folder, content):
     open_token_files(folder)
     path = lengths_of(folder)
@@ -520,15 +541,25 @@ def test_lengths_of_another_size_are_written_again(folder, content):
     assert path.read_bytes() == whole
 
 
-def test_wrong_lengths_are_found_when_a_document_is_read(folder):
+@pytest.mark.parametrize("count", [1, 18])
+def test_lengths_that_were_lost_are_named_and_written_again(folder, count):
+    """A page of zeros, as after a power failure, or a single length that would drop a document."""
     open_token_files(folder)
-    lengths = np.fromfile(lengths_of(folder), "<u4")
-    lengths[[4, 5]] = lengths[[5, 4]]
-    lengths.tofile(lengths_of(folder))
+    path, whole = lengths_of(folder), lengths_of(folder).read_bytes()
+    overwrite(path, 0, bytes(4 * count))
     files = open_token_files(folder)
-    assert files.document(3).tolist() == CONTENTS[1][1]
-    with pytest.raises(ConfigError, match="part-2.idx: damaged, document 0 has two lengths or is"):
-        files.document(4)
+    with pytest.raises(ConfigError, match=rf"{path}: .*damaged .page 0 .*the next start makes it"):
+        files.lengths(np.arange(4))
+    assert documents(open_token_files(folder)) == sum(CONTENTS, [])
+    assert path.read_bytes() == whole
+
+
+def test_a_pair_that_was_replaced_by_a_longer_one_is_not_read_at_its_old_places(tmp_path):
+    write_tokens(tmp_path / "web", [[1, 2], [3]])
+    files = open_token_files(tmp_path / "web")
+    write_tokens(tmp_path / "web", [[7, 1, 2], [3]])
+    with pytest.raises(ConfigError, match="web.bin: has 8 bytes, needs 6; it was .* replaced"):
+        files.document(1)
 
 
 #: Bytes of the index of two documents that are overwritten, and their new value.

@@ -273,17 +273,30 @@ def test_lengths_are_found_once_and_kept_next_to_the_data_or_in_the_cache(tmp_pa
     (kept,) = (tmp_path / "data" / DEFAULT_CACHE).iterdir()
     assert kept.name.startswith("a.parquet-") and kept.suffix == ".lengths"
     # Ends of the five documents, and the first document of the file and after it.
-    assert np.fromfile(kept, "<i8").tolist() == [0, 3, 3, 4, 8, 10, 0, 5]
+    assert np.fromfile(kept, "<i8", 8).tolist() == [0, 3, 3, 4, 8, 10, 0, 5]
     with monkeypatch.context() as patch:
         patch.setattr(parquet.ParquetTokens, "measure", None)
         assert documents_in(path) == DOCUMENTS
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     assert documents_in(path) == DOCUMENTS
     assert len(list((tmp_path / "cache").iterdir())) == 1
-    kept.write_bytes(kept.read_bytes()[:-3])
     monkeypatch.delenv(CACHE_VARIABLE)
-    with pytest.raises(ConfigError, match=rf"{kept.name}: damaged; remove it"):
-        len(open_documents(path))
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-3])
+    assert documents_in(path) == DOCUMENTS and kept.read_bytes() == whole
+
+
+def test_lengths_that_were_lost_are_named_and_found_again(tmp_path):
+    path = write_parquet(tmp_path / "data" / "a.parquet", DOCUMENTS * 800)
+    len(open_documents(path))
+    (kept,) = (tmp_path / "data" / DEFAULT_CACHE).iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:4096] + bytes(4096) + whole[8192:])
+    found = open_documents(path)
+    assert found.lengths(np.arange(5)).tolist() == [3, 0, 1, 4, 2]  # in the first page
+    with pytest.raises(ConfigError, match=rf"{kept}: .*damaged .page 1 .*the next start makes it"):
+        found.lengths(np.arange(700, 710))
+    assert len(open_documents(path)) == 4000 and kept.read_bytes() == whole
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):

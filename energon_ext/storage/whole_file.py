@@ -1,0 +1,101 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Files that are written whole and flushed to disk, or not at all.
+
+A power failure may keep the new name of a file and lose its content, which then reads as zeros. So
+the content is flushed before the file is renamed, and the name afterwards.
+"""
+
+import contextlib
+import errno
+import glob
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def open_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file, and at the end flush it to disk and rename it to ``path``.
+
+    Several processes may write a path at once: each has a temporary file of its own. A link at
+    ``path`` is replaced, not followed.
+
+    Raises:
+        OSError: the file cannot be written; it names the path, and an existing file is unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with name_path(path, temporary):
+            with open(temporary, "xb") as file:
+                yield file
+                _flush(file)
+            os.replace(temporary, path)
+            fsync(path.parent)
+    finally:
+        with contextlib.suppress(OSError):  # it was renamed, or the file system is read-only
+            temporary.unlink()  # also frees the space if the disk is full
+
+
+def create(path: Path, content: bytes) -> bool:
+    """Create a small file; return False if it exists.
+
+    A process that reads it at once may find it empty.
+
+    Raises:
+        OSError: the file cannot be written; it names the path, and no file is left.
+    """
+    with name_path(path):
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+                _flush(file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+    return True
+
+
+def remove_leftovers(path: Path, before: float) -> None:
+    """Remove temporary files of killed processes: those not written to since a time."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < before:
+                left.unlink()
+
+
+def fsync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def name_path(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Name a path in an error that names none, as that of a write to a full disk, or its temporary.
+
+    Args:
+        temporary: the path under which the file is written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename not in (None, str(temporary)):
+            raise
+        code = error.errno or errno.EIO
+        raise OSError(code, error.strerror or str(error), str(path)) from error
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
