@@ -89,12 +89,21 @@ class RenderedConversation:
 
         After another answer some templates write no generation prompt, but then the same words as
         the beginning of the message. A model does not write them.
+
+        Raises:
+            SampleError: the template goes on with the answer before, or writes other words.
         """
         begin = len(prompt)
-        if index and self.messages[index - 1]["role"] == "assistant":
-            before = self._render(index)
-            if before == prompt and text.startswith(self._header, begin):
-                begin += len(self._header)
+        if not index or self.messages[index - 1]["role"] != "assistant":
+            return begin
+        before = self._render(index)
+        if before == prompt and text.startswith(self._header, begin):
+            return begin + len(self._header)
+        if before.startswith(prompt):
+            raise SampleError(
+                f"message {index}: the chat template has no prompt for an answer after another "
+                f"one; put both into one message, or use another template"
+            )
         return begin
 
     @functools.cached_property

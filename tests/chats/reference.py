@@ -89,12 +89,21 @@ class Reference:
 
     @property
     def is_unclear(self):
-        """Whether a block that a prompt opens is opened again, or not closed after reasoning."""
+        """Whether a prompt is not what the template writes before an answer.
+
+        It opens a block that is opened again, or not closed after reasoning; or there is none after
+        another answer, whose header is then not trained.
+        """
+        if any(
+            index and self.weights[index - 1] > 0 and self.prompt(index) == self.render(index)
+            for index in self.answers
+        ):
+            return True
         begun = [(self.prompt(index), self.render(index + 1)) for index in self.answers]
         return any(
             prompt.rstrip().endswith("<think>")
             and text.startswith(prompt)
-            and not re.match(r"\s*(?!</?think>).*?</think>", text[len(prompt) :], re.DOTALL)
+            and not re.match("(?!</?think>).*?</think>", text[len(prompt) :].lstrip(), re.DOTALL)
             for prompt, text in begun
         )
 

@@ -40,6 +40,7 @@ REASONS = {
     "after other text of an answer": "the reasoning would be repeated",
     "whether or not it is asked for": "the next header would be trained",
     "does not continue its own": "an answer would follow a prompt that no server makes",
+    "has no prompt for an answer after another": "the header of the answer would be trained",
     "tags exclude": "the end would not be trained",
     "the chat template rejects": "the template rejects the history of an answer",
 }
