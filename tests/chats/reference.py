@@ -128,11 +128,12 @@ def in_other_form(record, notes):
     for message in messages:
         if "messages of role developer, written as those of role system" in notes:
             message["role"] = message["role"].replace("developer", "system")
-        for name in ("reasoning_content", "reasoning", "thinking"):
-            if (
-                name in message
-                and f"`{name}` of answers, written as <think> in their content" in notes
-            ):
+        fields = ("reasoning_content", "reasoning", "thinking")
+        for name in (each for each in fields if each in message):
+            for other in fields:
+                if f"`{name}` of answers, written as `{other}`" in notes:
+                    message[other] = message.pop(name)
+            if f"`{name}` of answers, written as <think> in their content" in notes:
                 thought = message.pop(name)
                 message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
     return {**record, "messages": messages}
