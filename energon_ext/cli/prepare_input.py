@@ -28,7 +28,7 @@ from energon_ext.prepare.samples import sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.formats import find_format
-from energon_ext.tokens.paths import SPLITS
+from energon_ext.tokens.splits import SPLITS
 
 #: The kinds of input, and the options that are specific to each.
 KINDS = {

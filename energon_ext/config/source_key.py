@@ -20,7 +20,7 @@ from energon_ext.config.carried import Leaf
 from energon_ext.config.yaml_file import splits_in
 from energon_ext.errors import ConfigError
 from energon_ext.state.match import SourceNames
-from energon_ext.tokens.paths import SPLITS
+from energon_ext.tokens.splits import SPLITS
 
 MAX_KEY = 20_000  # characters; states and messages contain keys
 

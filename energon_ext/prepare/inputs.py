@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Files and Hugging Face datasets as units. Errors name the file and the line."""
 
+import glob
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -16,6 +18,7 @@ from energon_ext.compat import version_of_dataset
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
 from energon_ext.prepare.input_files import describe, input_files, open_input
+from energon_ext.storage.folders import list_files
 from energon_ext.storage.object_store import StoredObject, is_remote
 
 UNIT_BYTES = 256 * 2**20
@@ -49,14 +52,13 @@ def text_units(paths: Iterable[Path | str], separator: str | None = None) -> lis
     return units
 
 
-def folder_files(folder: Path, pattern: str) -> list[Path]:
+def folder_files(folder: Path, pattern: str) -> list[str]:
     """Return the files under a folder that match a glob pattern, sorted; ConfigError if none do."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: does not exist; check the path.")
-    try:
-        paths = sorted(path for path in folder.glob(pattern) if path.is_file())
-    except (ValueError, NotImplementedError) as error:
-        raise ConfigError(f"--glob {pattern!r} is not a relative pattern: {error}.") from error
+    if not pattern or pattern.startswith("/"):
+        raise ConfigError(f"--glob {pattern!r} is not a relative pattern such as '**/*.txt'.")
+    paths = list_files(os.path.join(glob.escape(str(folder)), pattern))
     if not paths:
         raise ConfigError(f"{folder}: no file matches {pattern!r}.")
     return paths
@@ -90,7 +92,7 @@ def _texts(path: StoredObject, separator: str | None) -> Iterator[str]:
 def jsonl_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
     """Return units of JSON Lines files: whole lines up to 256 MiB, or a whole compressed file."""
     units = []
-    for path in input_files(paths, ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")):
+    for path in input_files(paths, (".jsonl", ".jsonl.gz", ".jsonl.zst")):
         is_compressed = path.url.endswith(COMPRESSED)
         is_divided = path.size > UNIT_BYTES and not is_compressed
         for begin, stop in _line_ranges(path) if is_divided else [(0, path.size)]:
@@ -163,7 +165,7 @@ def parquet_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit
     """Return units of Parquet files, each of whole row groups up to 256 MiB."""
     parquet = _extra("pyarrow.parquet", "--parquet")
     units = []
-    for path in input_files(paths, ("*.parquet",)):
+    for path in input_files(paths, (".parquet",)):
         try:
             with open_input(path) as file:
                 metadata = parquet.read_metadata(file)
