@@ -220,7 +220,8 @@ def _leave_out_empty(splits: dict[str, list[_Source]]) -> list[str]:
         for source in [each for each in sources if each.tokens == 0]:
             sources.remove(source)
             ends = source.entry.get("subset", {}).get("range", [])
-            where = f" in {' to '.join(map(str, ends))}" if ends else ""
+            unit = "documents " if ends and isinstance(ends[0], int) else ""
+            where = f" in {unit}{' to '.join(map(str, ends))}" if ends else ""
             remarks.append(f"{split}: {source.entry['path']} has no tokens{where}; left out.")
         totals = [sum(weights) for weights in zip(*(each.weights for each in sources))]
         if totals and all(totals):

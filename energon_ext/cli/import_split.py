@@ -68,8 +68,6 @@ def range_of(bounds: Bounds, documents: int | None) -> list[str | int]:
     Example:
         >>> range_of((0, 0.969), 1000)
         ['0%', '96.9%']
-        >>> range_of((0, 0.969), 30)  # int(30 x 0.969) would be 29
-        [0, 29]
         >>> range_of((0, 0.969), 100)  # int(100 x 0.969) would be 96
         [0, 97]
     """

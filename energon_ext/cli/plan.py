@@ -18,6 +18,7 @@ from energon_ext.cli.forecast import (
     show_forecast,
 )
 from energon_ext.cli.mix import mix_options, open_mix, warn_of_undecided_weights, weights_of
+from energon_ext.encoders.written_tokenizer import tokenizer_of_plan, written_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.loader.planned_dataset import PlannedDataset
@@ -103,6 +104,7 @@ def plan(
         ranks=ranks,
         batch_size=micro_batch_size or max(1, global_batch_size // ranks),
         rows_per_step=max(global_batch_size, ranks) if start else global_batch_size,
+        default_tokenizer=written_tokenizer if start else tokenizer_of_plan,
         **options,
     )
     dataset, _ = open_dataset()

@@ -194,7 +194,7 @@ def test_numbers_of_documents_are_written_where_a_percentage_is_rounded_otherwis
         "train": {"../large": ["0%", "99.9%"], "../web": [0, 90]},
         "val": {"../large": [1998, 2000]},
     }
-    remark = "val: ../web has no tokens in 90 to 90; left out."
+    remark = "val: ../web has no tokens in documents 90 to 90; left out."
     assert f"# {remark}" in content and remark in result.stdout
     for split in found:
         get_val_datasets("out/mix.yaml", **options(split))
@@ -207,7 +207,7 @@ def test_an_empty_split_is_named_and_not_written(folder):
     result = energon_ext("import", "out/mix.yaml", "wiki", "--split", "98,1,1", "--overwrite")
     # 98 % of 30 are 29 documents, 99 % are 30.
     assert result.stdout.splitlines()[1:] == [
-        "test: ../wiki has no tokens in 30 to 30; left out.",
+        "test: ../wiki has no tokens in documents 30 to 30; left out.",
         "test: empty, so there is no such split.",
         "out/mix.yaml: train, val",
     ]
