@@ -64,7 +64,8 @@ def forecast_text(forecast: Forecast, blend: Blend, steps: int) -> str:
     if late := late_breakpoints(blend, forecast.first + steps):
         named = ", ".join(f"{point:,}" for point in late[:MAX_BREAKPOINTS])
         more = f" and {len(late) - MAX_BREAKPOINTS} more" if len(late) > MAX_BREAKPOINTS else ""
-        lines.append(f"The run ends before the breakpoints {named}{more}.")
+        word = "breakpoints" if len(late) > 1 else "breakpoint"
+        lines.append(f"The run ends before the {word} {named}{more}.")
     if blend.clock.skip:
         named = ", ".join(f"{first:,} to {stop - 1:,}" for first, stop in blend.clock.skip)
         lines.append(f"Steps {named} are planned but skipped; they are counted here.")

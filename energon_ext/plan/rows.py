@@ -138,12 +138,12 @@ class Rows(ABC):
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise StateMismatchError if the state has another kind of rows or other documents."""
         saved, current = ({**each} for each in (state["documents"], self.fingerprint))
-        counts = saved.get("documents"), current.get("documents")
+        before, now = saved.get("documents"), current.get("documents")
         advice = "Use the saved values, or start a new run."
-        if all(isinstance(count, int) for count in counts) and counts[0] < counts[1]:
+        if isinstance(before, int) and isinstance(now, int) and before < now:
             advice = (
-                f"The source grew by {counts[1] - counts[0]:,}: move what was added to a path of "
-                f"its own and list that as a source of its own, or start a new run."
+                f"The source grew by {now - before:,}: move what was added to a path of its own "
+                f"and list that as a source of its own, or start a new run."
             )
         kinds = {"kind": state["kind"]}, {"kind": self.kind}
         check_fingerprint(kinds[0] | saved, kinds[1] | current, self.key, advice)

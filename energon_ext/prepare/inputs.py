@@ -17,6 +17,7 @@ from energon_ext.arguments import optional_module
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
 from energon_ext.prepare.input_files import describe, input_files, open_input
+from energon_ext.samples.jsonl_index import refuse_returns
 from energon_ext.storage.folders import list_files
 from energon_ext.storage.object_store import StoredObject, is_remote
 
@@ -151,6 +152,7 @@ def _read_line(read_row: RowReader, line: bytes, origin: str, num_bytes: int) ->
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
+        refuse_returns(line, origin)
         reason = error if len(line) < MAX_LINE_BYTES else f"over {MAX_LINE_BYTES:,} bytes"
         raise ConfigError(f"{origin}: not JSON ({reason}).") from error
     return read_row(row, origin, num_bytes)

@@ -71,6 +71,14 @@ class WeightSpec(ABC):
     #: Whether the user wrote a schedule for this weight.
     is_scheduled: bool = False
 
+    def __new__(cls, *values: Any, **options: Any) -> "WeightSpec":
+        if cls is WeightSpec:
+            raise ConfigError(
+                "WeightSpec(...): use WeightSpec.from_config({'linear': {0: 3, 100: 1}}), "
+                "ConstantWeight(3) or ScheduledWeight('linear', {0: 3, 100: 1})."
+            )
+        return super().__new__(cls)
+
     @staticmethod
     def from_config(value: Any, where: str = "weight") -> "WeightSpec":
         """Build the weight that a YAML value describes; see :func:`weight_from_config`.
@@ -265,7 +273,9 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
         return ConstantWeight(parse_value(value, where))
     if len(value) != 1:
         needed = f"exactly one of {', '.join(KINDS)} is needed"
-        raise ConfigError(f"{where}: {list(value)} found, {needed}.")
+        if set(value) == {"kind", "points"}:  # the fields of other libraries
+            needed = f"write {{{value['kind']}: {value['points']}}}"
+        raise ConfigError(f"{where}: {list(value)!s:.200} found, {needed:.200}.")
     ((kind, points),) = value.items()
     return ScheduledWeight(kind, points, where)
 
