@@ -203,16 +203,10 @@ def forecast(
 
 
 def late_breakpoints(blend: Blend, end_step: int) -> list[int]:
-    """Return the breakpoints that a run of ``end_step`` steps does not reach.
-
-    A schedule that changes gradually may end where the run does; a step there is never seen.
-    """
+    """Return the breakpoints that a run of ``end_step`` steps does not reach."""
     end = position_of(blend, end_step)
-    late = {point for point in blend.tree.breakpoints() if point > end}
     weights = (weight for node in blend.tree.nodes() for weight in node.weights)
-    if any(end in each.breakpoints() and each.segment(end - 1).kind == "step" for each in weights):
-        late.add(end)
-    return sorted(late)
+    return sorted({point for weight in weights for point in weight.unreached(end)})
 
 
 def window_edges(blend: Blend, steps: int) -> list[int]:

@@ -105,6 +105,17 @@ class WeightSpec(ABC):
         """Return every position at which the rule changes."""
         return ()
 
+    def unreached(self, end: int) -> list[int]:
+        """Return the breakpoints that a run up to a position does not reach.
+
+        What changes gradually may end where the run does; a step there is never seen.
+        """
+
+        def is_unreached(point: int) -> bool:
+            return point > end or (point == end and self.segment(point - 1).kind == "step")
+
+        return [point for point in self.breakpoints() if is_unreached(point)]
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WeightSpec) and self.to_json() == other.to_json()
 
