@@ -23,6 +23,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.plan.blend import Blend
+from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.frames import Frames, splices_of
@@ -149,7 +150,8 @@ def _steps_for(blend: Blend, tokens: int) -> int:
 
 
 def _show_shares(blend: Blend, positions: Sequence[int]) -> None:
-    echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
+    shares = _shares(blend, positions or sorted({0, *blend.tree.breakpoints()}))
+    echo("\n".join([shares, *describe_short_sources(blend)]))
     warn_of_undecided_weights(blend, max(positions, default=MAX_BREAKPOINT))
 
 
