@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron.energon import WorkerConfig
 from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.itar_reader import JoinIndexFileITarReader
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference, SubsetRatioMixin
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 from torch.utils.data import DataLoader
@@ -57,6 +58,11 @@ def set_dataset(reference: DatasetReference, loader: Any) -> None:
 def combine_subsets(entry: SubsetRatioMixin, outer: Any) -> Any:
     """Return the subset of an entry, of which a subset around it selects a part."""
     return entry._get_subset(outer)
+
+
+def joined_shard(reader: JoinIndexFileITarReader, number: int) -> int:
+    """Return the shard with a sample of a joined dataset; below 0 if the dataset lacks it."""
+    return int(reader._get_itar_sample_pointer(number).tar_file_id)
 
 
 def repetitions_read(dataset: RepeatDataset[Any]) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from megatron.energon.epathlib import EPath, epath
+from megatron.energon.flavors.webdataset.indexing import JoinIndexWriter
+from megatron.energon.flavors.webdataset.itar_reader import JoinIndexFileITarReader
 from megatron.energon.flavors.webdataset.structs import DatasetSubset
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference, Subset, SubsetRatioMixin
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
@@ -74,6 +76,15 @@ def test_the_subset_around_an_entry_selects_from_that_of_the_entry():
         75,
     )  # the first half of it
     assert compat.combine_subsets(entry, None).compute_subset(100) == (50, 100)
+
+
+def test_a_join_index_says_which_joined_dataset_lacks_a_sample(tmp_path):
+    path = EPath(str(tmp_path / "join_index.bin"))
+    with JoinIndexWriter(path) as index:
+        index.append((0, 0, 1024), (2, 512, 1024))
+        index.append((0, 1024, 1024), (-1, -1, -1))
+    reader = JoinIndexFileITarReader(path, 1, ["a.tar"], EPath(str(tmp_path)))
+    assert [compat.joined_shard(reader, number) for number in (1, 0, 1)] == [-1, 2, -1]
 
 
 def test_whole_readings_of_a_repeated_dataset_are_counted_and_saved():

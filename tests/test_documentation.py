@@ -207,6 +207,53 @@ def test_every_test_named_on_a_page_exists():
     assert missing == []
 
 
+#: Names of files of other projects that pages mention.
+OF_OTHERS = {
+    *("preprocess_data.py", "pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_vlm.py"),
+    *("dataloader_provider.py", "data_schedule.py", "utils/seqlen_balancing.py"),
+    *("1_s1_get_tokenlens_v3-sft.py", "2_do_hashbacket.py", "3_s2_prepare_rawsamples-vqa.py"),
+    *("4_convert_packedsample_to_wds.py", "5_make_mix_wds_config.py"),
+}
+
+
+def test_every_path_and_module_named_on_a_page_exists():
+    """Paths are relative to the repository, to the package, to a folder of it or to the page."""
+    tops = ("energon_ext", "docs", "examples", "benchmarks", "tests", "metadatasets")
+    files = {path.name for top in tops for path in (CHECKOUT / top).rglob("*")}
+    named, missing = 0, []
+    for page in [*PAGES, CHECKOUT / "CONTRIBUTING.md", CHECKOUT / "SECURITY.md"]:
+        text = page.read_text()
+        for path in re.findall(r"`([\w./*-]+\.(?:py|sh|toml|md))[`:]", text):
+            named += 1
+            roots = (CHECKOUT, CHECKOUT / "energon_ext", page.parent)
+            is_here = any(any(root.glob(path)) for root in roots)
+            is_name = "/" not in path and path in files
+            if not (is_here or is_name or path in OF_OTHERS or "NAME" in path):
+                missing.append(f"{page.name}: {path}")
+        for name in re.findall(r"`(energon_ext(?:\.\w+)+)", text):
+            named += 1
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError):
+                missing.append(f"{page.name}: {name}")
+    assert missing == []
+    assert named > 150
+
+
+def test_every_module_named_in_a_docstring_exists():
+    named, missing = set(), []
+    for path in (CHECKOUT / "energon_ext").rglob("*.py"):
+        pattern = r":(?:mod|func|class|data|meth|attr):`~?(energon_ext[\w.]+)`"
+        named |= {(name, path.name) for name in re.findall(pattern, path.read_text())}
+    for name, module in sorted(named):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            missing.append(f"{module}: {name}")
+    assert missing == []
+    assert len(named) > 50
+
+
 def test_the_data_flow_page_lists_every_module():
     table = (
         (CHECKOUT / "docs/reference/internals/data_flow.md")

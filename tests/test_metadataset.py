@@ -129,7 +129,7 @@ def test_subsets_and_splits_select_their_samples(data):
     dataset = get_train_dataset(
         path, worker_config=config(), batch_size=1, task_encoder=Encoder(), repeat=False
     )
-    assert find_blend(dataset).keys == ("a:train[0.0, 0.5]", "a:train[0.5, 1.0]")
+    assert find_blend(dataset).keys == ("a:train[0, 0.5]", "a:train[0.5, 1]")
     assert sorted(batch.text[0] for batch in loader_for(dataset)) == [
         f"a{number:03d}" for number in range(50)
     ]

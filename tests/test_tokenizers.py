@@ -82,6 +82,7 @@ def test_a_bare_file_uses_a_well_known_eos_token_and_logs_it(tokenizer_file, cap
     ]
     caplog.clear()
     named = load_tokenizer(tokenizer_file, eos_token="<pad>", bos_token="<s>").encode("the")
+    assert HFTokenizer(tokenizer_file, eos_token="<pad>", bos_token="<s>").encode("the") == named
     assert (named[0], named[-1]) == (1, 3)
     assert caplog.messages == []
 

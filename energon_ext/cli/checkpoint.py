@@ -4,7 +4,7 @@
 
 import textwrap
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import click
 
@@ -88,7 +88,7 @@ def diff(
     packing: str | None,
     **options: Any,
 ) -> None:
-    """Show how a resume from CHECKPOINT would treat each source of METADATASET.
+    """Show how a resume from CHECKPOINT would treat each source of METADATASET, with its share.
 
     CHECKPOINT is the folder of a run (its newest checkpoint is used), of one checkpoint, or of
     Megatron-LM's data states. The data is opened and restored by the same code as in a real resume.
@@ -113,7 +113,8 @@ def diff(
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(1)
-    echo(_changes(changes))
+    position = dataset.position(cursor.step, cursor.state["plan"]["row"])
+    echo(_changes(changes, dataset.shares_of_sources(position)))
     unit = dataset.clock.axis.change_from(cursor.state["axis"])
     packed = repacking(cursor.state["fingerprint"], dataset.fingerprint)
     steps, documents = _skipped_steps(cursor, dataset), _changed_documents(dataset)
@@ -230,10 +231,16 @@ def _changed_documents(dataset: Run) -> Iterator[str]:
         yield from (f"{key}: {n:,} documents {change}" for change, n in counts.items() if n)
 
 
-def _changes(changes: Sequence[SourceChange]) -> str:
-    rows = [("source", "resume", "documents read", "tokens read")]
+def _changes(changes: Sequence[SourceChange], shares: Mapping[str, float]) -> str:
+    """Return a table of the effect of a resume on each source, and of its share now and before.
+
+    Args:
+        shares: of the sources in the rows of the next step.
+    """
+    rows = [("source", "resume", "documents read", "tokens read", "of all tokens", "next share")]
+    total = max(1, sum(change.tokens for change in changes))
     for change in changes:
         was = f" (was {change.saved_key})" if change.saved_key else ""
-        read = f"{change.documents:,}", f"{change.tokens:,}"
-        rows.append((change.key, change.change + was, *read))
+        read = f"{change.documents:,}", f"{change.tokens:,}", f"{change.tokens / total:.2%}"
+        rows.append((change.key, change.change + was, *read, f"{shares.get(change.key, 0):.2%}"))
     return textwrap.indent(table(rows, left=2), "  ")

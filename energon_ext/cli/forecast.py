@@ -17,6 +17,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.estimate import estimate
+from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.forecast import Forecast, forecast, late_breakpoints
 from energon_ext.plan.run import Run
 from energon_ext.plan.topology import imbalance
@@ -64,7 +65,9 @@ def forecast_text(forecast: Forecast, blend: Blend, steps: int) -> str:
     if late := late_breakpoints(blend, forecast.first + steps):
         named = ", ".join(f"{point:,}" for point in late[:MAX_BREAKPOINTS])
         more = f" and {len(late) - MAX_BREAKPOINTS} more" if len(late) > MAX_BREAKPOINTS else ""
-        lines.append(f"The run ends before the breakpoints {named}{more}.")
+        word = "breakpoints" if len(late) > 1 else "breakpoint"
+        lines.append(f"The run ends before the {word} {named}{more}.")
+    lines += describe_short_sources(blend)
     if blend.clock.skip:
         named = ", ".join(f"{first:,} to {stop - 1:,}" for first, stop in blend.clock.skip)
         lines.append(f"Steps {named} are planned but skipped; they are counted here.")

@@ -4,27 +4,31 @@
 
 import math
 import os
-import re
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import click
 import yaml
 from megatron.energon.epathlib import EPath
-from megatron.energon.metadataset.metadataset_v2 import Subset
 
 from energon_ext.cli import echo, one_of
+from energon_ext.cli.import_split import (
+    NAMES,
+    Bounds,
+    documents_of,
+    parse_split,
+    range_of,
+    remarks_on,
+    tokens_in,
+)
 from energon_ext.cli.option import FILE
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.config.yaml_file import read_mapping
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.state.files import write_file
-from energon_ext.tokens.index import read_pair
+from energon_ext.tokens.index import read_pair, without_suffix
 from energon_ext.weights.axis import parse_breakpoint
-
-#: Megatron's split -> split of the metadataset.
-NAMES = {"train": "train", "valid": "val", "test": "test"}
 
 #: Maximum bytes of a file that lists sources.
 LONGEST_LIST = 32 * 2**20
@@ -78,21 +82,34 @@ def import_(
         if split or iterations:
             raise ConfigError(f"{per_split}: has its own splits; remove --split and phases.")
         lists = _lists_of_splits(per_split)
-        splits = {NAMES[name]: _node([given], [], rule, output) for name, given in lists.items()}
+        found = {
+            NAMES[name]: _sources([given], [], output.parent, None) for name, given in lists.items()
+        }
         remarks = _remarks(list(lists.values()))
     else:
         phases = [_source_list(_words(path), str(path)) for path in data_args_path]
         phases = phases or [_source_list(sources, "SOURCES")]
+        parts: dict[str, Bounds | None] = {"train": None}
+        if split is not None:
+            parts = {**parse_split(split)}
         if len(phases) != len(iterations) + 1:
             raise ConfigError(
                 f"--phase-transition-iterations: {len(iterations)} transitions need "
                 f"{len(iterations) + 1} lists, {len(phases)} found; give each by --data-args-path."
             )
-        splits = {
-            name: _node(phases if name == "train" else phases[:1], iterations, rule, output, part)
-            for name, part in _parts(split).items()
+        found = {
+            name: _sources(
+                phases if name == "train" else phases[:1], iterations, output.parent, part
+            )
+            for name, part in parts.items()
         }
-        remarks = [*_remarks(phases), *_leave_out_empty(splits, output.parent)]
+        remarks = _remarks(phases)
+        if split is not None:
+            remarks += remarks_on(prefix for phase in phases for prefix in phase.prefixes)
+        if "train" not in parts:
+            remarks.append("train: its share is 0, so there is no such split.")
+    remarks += _leave_out_empty(found)
+    splits = {name: {rule: [each.entry for each in sources]} for name, sources in found.items()}
     _write(output, splits, remarks)
     echo("\n".join([*remarks, f"{output}: {', '.join(splits)}"]))
 
@@ -121,13 +138,13 @@ def _source_list(words: Sequence[Any], where: str) -> SourceList:
         raise ConfigError(f"{where}: the list is empty; name a source.")
     weights = [_number(word) for word in words[::2]]
     if len(words) % 2 or all(map(math.isnan, weights)):
-        return SourceList([str(word) for word in words], None)
+        return SourceList([without_suffix(str(word)) for word in words], None)
     for word, weight in zip(words[::2], weights):
         if math.isnan(weight):
             raise ConfigError(f"{where}: {word!r} found, a weight is needed as for the others.")
     if min(weights) < 0 or not 0 < sum(weights) < math.inf:
         raise ConfigError(f"{where}: {weights} found, weights >= 0 and not all 0 are needed.")
-    return SourceList([str(word) for word in words[1::2]], weights)
+    return SourceList([without_suffix(str(word)) for word in words[1::2]], weights)
 
 
 def _number(word: object) -> float:
@@ -138,33 +155,43 @@ def _number(word: object) -> float:
         return math.nan
 
 
-def _node(
-    phases: Sequence[SourceList],
-    iterations: Sequence[int],
-    rule: str,
-    output: Path,
-    part: list[str] | None = None,
-) -> dict[str, Any]:
-    """Return the node of a split: all sources, each with one weight or one per phase."""
+class _Source(NamedTuple):
+    """An entry of the metadataset, its weight in each phase, and its tokens if they are known."""
+
+    entry: dict[str, Any]
+    weights: list[float]
+    tokens: int | None
+
+
+def _sources(
+    phases: Sequence[SourceList], iterations: Sequence[int], folder: Path, bounds: Bounds | None
+) -> list[_Source]:
+    """Return all sources of a split, each with one weight or one per phase."""
     weights: dict[str, list[float]] = {}
     for number, phase in enumerate(phases):
-        sizes = phase.weights or [float(read_pair(prefix).tokens) for prefix in phase.prefixes]
-        for prefix, weight in zip(phase.prefixes, sizes):
+        for place, prefix in enumerate(phase.prefixes):
+            weight = phase.weights[place] if phase.weights else float(_size(prefix, bounds))
             weights.setdefault(prefix, [0.0] * len(phases))[number] += weight
-    entries = []
+    sources = []
     for prefix, values in weights.items():
         plain = [int(value) if value == int(value) else value for value in values]
         steps = {"step": dict(zip([0, *iterations], plain))}
         is_fixed = os.path.isabs(prefix) or "://" in prefix
         entry: dict[str, Any] = {}
-        entry["path"] = prefix if is_fixed else os.path.relpath(prefix, output.parent)
+        entry["path"] = prefix if is_fixed else os.path.relpath(prefix, folder)
         entry["weight"] = plain[0] if len(set(plain)) == 1 else steps
-        if part is not None:
-            entry["subset"] = {"range": list(part)}  # a shared list would become a YAML alias
+        if bounds is not None:
+            entry["subset"] = {"range": range_of(bounds, documents_of(prefix))}
         if any(map(_reads_once, phases)) and all(phase.weights is None for phase in phases):
             entry["max_epochs"] = 1
-        entries.append(entry)
-    return {rule: entries}
+        sources.append(_Source(entry, values, tokens_in(prefix, bounds)))
+    return sources
+
+
+def _size(prefix: str, bounds: Bounds | None) -> int:
+    """Return the tokens of a source in a part of it; ConfigError if it is not a pair."""
+    tokens = tokens_in(prefix, bounds)
+    return read_pair(prefix).tokens if tokens is None else tokens
 
 
 def _reads_once(given: SourceList) -> bool:
@@ -180,52 +207,32 @@ def _remarks(lists: Sequence[SourceList]) -> list[str]:
     return remarks
 
 
-def _leave_out_empty(splits: dict[str, Any], folder: Path) -> list[str]:
-    """Remove local sources without a document in the range of a split, and splits without sources.
+def _leave_out_empty(splits: dict[str, list[_Source]]) -> list[str]:
+    """Remove sources without tokens in a split, and splits without sources.
 
-    Megatron has no samples of them; a run here refuses a source without documents.
+    Megatron has no samples of them; a run here refuses a source without tokens.
 
     Returns:
         Remarks on what was removed.
     """
     remarks = []
-    for name, node in list(splits.items()):
-        ((rule, entries),) = node.items()
-        kept = [entry for entry in entries if not _is_empty(entry, folder)]
-        for entry in entries:
-            if entry not in kept:
-                ends = " to ".join(entry["subset"]["range"])
-                remarks.append(f"{name}: {entry['path']} has no document in {ends}; left out.")
-        if not kept and name == "train":
-            raise ConfigError(f"--split: {' '.join(remarks)} A train split is needed.")
-        if kept:
-            splits[name] = {rule: kept}
-        else:
-            del splits[name]
-            remarks.append(f"{name}: empty, so there is no such split.")
+    for split, sources in list(splits.items()):
+        for source in [each for each in sources if each.tokens == 0]:
+            sources.remove(source)
+            ends = source.entry.get("subset", {}).get("range", [])
+            unit = "documents " if ends and isinstance(ends[0], int) else ""
+            where = f" in {unit}{' to '.join(map(str, ends))}" if ends else ""
+            remarks.append(f"{split}: {source.entry['path']} has no tokens{where}; left out.")
+        totals = [sum(weights) for weights in zip(*(each.weights for each in sources))]
+        if totals and all(totals):
+            continue
+        if split == "train":
+            phase = f" of phase {totals.index(0) + 1}" if len(totals) > 1 else ""
+            found = f"train: no source{phase} has tokens and a weight above 0."
+            raise ConfigError(" ".join([found, *remarks]))
+        del splits[split]
+        remarks.append(f"{split}: empty, so there is no such split.")
     return remarks
-
-
-def _is_empty(entry: Mapping[str, Any], folder: Path) -> bool:
-    prefix = os.path.normpath(folder / entry["path"])  # the folder need not exist yet
-    if "subset" not in entry or not os.path.isfile(f"{prefix}.idx"):
-        return False
-    first, stop = (
-        Subset(**entry["subset"]).as_dataset_subset().compute_subset(read_pair(prefix).documents)
-    )
-    return bool(first == stop)
-
-
-def _parts(split: str | None) -> dict[str, list[str] | None]:
-    """Return the range of documents of each split."""
-    if split is None:
-        return {"train": None}
-    shares = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", split)]
-    if not 1 <= len(shares) <= len(NAMES) or not shares[0] or not re.fullmatch(r"[\d., ]+", split):
-        raise ConfigError(f"--split {split!r}: shares such as 969,30,1 are needed, train first.")
-    bounds = [f"{100 * sum(shares[:n]) / sum(shares):.15g}%" for n in range(len(shares) + 1)]
-    ranges = zip(NAMES.values(), bounds, bounds[1:])
-    return {name: [begin, end] for name, begin, end in ranges if begin != end}
 
 
 def _lists_of_splits(path: Path) -> dict[str, SourceList]:

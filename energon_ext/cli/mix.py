@@ -6,6 +6,7 @@ import json
 import os
 import pkgutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,11 @@ from energon_ext.plan.clock import Clock
 from energon_ext.plan.topology import Topology
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 from energon_ext.streamed.source import StreamedSource
-from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer
+
+#: Returns the tokenizer of ``(metadataset, split, trusted modules)``.
+_FindTokenizer = Callable[[Path, str, tuple[str, ...]], Tokenizer]
 
 #: The arguments of :func:`open_mix`.
 mix_options = option.together(
@@ -51,7 +55,7 @@ mix_options = option.together(
     click.option(
         "--tokenizer",
         help="'bytes', a tokenizer.json or .model file, a folder, or a Hugging Face name.  "
-        "[default: the tokenizer recorded in the token files, or bytes]",
+        "[default: the tokenizer recorded in the token files, or bytes; none to plan token files]",
     ),
     option.special_tokens,
     click.option(
@@ -83,6 +87,7 @@ def open_mix(
     ranks: int = 1,
     batch_size: int = 1,
     rows_per_step: int | None = None,
+    default_tokenizer: _FindTokenizer = written_tokenizer,
     **options: Any,
 ) -> tuple[SavableDataset, Any]:
     """Return the training dataset of rank 0, by default with one row per step, and its tokenizer.
@@ -90,8 +95,9 @@ def open_mix(
     The tokenizer is None if a user's encoder has none.
 
     Args:
-        **options: see :func:`task_encoder_of`.
+        default_tokenizer: see :func:`task_encoder_of`, as for the other options.
     """
+    options["default_tokenizer"] = default_tokenizer
     task_encoder = task_encoder_of(metadataset, split_part, trusted_modules, **options)
     dataset = get_train_dataset(
         metadataset,
@@ -110,12 +116,14 @@ def task_encoder_of(
     split_part: str,
     trusted_modules: tuple[str, ...],
     encoder: str | None = None,
+    default_tokenizer: _FindTokenizer = written_tokenizer,
     **options: Any,
 ) -> Any:
     """Return the task encoder that the options describe.
 
     Args:
         encoder: ``MODULE:FUNCTION`` that returns it.
+        default_tokenizer: finds the tokenizer of a metadataset if no option names one.
         **options: arguments for the tokenizer and :func:`make_encoder`; not with ``encoder``.
     """
     if encoder is not None:
@@ -128,7 +136,7 @@ def task_encoder_of(
     name = options.pop("tokenizer")
     special = {token: options.pop(token) for token in ("eos_token", "bos_token")}
     if name is None and not any(special.values()):
-        loaded = written_tokenizer(metadataset, split_part, trusted_modules)
+        loaded = default_tokenizer(metadataset, split_part, trusted_modules)
     else:
         loaded = load_tokenizer(name or "bytes", **special)
     return make_encoder(loaded, **options)
@@ -169,7 +177,9 @@ def weights_of(
     if not sample_entries(mix.entries):
         return None
     task_encoder = task_encoder or task_encoder_of(
-        metadataset, split_part, trusted_modules, **options
+        *(metadataset, split_part, trusted_modules),
+        default_tokenizer=lambda *names: UnknownTokenizer(),
+        **options,
     )
     if isinstance(task_encoder, PackedTaskEncoder) and any(
         map(task_encoder.splice_of, mix.entries)

@@ -18,10 +18,12 @@ from energon_ext.cli.forecast import (
     show_forecast,
 )
 from energon_ext.cli.mix import mix_options, open_mix, warn_of_undecided_weights, weights_of
+from energon_ext.encoders.written_tokenizer import tokenizer_of_plan, written_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.plan.blend import Blend
+from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.frames import Frames, splices_of
@@ -103,6 +105,7 @@ def plan(
         ranks=ranks,
         batch_size=micro_batch_size or max(1, global_batch_size // ranks),
         rows_per_step=max(global_batch_size, ranks) if start else global_batch_size,
+        default_tokenizer=written_tokenizer if start else tokenizer_of_plan,
         **options,
     )
     dataset, _ = open_dataset()
@@ -147,7 +150,8 @@ def _steps_for(blend: Blend, tokens: int) -> int:
 
 
 def _show_shares(blend: Blend, positions: Sequence[int]) -> None:
-    echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
+    shares = _shares(blend, positions or sorted({0, *blend.tree.breakpoints()}))
+    echo("\n".join([shares, *describe_short_sources(blend)]))
     warn_of_undecided_weights(blend, max(positions, default=MAX_BREAKPOINT))
 
 

@@ -18,7 +18,7 @@ from energon_ext.prepare.accounts import check_files, skipped_documents, units_r
 from energon_ext.prepare.job import Record
 from energon_ext.prepare.units import run_part, run_units
 from energon_ext.storage.claim import Part
-from energon_ext.tokens.paths import SPLITS
+from energon_ext.tokens.splits import SPLITS
 
 ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 

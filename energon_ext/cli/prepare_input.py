@@ -21,7 +21,7 @@ from energon_ext.encoders.text_sources import encode_all, load_split, sample_sou
 from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.keyed import sha256
-from energon_ext.prepare import inputs
+from energon_ext.prepare import inputs, tables
 from energon_ext.prepare.documents import InputDocument, Unit, check_object, text_under
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.samples import sample_units
@@ -29,7 +29,7 @@ from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.formats import find_format
-from energon_ext.tokens.paths import SPLITS
+from energon_ext.tokens.splits import SPLITS
 
 #: The kinds of input, and the options that are specific to each.
 KINDS = {
@@ -122,7 +122,9 @@ def _units(
     encoder: PackedTaskEncoder, kind: str, paths: Sequence[Any], options: Mapping[str, Any]
 ) -> list[Unit]:
     """Divide the input into units."""
-    read_row = read_chat if options["chat"] else text_under(options["key"])
+    # A conversation is refused for fields that are not used, so all of them are read.
+    column = None if options["chat"] else options["key"]
+    read_row = read_chat if column is None else text_under(column)
     if kind == "--text":
         return inputs.text_units(paths, options["separator"])
     if kind == "--folder":
@@ -131,15 +133,16 @@ def _units(
     if kind == "--jsonl":
         return inputs.jsonl_units(paths, read_row)
     if kind == "--parquet":
-        return inputs.parquet_units(paths, read_row)
+        return tables.parquet_units(paths, read_row, column)
     if kind == "--dataset":
         return _energon_units(paths[0], encoder, options)
-    return inputs.hugging_face_units(
+    return tables.hugging_face_units(
         paths[0],
         config=options["hf_config"],
         split=options["hf_split"],
         streaming=options["hf_streaming"],
         read_row=read_row,
+        column=column,
     )
 
 

@@ -13,7 +13,7 @@ from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.saved import load_encoder
-from energon_ext.encoders.written_tokenizer import written_tokenizer
+from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.run import Run
@@ -96,7 +96,7 @@ def open_unsaved(
     if encoder is not None:
         task_encoder = named_encoder(encoder, DynamicBlendMixin)
     elif tokenizer is None:
-        loaded = written_tokenizer(metadataset, split_part, trusted_modules)
+        loaded = tokenizer_of_plan(metadataset, split_part, trusted_modules)
         task_encoder = PackedTaskEncoder(loaded, seq_len, packing=packing)
     else:
         task_encoder = PackedTaskEncoder(load_tokenizer(tokenizer), seq_len, packing=packing)

@@ -20,7 +20,7 @@ from energon_ext.config.carried import Leaf
 from energon_ext.config.yaml_file import splits_in
 from energon_ext.errors import ConfigError
 from energon_ext.state.match import SourceNames
-from energon_ext.tokens.paths import SPLITS
+from energon_ext.tokens.splits import SPLITS
 
 MAX_KEY = 20_000  # characters; states and messages contain keys
 
@@ -139,7 +139,20 @@ def _subset_text(factory: BaseCoreDatasetFactory) -> str:
     if subset is None:
         return ""
     ranges = (subset.absolute_range, subset.range)
-    return "".join(json.dumps(r) for r in ranges if r is not None and tuple(r) != (0, 1))
+    return "".join(_range_text(*r) for r in ranges if r is not None and tuple(r) != (0, 1))
+
+
+def _range_text(*bounds: float | None) -> str:
+    """Return a range of documents or fractions, these to twelve digits.
+
+    Example:
+        >>> _range_text(0.0, 96.9 / 100)  # which is 0.9690000000000001
+        '[0, 0.969]'
+        >>> _range_text(123456789012345, None)
+        '[123456789012345, end]'
+    """
+    texts = (f"{x:.12g}" if isinstance(x, float) else str(x) for x in bounds)
+    return f"[{', '.join(texts)}]".replace("None", "end")
 
 
 def _split_name(factory: BaseCoreDatasetFactory) -> str:

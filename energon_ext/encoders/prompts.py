@@ -64,7 +64,7 @@ def cook_prompt(sample: dict[str, Any]) -> PromptText:
 
 
 class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
-    """Prompts for an :class:`~energon_ext.RLDataset`; yields lists of ``batch_size`` prompts.
+    """Prompts for an :class:`~energon_ext.rl.dataset.RLDataset`, as lists of ``batch_size``.
 
     A sample has a ``prompt`` as text, or messages that end with a question, in the formats of
     :class:`~energon_ext.SFTTaskEncoder` and with their ``tools`` and ``chat_template_kwargs``. Its

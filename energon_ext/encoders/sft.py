@@ -21,7 +21,7 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sources import reject_splices
 from energon_ext.encoders.text import Document, TextEncoder
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.cut import OVER_LONG, CutLengths
 from energon_ext.tokens.documents import Documents, Lengths
@@ -162,9 +162,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         """Return the token files of a source, which must have label weights for the answers."""
         files = super().token_files(entry, planning)
         if entry.documents is not None:
-            written = self.saved_encoding or self.token_file_meta()
-            name = self.chat_template.name or "this encoder's own"
-            files.check_written("chat template", name, written["chat_template"])
+            self._check_template_of(files)
             if prefix := files.unweighted:
                 raise ConfigError(
                     f"{entry.key}: {prefix} has no label weights, so questions would be trained "
@@ -174,6 +172,13 @@ class SFTTaskEncoder(PackedTaskEncoder):
             if files.names_tokenizer:  # or nothing says how it was written
                 self._check_answers_of(files)
         return files
+
+    def _check_template_of(self, files: Documents) -> None:
+        """Raise ConfigError if the files were written with another template, if it is known."""
+        if not isinstance(self.tokenizer, UnknownTokenizer):
+            written = self.saved_encoding or self.token_file_meta()
+            name = self.chat_template.name or "this encoder's own"
+            files.check_written("chat template", name, written["chat_template"])
 
     def _check_answers_of(self, files: Documents) -> None:
         """Raise ConfigError if the files were written with other answers than asked for."""

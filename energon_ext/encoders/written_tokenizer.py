@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from energon_ext.config.mix import Entry
 from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 logger = log_of(__name__)
@@ -41,7 +42,25 @@ def written_tokenizer(
     Raises:
         ConfigError: the metadataset is invalid, or its tokenizer cannot be loaded.
     """
-    for entry in load_split(metadataset, split_part, None, trusted_modules):
+    return _of_entries(load_split(metadataset, split_part, None, trusted_modules))
+
+
+def tokenizer_of_plan(
+    metadataset: str | Path, split_part: str, trusted_modules: Iterable[str] = ()
+) -> Tokenizer:
+    """Return the tokenizer with which a metadataset is planned.
+
+    It is the one of :func:`written_tokenizer` if there is text, of which it decides the lengths.
+    Token files have lengths, so no tokenizer is loaded for them.
+    """
+    entries = load_split(metadataset, split_part, None, trusted_modules)
+    if all(entry.documents is not None for entry in entries):
+        return UnknownTokenizer()
+    return _of_entries(entries)
+
+
+def _of_entries(entries: Iterable[Entry]) -> Tokenizer:
+    for entry in entries:
         if entry.documents is None:
             continue
         prefix, arguments = entry.documents.written_with(FIELD)

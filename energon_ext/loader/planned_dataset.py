@@ -18,6 +18,7 @@ from megatron.energon.state import FlexState
 from energon_ext.errors import log_of
 from energon_ext.loader.reader import BatchReader
 from energon_ext.plan.cursor import restore_cursor, save_cursor
+from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.length import batches_in_pass
 from energon_ext.plan.progress import Round
 from energon_ext.plan.run import Run
@@ -40,6 +41,7 @@ class PlannedDataset(SavableDataset):
         super().__init__(worker_config=worker_config)
         self.run, self.batches = run, batches
         self._stream: Iterator[Round] | None = None
+        self._has_begun = False
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this worker of Energon's own loader in one pass."""
@@ -62,11 +64,19 @@ class PlannedDataset(SavableDataset):
         """Reset the plan to the progress: it may be ahead, or be drawn by another process."""
         self._stream = None
         self.run.rewind()
+        if self._is_first_reader and not self._has_begun:
+            for line in describe_short_sources(self.run):
+                logger.warning(line)
+        self._has_begun = True
+
+    @property
+    def _is_first_reader(self) -> bool:
+        return self.worker_config.rank == 0 and self.worker_config.rank_worker_id() == 0
 
     def hand_out(self, round_: Round) -> bool:
         """Advance the progress by a round, and log it; return whether the pass ends with it."""
         is_last = self.run.hand_out(round_)
-        if self.worker_config.rank == 0 and self.worker_config.rank_worker_id() == 0:
+        if self._is_first_reader:
             self._log(round_)
         return is_last
 

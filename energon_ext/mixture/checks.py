@@ -134,10 +134,9 @@ def _find_covered(ranges: Collection[Range], times: int) -> list[Range]:
 def _find_unreached(tree: Tree, axis: ScheduleAxis, end: int | None) -> Iterator[str]:
     for node in tree.nodes():
         for weight, where in zip(node.weights, node.wheres):
-            last = max(weight.breakpoints(), default=0)
             is_written = weight.is_scheduled and node.live is None
-            if end is not None and is_written and last >= end:
-                schedule = f"the schedule {weight!r} continues to {axis.one} {last}"
+            if end is not None and is_written and (points := weight.unreached(end)):
+                schedule = f"the schedule {weight!r} continues to {axis.one} {max(points)}"
                 yield f"{where}: {schedule}, but the run ends at {end}."
 
 

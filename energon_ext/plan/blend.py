@@ -140,10 +140,15 @@ class Blend:
         Sources that have ended still count. If live weights do not cover the position yet, their
         last line is used.
         """
+        parts, sources, of_source = self._parts
+        shares = np.array([*self.shares_of_sources(position).values()])
+        return dict(zip(parts, (shares[sources] * of_source).tolist()))
+
+    def shares_of_sources(self, position: int) -> dict[str, float]:
+        """Return the share of each source at a position of the axis; see :meth:`shares_at`."""
         for live in self.live_weights:
             live.read()
-        shares, (parts, sources, of_source) = self._mixture_of_shares.shares(position), self._parts
-        return dict(zip(parts, (shares[sources] * of_source).tolist()))
+        return dict(zip(self.keys, self._mixture_of_shares.shares(position).tolist()))
 
     @functools.cached_property
     def _mixture_of_shares(self) -> Mixture:

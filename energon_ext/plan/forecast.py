@@ -205,7 +205,8 @@ def forecast(
 def late_breakpoints(blend: Blend, end_step: int) -> list[int]:
     """Return the breakpoints that a run of ``end_step`` steps does not reach."""
     end = position_of(blend, end_step)
-    return sorted(point for point in blend.tree.breakpoints() if point >= end)
+    weights = (weight for node in blend.tree.nodes() for weight in node.weights)
+    return sorted({point for weight in weights for point in weight.unreached(end)})
 
 
 def window_edges(blend: Blend, steps: int) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from energon_ext.errors import ConfigError, StateFormatError
-from energon_ext.packing import Packer, PackPlan, Pieces, pack_apart, saved_packer
+from energon_ext.packing import BestFitPacker, Packer, PackPlan, Pieces, pack_apart, saved_packer
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.pack_window import PackWindow
 from energon_ext.plan.rows import Rows
@@ -140,6 +140,19 @@ class PackedRows(Rows):
         """Tokens in one epoch; only excluded documents are looked up, and only once."""
         first, stop, excluded = self._epoch
         return self.lengths.tokens_in(first, stop) - int(self.lengths.lengths(excluded).sum())
+
+    @property
+    def fullest(self) -> float:
+        """The largest part of a row that the documents can fill, 1 for all of it.
+
+        :class:`~energon_ext.packing.BestFitPacker` puts no document into a row twice, so a source
+        with less than a row of tokens has short rows however often it is read.
+        """
+        first, stop, excluded = self._epoch
+        is_short = stop - first - len(excluded) < self._packer.seq_len  # tokens, if one each
+        if self._order.epochs == 1 or not is_short or not isinstance(self._packer, BestFitPacker):
+            return 1.0
+        return min(1.0, self.epoch_tokens / self._packer.seq_len)
 
     @property
     def tokens_per_document(self) -> float:

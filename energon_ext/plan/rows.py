@@ -137,11 +137,16 @@ class Rows(ABC):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise StateMismatchError if the state has another kind of rows or other documents."""
-        check_fingerprint(
-            {"kind": state["kind"], **state["documents"]},
-            {"kind": self.kind, **self.fingerprint},
-            self.key,
-        )
+        saved, current = ({**each} for each in (state["documents"], self.fingerprint))
+        before, now = saved.get("documents"), current.get("documents")
+        advice = "Use the saved values, or start a new run."
+        if isinstance(before, int) and isinstance(now, int) and before < now:
+            advice = (
+                f"The source grew by {now - before:,}: move what was added to a path of its own "
+                f"and list that as a source of its own, or start a new run."
+            )
+        kinds = {"kind": state["kind"]}, {"kind": self.kind}
+        check_fingerprint(kinds[0] | saved, kinds[1] | current, self.key, advice)
 
     @abstractmethod
     def restore_state(

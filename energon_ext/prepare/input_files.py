@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The files of an input: local files and objects in a store."""
 
-import fnmatch
 import io
-import posixpath
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO
 from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256
+from energon_ext.storage.folders import list_files
 from energon_ext.storage.object_store import (
     StoredObject,
     as_msc,
@@ -21,6 +21,7 @@ from energon_ext.storage.object_store import (
     objects_below,
     read_range,
 )
+from energon_ext.tokens.splits import refuse_splits
 
 #: Bytes per request to a store.
 _REQUEST_BYTES = 8 * 2**20
@@ -58,31 +59,34 @@ class _StoredBytes(io.RawIOBase):
         return size
 
 
-def input_files(paths: Iterable[Path | str], patterns: Sequence[str] = ()) -> list[StoredObject]:
-    """Return the given files, and the sorted files below given folders that match a pattern."""
+def input_files(paths: Iterable[Path | str], endings: tuple[str, ...] = ()) -> list[StoredObject]:
+    """Return the files that paths name: one, those below a folder, or those of a pattern.
+
+    Args:
+        endings: of the files that are wanted below a folder; empty if folders are refused.
+
+    Raises:
+        ConfigError: there is none, or a folder contains several splits.
+    """
     files: list[StoredObject] = []
     for path in paths:
-        found = (
-            _find_stored(str(path), patterns) if is_remote(path) else _local(Path(path), patterns)
-        )
-        if not found:
-            raise ConfigError(f"{path}: no {' or '.join(patterns)} file in this folder.")
-        files += found
+        find = _find_stored if is_remote(path) else _find_local
+        files += find(str(path), endings)
     return files
 
 
-def _local(path: Path, patterns: Sequence[str]) -> list[StoredObject]:
-    if not path.exists():
-        raise ConfigError(f"{path}: does not exist; check the path.")
-    if not path.is_dir():
-        return [file_at(str(path))]
-    if not patterns:
+def _find_local(path: str, endings: tuple[str, ...]) -> list[StoredObject]:
+    if os.path.isdir(path) and not endings:
         raise ConfigError(f"{path}: is a folder, not a file; use --folder.")
-    files = {file for pattern in patterns for file in path.rglob(pattern) if file.is_file()}
-    return [file_at(str(file)) for file in sorted(files)]
+    names = list_files(path, endings)
+    if os.path.isdir(path):
+        _check_folder(path, names, endings)
+    elif not names:
+        raise ConfigError(f"{path}: does not exist; check the path.")
+    return [file_at(name) for name in names]
 
 
-def _find_stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
+def _find_stored(url: str, endings: tuple[str, ...]) -> list[StoredObject]:
     try:
         url = str(as_msc(url)).rstrip("/")
     except ValueError as error:
@@ -92,13 +96,24 @@ def _find_stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
     below = sorted(objects_below(url), key=lambda stored: stored.url)
     if not below:
         raise ConfigError(f"{url}: does not exist; check the URL.")
-    if not patterns:
+    if not endings:
         raise ConfigError(f"{url}: is a folder, not an object; name its objects one by one.")
-    return [
+    begin = len(url)
+    wanted = [
         stored
         for stored in below
-        if any(fnmatch.fnmatchcase(posixpath.basename(stored.url), each) for each in patterns)
+        if stored.url.endswith(endings) and "/." not in stored.url[begin:]
     ]
+    _check_folder(url, [stored.url for stored in wanted], endings)
+    return wanted
+
+
+def _check_folder(folder: str, files: Sequence[str], endings: tuple[str, ...]) -> None:
+    """Raise ConfigError if a folder has no wanted file, or files of several splits."""
+    if not files:
+        patterns = " or ".join(f"*{ending}" for ending in endings)
+        raise ConfigError(f"{folder}: no {patterns} file in this folder.")
+    refuse_splits(folder, files, next(each for each in endings if files[0].endswith(each)))
 
 
 def describe(files: Sequence[StoredObject]) -> dict[str, Any]:

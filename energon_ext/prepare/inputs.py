@@ -1,10 +1,12 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files and Hugging Face datasets as units. Errors name the file and the line."""
+"""Text and JSON Lines as units. Errors name the file and the line."""
 
+import glob
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -12,21 +14,21 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from energon_ext.arguments import optional_module
-from energon_ext.compat import version_of_dataset
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
 from energon_ext.prepare.input_files import describe, input_files, open_input
+from energon_ext.samples.jsonl_index import refuse_returns
+from energon_ext.storage.folders import list_files
 from energon_ext.storage.object_store import StoredObject, is_remote
 
 UNIT_BYTES = 256 * 2**20
-UNIT_ROWS = 65_536  # for Hugging Face datasets
 READ_CHARACTERS = 1 << 20
 MAX_LINE_BYTES = 1 << 28  # a small compressed file may expand to a single line of any length
 MAX_CHARACTERS = 1 << 28  # per text
 COMPRESSED = (".gz", ".zst")
 _BLOCK = 1 << 24
-_MAX_GROUP_BYTES = 1 << 32
-_PARQUET_ROWS = 16  # rows read at once: a small file may expand to rows of any length
+#: A row with its origin and size, or the error that replaces it.
+Row = tuple[Any, str, int] | ConfigError
 
 
 # Text -------------------------------------------------------------------------------------------
@@ -42,21 +44,20 @@ def text_units(paths: Iterable[Path | str], separator: str | None = None) -> lis
     files = input_files(paths)
     sizes = [file.size for file in files]
     units = []
-    for begin, stop in _groups(sizes):
+    for begin, stop in divide(sizes):
         group = files[begin:stop]
         read = partial(_read_texts, group, separator)
         units.append(Unit(describe(group), read, sum(sizes[begin:stop])))
     return units
 
 
-def folder_files(folder: Path, pattern: str) -> list[Path]:
+def folder_files(folder: Path, pattern: str) -> list[str]:
     """Return the files under a folder that match a glob pattern, sorted; ConfigError if none do."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: does not exist; check the path.")
-    try:
-        paths = sorted(path for path in folder.glob(pattern) if path.is_file())
-    except (ValueError, NotImplementedError) as error:
-        raise ConfigError(f"--glob {pattern!r} is not a relative pattern: {error}.") from error
+    if not pattern or pattern.startswith("/"):
+        raise ConfigError(f"--glob {pattern!r} is not a relative pattern such as '**/*.txt'.")
+    paths = list_files(os.path.join(glob.escape(str(folder)), pattern))
     if not paths:
         raise ConfigError(f"{folder}: no file matches {pattern!r}.")
     return paths
@@ -90,12 +91,12 @@ def _texts(path: StoredObject, separator: str | None) -> Iterator[str]:
 def jsonl_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
     """Return units of JSON Lines files: whole lines up to 256 MiB, or a whole compressed file."""
     units = []
-    for path in input_files(paths, ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")):
+    for path in input_files(paths, (".jsonl", ".jsonl.gz", ".jsonl.zst")):
         is_compressed = path.url.endswith(COMPRESSED)
         is_divided = path.size > UNIT_BYTES and not is_compressed
         for begin, stop in _line_ranges(path) if is_divided else [(0, path.size)]:
             end = None if is_compressed else stop
-            read = partial(_read_rows, partial(_read_line, read_row), _lines, path, begin, end)
+            read = partial(read_rows, partial(_read_line, read_row), _lines, path, begin, end)
             num_bytes = 0 if is_compressed else stop - begin
             units.append(Unit({**describe([path]), "range": [begin, stop]}, read, num_bytes))
     return units
@@ -142,7 +143,7 @@ def _unpack(file: BinaryIO, path: StoredObject) -> Any:
     if path.url.endswith(".gz"):
         return gzip.open(file)
     if path.url.endswith(".zst"):
-        pyarrow = _extra("pyarrow", f"{path}: a .zst file")
+        pyarrow = import_extra("pyarrow", f"{path}: a .zst file")
         return io.BufferedReader(pyarrow.input_stream(file, compression="zstd"))
     return file
 
@@ -151,85 +152,16 @@ def _read_line(read_row: RowReader, line: bytes, origin: str, num_bytes: int) ->
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
+        refuse_returns(line, origin)
         reason = error if len(line) < MAX_LINE_BYTES else f"over {MAX_LINE_BYTES:,} bytes"
         raise ConfigError(f"{origin}: not JSON ({reason}).") from error
     return read_row(row, origin, num_bytes)
 
 
-# Parquet and Hugging Face -----------------------------------------------------------------------
-
-
-def parquet_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
-    """Return units of Parquet files, each of whole row groups up to 256 MiB."""
-    parquet = _extra("pyarrow.parquet", "--parquet")
-    units = []
-    for path in input_files(paths, ("*.parquet",)):
-        try:
-            with open_input(path) as file:
-                metadata = parquet.read_metadata(file)
-        except (OSError, ValueError) as error:
-            raise _unreadable(path, error) from error
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        for group in groups:
-            packed = sum(group.column(n).total_compressed_size for n in range(group.num_columns))
-            if group.total_byte_size > min(_MAX_GROUP_BYTES, max(UNIT_BYTES, 200 * packed)):
-                raise ConfigError(
-                    f"{path}: a row group of {packed:,} bytes expands to "
-                    f"{group.total_byte_size:,}; write the file with smaller row groups."
-                )
-        first_row = 0
-        for begin, stop in _groups([group.total_byte_size for group in groups]):
-            read = partial(_read_rows, read_row, _parquet_rows, path, range(begin, stop), first_row)
-            units.append(Unit({**describe([path]), "row_groups": [begin, stop]}, read))
-            first_row += sum(group.num_rows for group in groups[begin:stop])
-    return units
-
-
-def _parquet_rows(
-    path: StoredObject, groups: range, first_row: int
-) -> Iterator[tuple[Any, str, int]]:
-    parquet = _extra("pyarrow.parquet", "--parquet")
-    with open_input(path) as stored, parquet.ParquetFile(stored) as file:
-        number = first_row
-        for batch in file.iter_batches(_PARQUET_ROWS, row_groups=list(groups)):
-            for row in batch.to_pylist():
-                yield row, f"{path}[{number}]", 0
-                number += 1
-
-
-def hugging_face_units(
-    name: str, *, config: str | None, split: str, streaming: bool, read_row: RowReader
-) -> list[Unit]:
-    """Return units of one split of a Hugging Face dataset, from the hub or a folder."""
-    datasets = _extra("datasets", "--hf-dataset")
-    try:
-        if any((Path(name) / saved).is_file() for saved in ("state.json", "dataset_dict.json")):
-            rows = datasets.load_from_disk(name)
-            rows = rows[split] if isinstance(rows, dict) else rows
-        else:
-            rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
-    except (KeyError, OSError, ValueError) as error:
-        raise ConfigError(f"--hf-dataset {name}, split {split}: {error}") from error
-    version = {"path": name, "version": version_of_dataset(rows)}
-    if not hasattr(rows, "select"):  # streamed
-        return [Unit(version, partial(_read_hugging_face, rows, name, 0, read_row))]
-    units = []
-    for begin in range(0, len(rows), UNIT_ROWS):
-        part = range(begin, min(begin + UNIT_ROWS, len(rows)))
-        read = partial(_read_hugging_face, rows.select(part), name, begin, read_row)
-        units.append(Unit({**version, "range": [part.start, part.stop]}, read))
-    return units
-
-
-def _read_hugging_face(rows: Any, name: str, first: int, read_row: RowReader) -> Documents:
-    numbered = ((row, f"{name}[{number}]", 0) for number, row in enumerate(rows, start=first))
-    return _documents(numbered, read_row)
-
-
 # Shared helpers ---------------------------------------------------------------------------------
 
 
-def _groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+def divide(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield ranges of consecutive items of at most 256 MiB in total; a larger item is alone."""
     begin = num_bytes = 0
     for number, size in enumerate(sizes):
@@ -241,17 +173,17 @@ def _groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield begin, len(sizes)
 
 
-def _documents(rows: Iterable[tuple[Any, str, int]], read_row: RowReader) -> Documents:
+def read_documents(rows: Iterable[Row], read_row: RowReader) -> Documents:
     for row in rows:
         try:
-            yield read_row(*row)
+            yield row if isinstance(row, ConfigError) else read_row(*row)
         except ConfigError as error:
             yield error
 
 
-def _read_rows(read_row: RowReader, rows: Callable[..., Any], path: Any, *part: Any) -> Documents:
+def read_rows(read_row: RowReader, rows: Callable[..., Any], path: Any, *part: Any) -> Documents:
     """Yield documents from the rows that a function reads from a part of a file."""
-    return _readable(path, _documents(rows(path, *part), read_row))
+    return _readable(path, read_documents(rows(path, *part), read_row))
 
 
 def _readable(path: object, documents: Documents) -> Documents:
@@ -259,10 +191,10 @@ def _readable(path: object, documents: Documents) -> Documents:
     try:
         yield from documents
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        yield _unreadable(path, error)
+        yield unreadable_error(path, error)
 
 
-def _unreadable(path: object, error: Exception) -> ConfigError:
+def unreadable_error(path: object, error: Exception) -> ConfigError:
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, UnicodeDecodeError):
@@ -274,6 +206,6 @@ def _unreadable(path: object, error: Exception) -> ConfigError:
     return ConfigError(f"{path}: cannot be read ({reason}).")
 
 
-def _extra(module: str, what: str) -> Any:
+def import_extra(module: str, what: str) -> Any:
     """Import a module of a package in the extra ``datasets``."""
     return optional_module(module, what, module.partition(".")[0], "energon_ext[datasets]")

@@ -41,7 +41,7 @@ from energon_ext.storage.claim import (
 from energon_ext.storage.whole_file import fsync
 from energon_ext.tokens.index import META_SUFFIX, PREPARED, SUFFIXES
 from energon_ext.tokens.origins import ORIGINS_SUFFIX
-from energon_ext.tokens.paths import SPLITS
+from energon_ext.tokens.splits import SPLITS
 
 _SECONDS_BETWEEN_LINES = 30.0
 

@@ -99,7 +99,7 @@ class RLDataset(ScoringOptions):
             :func:`energon_ext.megatron.create_replica_group`. None if every rank asks its own.
         pad_id: token on positions without a sample.
         alignment: every sample begins at a multiple of this many positions, as for
-            :class:`~energon_ext.BatchAssembler`.
+            :class:`~energon_ext.batch.collate.BatchAssembler`.
         seed: random seed for a BatchSampler: the seed of a prompt's answers depends on it and on
             the number of the prompt in the run.
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Line indices of JSON Lines files, which Energon needs next to each file."""
 
+import re
 from array import array
 from pathlib import Path
 
@@ -17,6 +18,21 @@ from energon_ext.storage.whole_file import open_whole
 logger = log_of(__name__)
 
 MAX_LINE_BYTES = 1 << 28
+
+#: Between two objects; in one object this cannot be.
+_OBJECTS = re.compile(rb"\}\s*\r\s*\{")
+
+
+def refuse_returns(line: bytes, where: str) -> None:
+    """Raise ConfigError for a line of several objects, between which are carriage returns only.
+
+    Energon and the JSON Lines format know line feeds, so that such a file would be one sample.
+    """
+    if b"\r" in line and _OBJECTS.search(line):
+        raise ConfigError(
+            f"{where}: its lines end with a carriage return (CR); write them with line feeds, for "
+            f"example `tr '\\r' '\\n' < OLD > NEW`."
+        )
 
 
 def ensure_index(path: EPath, found_in: str = "") -> None:
@@ -67,6 +83,7 @@ def _line_bounds(file: Path, found_in: str) -> "array[int]":
         while line := lines.readline(MAX_LINE_BYTES):
             position += len(line)
             text = line.strip()
+            refuse_returns(text, f"{found_in}{file}: cannot be indexed")
             if text and (text[:1] + text[-1:] != b"{}" or len(line) == MAX_LINE_BYTES):
                 raise ConfigError(
                     f"{found_in}{file}: cannot be indexed: line {len(bounds) + 1}, {text[:60]!r}, "

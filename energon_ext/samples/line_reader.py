@@ -15,6 +15,7 @@ from megatron.energon.flavors.webdataset.structs import FilteredSample, ShardInf
 from megatron.energon.source_info import SourceInfo
 
 from energon_ext.errors import ConfigError
+from energon_ext.samples.jsonl_index import refuse_returns
 from energon_ext.samples.shards import shards_of
 
 
@@ -32,6 +33,7 @@ class LineReader:
         if sample is None:
             return None
         line = sample["json"]
+        refuse_returns(line, f"{self._reader.jsonl_path}: line {number + 1}")
         is_last = number + 1 == self._count
         if b"\n" in line.strip() or not (is_last or line.endswith(b"\n")):
             path = self._reader.jsonl_path

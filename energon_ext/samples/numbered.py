@@ -75,8 +75,11 @@ class NumberedSamples:
         except EnergonExtError:
             raise
         except Exception as error:  # Energon raises all kinds of errors for damaged files
+            is_join = len(self._readers) > 1
+            others = ", or run `energon prepare` on the metadataset with the join" * is_join
             raise ConfigError(
-                f"{self.path}: sample {number} cannot be read ({error}); copy its files again."
+                f"{self.path}: sample {number} cannot be read ({error}); copy its files "
+                f"again{others}."
             ) from error
         if data[0] is None:
             return None

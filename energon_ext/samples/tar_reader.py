@@ -15,10 +15,15 @@ from bisect import bisect_right
 from typing import Any
 
 from megatron.energon.flavors.webdataset.config import skip_meta_re, split_name_re
-from megatron.energon.flavors.webdataset.itar_reader import ITarReader, ShardInfosITarReader
+from megatron.energon.flavors.webdataset.itar_reader import (
+    ITarReader,
+    JoinIndexFileITarReader,
+    ShardInfosITarReader,
+)
 from megatron.energon.flavors.webdataset.structs import FilteredSample
 from megatron.energon.source_info import SourceInfo
 
+from energon_ext.compat import joined_shard
 from energon_ext.errors import ConfigError
 from energon_ext.samples.shards import Shards, shards_of
 
@@ -37,9 +42,13 @@ class TarReader:
         self._reader: Any = reader
         is_numbered = isinstance(reader, ShardInfosITarReader)
         self.shards = shards_of(reader.shard_infos) if is_numbered else None
+        # The first dataset of a join has every sample.
+        self._may_lack = isinstance(reader, JoinIndexFileITarReader) and reader.column > 0
 
     def __getitem__(self, number: int) -> FilteredSample | None:
-        """Read a sample; None if the split excludes it."""
+        """Read a sample; None if the split excludes it, or a joined dataset does not have it."""
+        if self._may_lack and joined_shard(self._reader, number) < 0:
+            return None  # `nonmatch: none`; Energon 7.4.1 looks for it in the last shard
         files = None if self.shards is None else self._files(self.shards, number)
         if files:
             return self._sample(number, files)

@@ -83,14 +83,16 @@ def read_sealed(path: Path) -> dict[str, Any]:
         raise StateFormatError(f"{path}: {error}") from error
 
 
-def write_state(path: Path, state: Any) -> None:
-    """Write the data state of one rank, given as JSON values."""
+def write_state(path: str | Path, state: Any) -> None:
+    """Write the data state of one rank, given as JSON values, and its folder if it is missing."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_sealed(path, {"state": state})
 
 
-def read_state(path: Path) -> Any:
+def read_state(path: str | Path) -> Any:
     """Read what :func:`write_state` wrote; StateFormatError if it is missing or damaged."""
-    content = read_sealed(path)
+    content = read_sealed(Path(path))
     if "state" not in content:
         raise StateFormatError(f"{path}: contains no data state of a rank.")
     return content["state"]

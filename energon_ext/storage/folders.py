@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The names in local folders, each listed once in a load.
+"""The names in local folders, each listed once in a load, and the files that a path names.
 
 While datasets are loaded, each path of a metadataset is looked up several times: when its YAML is
 checked, when it is resolved, and when it is opened. With ten thousand sources on thousands of ranks
@@ -8,9 +8,13 @@ these would be billions of requests to a file system, so a load lists each folde
 """
 
 import contextlib
+import glob
+import itertools
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from fnmatch import translate
 
 from energon_ext.errors import ConfigError
 
@@ -86,3 +90,73 @@ def is_folder(entry: "os.DirEntry[str]") -> bool:
         return entry.is_dir()
     except OSError:
         return False
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+def list_files(path: str, endings: tuple[str, ...] = ("",)) -> list[str]:
+    """Return the files that a path names, sorted: one, those below a folder, or a pattern.
+
+    Hidden names are ignored unless a pattern begins with a dot there.
+
+    Args:
+        endings: of the files that are wanted below a folder.
+    """
+    if os.path.isdir(path):
+        return sorted(files_below(path, endings))
+    if os.path.exists(path):
+        return [path]
+    return sorted(_matching_files(path))
+
+
+def files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
+    """Yield the files with one of some endings in a folder and below it."""
+    for path, names in walk_folders(folder):
+        for name, entry in names.items():
+            is_wanted = name.endswith(endings) and not name.startswith(".")
+            if is_wanted and not is_folder(entry):
+                yield os.path.join(path, name)
+
+
+def _matching_files(pattern: str) -> Iterator[str]:
+    for folder, names, is_match in matching_folders(pattern):
+        for name, entry in names.items():
+            if is_match(name) and not is_folder(entry):
+                yield os.path.join(folder, name)
+
+
+def matching_folders(pattern: str) -> Iterator[tuple[str, Names, Callable[[str], bool]]]:
+    """Yield the folders that match all of a pattern but its last part.
+
+    Each comes with what is in it, and with a function that tells whether a name there matches the
+    last part. A ``**`` matches any number of folders, and at the end also everything in them.
+    ConfigError if too many folders match: links may turn few folders into very many.
+    """
+    *above, name = pattern.split("/")
+    if name == "**":
+        above, name = [*above, name], "*"
+    matches = re.compile(translate(name)).match
+
+    def is_match(found: str) -> bool:
+        return bool(matches(found)) and found.startswith(".") <= name.startswith(".")
+
+    folders = ["/" if pattern.startswith("/") else ""]
+    for part in filter(None, above):
+        found = (each for folder in folders for each in _folders(folder, part))
+        folders = list(itertools.islice(found, MAX_FOLDERS + 1))
+        if len(folders) > MAX_FOLDERS or pattern.count("**") > 1:
+            raise ConfigError(
+                f"{pattern}: matches more than {MAX_FOLDERS:,} folders or has more than one `**`."
+            )
+    for folder in folders:
+        yield folder, names_in(folder), is_match
+
+
+def _folders(folder: str, part: str) -> Iterator[str]:
+    """Yield the folders below another one that match one part of a pattern."""
+    if part != "**":
+        yield from glob.iglob(os.path.join(glob.escape(folder), part, ""))
+        return
+    for path, _ in walk_folders(folder):
+        yield path

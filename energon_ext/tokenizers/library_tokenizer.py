@@ -13,6 +13,9 @@ from energon_ext.errors import ConfigError
 from energon_ext.tokenizers.files import errors_of_library
 from energon_ext.tokenizers.protocol import Tokenizer
 
+#: In place of the name of a bos token: texts have none.
+NO_TOKEN = "none"
+
 
 class LibraryTokenizer(Tokenizer):
     """Base of tokenizers of other libraries: options, special tokens and fingerprint."""
@@ -36,9 +39,12 @@ class LibraryTokenizer(Tokenizer):
         self.name = str(name_or_path)
         self.add_eos = add_eos
         self._load(guess_eos=add_eos and eos_token is None)
+        if bos_token == NO_TOKEN:
+            add_bos, bos_token = bool(add_bos), None
         own = self._own_bos()
-        self.add_bos = own is not None if add_bos is None else add_bos
-        self.bos_id = self._special_id("bos", bos_token or own, needed=self.add_bos)
+        begins = bos_token or own  # a token that is named begins every text
+        self.add_bos = begins is not None if add_bos is None else add_bos
+        self.bos_id = self._special_id("bos", begins, needed=self.add_bos)
         self.eos_id = self._special_id("eos", eos_token, needed=add_eos)
         self.pad_id = self._special_id("pad", pad_token, needed=False) or 0
 

@@ -118,7 +118,26 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
+class UnknownTokenizer(Tokenizer):
+    """Stands for the tokenizer of token files that are only planned: a plan reads no token."""
+
+    vocab_size, pad_id = 2**24, 0  # more ids than any tokenizer has
+    bos_id = eos_id = None
+    add_bos = add_eos = False
+
+    def encode_array(self, text: str) -> np.ndarray:
+        raise ConfigError("Text needs the tokenizer of the run; give --tokenizer.")
+
+    def decode(self, tokens: Any) -> str:
+        raise ConfigError("Text needs the tokenizer of the run; give --tokenizer.")
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+
 def check_written(files: Documents, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError if token files were not written with a tokenizer."""
+    """Raise ConfigError if token files were not written with a tokenizer, if it is known."""
+    if isinstance(tokenizer, UnknownTokenizer):
+        return
     name = tokenizer.name or type(tokenizer).__name__
     files.check_tokenizer(name, tokenizer.fingerprint(), tokenizer.vocab_size)

@@ -26,9 +26,6 @@ from energon_ext.tokenizers.protocol import Tokenizer
 
 logger = log_of(__name__)
 
-#: In place of the name of a bos token: texts have none.
-NO_TOKEN = "none"
-
 #: Names of the bos token in well-known tokenizers.
 BEGIN_OF_TEXT = (
     *("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>"),
@@ -52,10 +49,10 @@ class HFTokenizer(LibraryTokenizer):
     Args:
         name_or_path: a ``tokenizer.json`` file (library ``tokenizers``), or a folder or model name
             (library ``transformers``).
-        add_bos, add_eos: add the special tokens to every text. None for bos: as the tokenizer does
-            itself (Llama, Gemma and Mistral begin a text with it).
+        add_bos, add_eos: add the special tokens to every text. None for bos: if ``bos_token`` names
+            one, else as the tokenizer does itself (Llama, Gemma and Mistral begin a text with it).
         bos_token, eos_token, pad_token: names of the special tokens; they override those in the
-            file.
+            file. ``none`` for no bos token.
 
     Raises:
         ConfigError: the library is missing, the file is not a tokenizer, or a requested special
@@ -228,9 +225,6 @@ def load_tokenizer(
                 f"{bos_token or eos_token!r}."
             )
         return ByteTokenizer(**options)
-    if bos_token is not None:
-        options.setdefault("add_bos", bos_token != NO_TOKEN)
-        bos_token = None if bos_token == NO_TOKEN else bos_token
     reject_tiktoken(str(name_or_path))
     is_sentencepiece = str(name_or_path).endswith(".model")
     tokenizer_class = SentencePieceTokenizer if is_sentencepiece else HFTokenizer

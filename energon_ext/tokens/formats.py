@@ -16,10 +16,10 @@ import numpy as np
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.errors import ConfigError
+from energon_ext.storage.folders import files_below
 from energon_ext.storage.object_store import file_name, is_remote
 from energon_ext.tokens.documents import Documents, sample_numbers
 from energon_ext.tokens.file_set import open_token_files
-from energon_ext.tokens.measured import names_below
 from energon_ext.tokens.npy import open_npy
 from energon_ext.tokens.parquet import open_parquet
 from energon_ext.tokens.paths import is_token_file
@@ -113,7 +113,7 @@ def find_format(path: Any) -> Format | None:
 
 def _format_below(folder: str) -> Format | None:
     """Return the format of the files below a folder; ConfigError if there are two."""
-    names = names_below(folder, tuple(each.suffix for each in FORMATS))
+    names = files_below(folder, tuple(each.suffix for each in FORMATS))
     of_files = {
         next(n for n, each in enumerate(FORMATS) if file.endswith(each.suffix)) for file in names
     }

@@ -10,10 +10,8 @@ several processes need it at once, one makes it and the others wait.
 """
 
 import functools
-import glob
 import json
 import os
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,18 +25,16 @@ from energon_ext.data_files import CACHE_VARIABLE, cache_path
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
 from energon_ext.storage.claim import UnwritableError, make_once
-from energon_ext.storage.folders import is_folder, walk_folders
+from energon_ext.storage.folders import list_files
 from energon_ext.storage.object_store import StoredObject, file_at, is_remote
 from energon_ext.storage.whole_file import open_whole
 from energon_ext.tokens.documents import Documents, Origin, watched
+from energon_ext.tokens.splits import refuse_splits
 
 logger = log_of(__name__)
 
 #: Changes when the content of the file does.
 _VERSION = 2
-
-#: First words of the names of splits, which must not be combined into one source.
-_SPLITS = {"train", "val", "valid", "validation", "dev", "test"}
 
 _INT64 = np.dtype("<i8")
 
@@ -196,41 +192,12 @@ def local_files(path: str, suffix: str) -> list[StoredObject]:
             f"{path}: {suffix} files with token ids are read from a file system only; copy them to "
             f"one. `energon-ext prepare` turns Parquet with text into token files."
         )
-    if os.path.isdir(path):
-        names = sorted(names_below(path, suffix))
-        _check_splits(path, names, suffix)
-    elif os.path.exists(path):
-        names = [path]
-    else:
-        names = sorted(filter(os.path.isfile, glob.iglob(path, recursive=True)))
+    names = list_files(path, (suffix,))
     if not names:
         raise ConfigError(f"{path}: names no {suffix} file; check the path.")
+    if os.path.isdir(path):
+        refuse_splits(path, names, suffix)
     try:
         return [file_at(name) for name in names]
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
-
-
-def names_below(folder: str, suffix: str | tuple[str, ...]) -> Iterator[str]:
-    """Yield the files with a suffix in a folder and below it; hidden names are ignored."""
-    for path, names in walk_folders(folder):
-        for name, entry in names.items():
-            is_wanted = name.endswith(suffix) and not name.startswith(".")
-            if is_wanted and not is_folder(entry):
-                yield os.path.join(path, name)
-
-
-def _check_splits(folder: str, names: Sequence[str], suffix: str) -> None:
-    """Raise ConfigError if files of several splits, such as train and test, are below a folder."""
-    first_words = {
-        word
-        for name in names
-        for part in os.path.relpath(name, folder).split(os.sep)
-        for word in [re.split(r"[-._]", part)[0]]
-        if word in _SPLITS
-    }
-    if len(first_words) > 1:
-        raise ConfigError(
-            f"{folder}: contains the splits {' and '.join(sorted(first_words))}, which cannot be "
-            f"one source; name one of them, such as {folder}/train*{suffix}."
-        )

@@ -7,23 +7,18 @@ system about each of 10 000 pairs would take longer than everything else at a st
 """
 
 import glob
-import itertools
 import os
-import re
 from collections.abc import Iterator
-from fnmatch import translate
 from typing import Any
 
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.errors import ConfigError
-from energon_ext.storage.folders import MAX_FOLDERS, Names, names_beside, names_in, walk_folders
+from energon_ext.storage.folders import matching_folders, names_beside
 from energon_ext.storage.object_store import file_name, is_remote
 from energon_ext.tokens.index import ALL_SUFFIXES, SUFFIXES, WEIGHTS_SUFFIX, without_suffix
 from energon_ext.tokens.remote_pairs import names_remote_pairs
-
-#: The pairs that `energon-ext prepare` writes; they must not be combined into one source.
-SPLITS = ("train", "val")
+from energon_ext.tokens.splits import refuse_splits
 
 
 def is_token_file(path: Any) -> bool:
@@ -49,8 +44,7 @@ def is_token_file(path: Any) -> bool:
 def list_pairs(path: Any) -> dict[str, set[str]]:
     """Return the pairs that a path names, sorted: the suffixes of the files of each prefix.
 
-    ConfigError if there is none, one lacks a file, or a folder contains both splits of a prepared
-    text.
+    ConfigError if there is none, one lacks a file, or a folder contains several splits.
     """
     pairs = list_files(path)
     for prefix, files in pairs.items():
@@ -83,7 +77,7 @@ def list_files(path: Any) -> dict[str, set[str]]:
     if not any(set(SUFFIXES) <= files for files in pairs.values()):
         raise ConfigError(f"{text}: names no .bin/.idx pair; check the path.")
     if is_folder:
-        _check_splits(text, list(pairs))
+        refuse_splits(text, pairs)
     return pairs
 
 
@@ -115,16 +109,10 @@ def _below(folder: str) -> str:
 
 def _found(pattern: str) -> Iterator[tuple[str, set[str]]]:
     """Yield the pairs and halves that match a pattern with or without suffix, and their files."""
-    *above, name = without_suffix(pattern).split("/")
-    if name == "**":
-        above, name = [*above, name], "*"
-    is_match = re.compile(translate(name)).match
-    for folder, names in _listings(above, pattern):
+    for folder, names, is_match in matching_folders(without_suffix(pattern)):
         for file in names:
             stem, suffix = os.path.splitext(file)
             if suffix not in SUFFIXES or not is_match(stem):
-                continue
-            if stem.startswith(".") and not name.startswith("."):
                 continue
             if suffix == ".idx":
                 # If the stem is a name, too, the .idx is Energon's, for a JSONL file or a tar.
@@ -134,41 +122,3 @@ def _found(pattern: str) -> Iterator[tuple[str, set[str]]]:
             if is_pair:
                 files = {each for each in ALL_SUFFIXES if stem + each in names}
                 yield os.path.join(folder, stem), files
-
-
-def _listings(parts: list[str], pattern: str) -> Iterator[tuple[str, Names]]:
-    """List the folders that match, up to a limit: links may turn few folders into very many."""
-    folders = ["/" if pattern.startswith("/") else ""]
-    for part in filter(None, parts):
-        found = (each for folder in folders for each in _folders(folder, part))
-        folders = list(itertools.islice(found, MAX_FOLDERS + 1))
-        if len(folders) > MAX_FOLDERS or pattern.count("**") > 1:
-            raise ConfigError(
-                f"{pattern}: matches more than {MAX_FOLDERS:,} folders or has more than one `**`."
-            )
-    for folder in folders:
-        yield folder, names_in(folder)
-
-
-def _folders(folder: str, part: str) -> Iterator[str]:
-    """Yield the folders below another one that match one part of a pattern."""
-    if part != "**":
-        yield from glob.iglob(os.path.join(glob.escape(folder), part, ""))
-        return
-    for path, _ in walk_folders(folder):
-        yield path
-
-
-def _check_splits(folder: str, prefixes: list[str]) -> None:
-    """Raise ConfigError if both splits of a prepared text, as pairs or folders, are below."""
-    parents: dict[str, set[str]] = {split: set() for split in SPLITS}
-    for prefix in prefixes:
-        below = os.path.relpath(prefix, folder).split(os.sep)
-        for depth, name in enumerate(below):
-            if name in parents:
-                parents[name].add(os.path.join(folder, *below[:depth]))
-    for parent in sorted(set.intersection(*parents.values())):
-        raise ConfigError(
-            f"{folder}: contains the splits {' and '.join(SPLITS)}, which cannot be one source; "
-            f"name one of them, such as {os.path.join(parent, SPLITS[0])}."
-        )

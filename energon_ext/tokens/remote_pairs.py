@@ -39,6 +39,7 @@ from energon_ext.tokens.index import (
 )
 from energon_ext.tokens.meta import read_meta
 from energon_ext.tokens.prepared import Prepared, parse_prepared
+from energon_ext.tokens.splits import refuse_splits
 
 #: Files of pairs by URL, and what is known of them.
 _Found = tuple[dict[str, StoredObject], Prepared | None]
@@ -65,6 +66,8 @@ def remote_pairs(url: str) -> list[Pair]:
     prefixes = [each for each in prefixes if not (each + ".bin").endswith(WEIGHTS_SUFFIX)]
     if not prefixes:
         raise ConfigError(f"{url}: names no .bin/.idx pair; check the path.")
+    if not glob.has_magic(url):
+        refuse_splits(url, prefixes)
     files = {prefix: _files_of(prefix, objects) for prefix in prefixes}
     # Most pairs share the content of their meta file, which is then copied and read once.
     metas = {

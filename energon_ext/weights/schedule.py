@@ -71,6 +71,14 @@ class WeightSpec(ABC):
     #: Whether the user wrote a schedule for this weight.
     is_scheduled: bool = False
 
+    def __new__(cls, *values: Any, **options: Any) -> "WeightSpec":
+        if cls is WeightSpec:
+            raise ConfigError(
+                "WeightSpec(...): use WeightSpec.from_config({'linear': {0: 3, 100: 1}}), "
+                "ConstantWeight(3) or ScheduledWeight('linear', {0: 3, 100: 1})."
+            )
+        return super().__new__(cls)
+
     @staticmethod
     def from_config(value: Any, where: str = "weight") -> "WeightSpec":
         """Build the weight that a YAML value describes; see :func:`weight_from_config`.
@@ -96,6 +104,17 @@ class WeightSpec(ABC):
     def breakpoints(self) -> tuple[int, ...]:
         """Return every position at which the rule changes."""
         return ()
+
+    def unreached(self, end: int) -> list[int]:
+        """Return the breakpoints that a run up to a position does not reach.
+
+        What changes gradually may end where the run does; a step there is never seen.
+        """
+
+        def is_unreached(point: int) -> bool:
+            return point > end or (point == end and self.segment(point - 1).kind == "step")
+
+        return [point for point in self.breakpoints() if is_unreached(point)]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WeightSpec) and self.to_json() == other.to_json()
@@ -265,7 +284,9 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
         return ConstantWeight(parse_value(value, where))
     if len(value) != 1:
         needed = f"exactly one of {', '.join(KINDS)} is needed"
-        raise ConfigError(f"{where}: {list(value)} found, {needed}.")
+        if set(value) == {"kind", "points"}:  # the fields of other libraries
+            needed = f"write {{{value['kind']}: {value['points']}}}"
+        raise ConfigError(f"{where}: {list(value)!s:.200} found, {needed:.200}.")
     ((kind, points),) = value.items()
     return ScheduledWeight(kind, points, where)
 

@@ -89,10 +89,13 @@ def test_every_source_is_kept_new_moved_or_retained(data):
     documents = {k: s["documents"] for k, s in cursor["plan"]["sources"].items()}
     assert sum(drawn.values()) > 100
     by_source = {line.split()[0]: line for line in found[2:5]}
+    share = {key: f"{tokens / sum(drawn.values()):.2%}" for key, tokens in drawn.items()}
+    # Weights 5 and 1 are 83.33 % and 16.67 % of the next rows.
     assert by_source == {
-        "../book": f"../book moved (was book) {documents['book']} {drawn['book']}",
-        "../extra": "../extra new 0 0",
-        "math": f"math retained {documents['math']} {drawn['math']}",
+        "../book": f"../book moved (was book) {documents['book']} {drawn['book']} "
+        f"{share['book']} 83.33%",
+        "../extra": "../extra new 0 0 0.00% 16.67%",
+        "math": f"math retained {documents['math']} {drawn['math']} {share['math']} 0.00%",
     }
     assert found[5].startswith("must stay: seed=0, tokenizer={")
     assert found[6].startswith("may change: alignment=1, ") and "seq_len=32" in found[6]

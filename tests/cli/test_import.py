@@ -7,15 +7,19 @@ import re
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from megatron.core.datasets import helpers
-from megatron.core.datasets.blended_megatron_dataset_config import (
-    convert_split_vector_to_split_matrix,
-    parse_and_normalize_split,
-)
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.blended_megatron_dataset_config import BlendedMegatronDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from megatron.core.datasets.utils import get_blend_from_list, normalize
+from megatron.energon.metadataset.metadataset_v2 import Subset
 
 from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext.cli.import_split import parse_split, range_of
 from energon_ext.plan.forecast import forecast
 from energon_ext.plan.lookup import find_blend
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
@@ -94,48 +98,106 @@ def test_a_list_without_weights_reads_everything_once(folder):
     assert min(found.exhausted.values()) > 0.9 * found.steps
 
 
-@pytest.mark.parametrize("split", ["90,10,0", "8,1,1", "940, 30, 30", "100"])
-def test_splits_have_the_documents_megatron_assigns(folder, split):
+class Part:
+    """A dataset of Megatron that has only the documents it is given."""
+
+    build_low_level_dataset = staticmethod(lambda documents, config: range(documents))
+    numel_low_level_dataset = staticmethod(len)
+
+    def __init__(self, documents, path, indices, *further):
+        self.documents = indices.tolist()
+
+
+def documents_of_megatron(split, documents):
+    """Return the documents of each split, by the builder of Megatron's datasets itself."""
+    config = BlendedMegatronDatasetConfig(
+        random_seed=1, sequence_length=1, blend=(["a"], None), split=split
+    )
+    builder = BlendedMegatronDatasetBuilder(Part, [1, 1, 1], lambda: True, config)
+    parts = builder._build_megatron_dataset_splits(documents, config.split_matrix, [1, 1, 1])
+    return [part.documents if part else [] for part in parts]
+
+
+def documents_here(split, documents):
+    """Return the documents that the written ranges select, by Energon's own code."""
+    found = {}
+    for name, bounds in parse_split(split).items():
+        written = Subset(range=tuple(range_of(bounds, documents))).as_dataset_subset()
+        found[name] = list(range(*written.compute_subset(documents)))
+    return [found.get(name, []) for name in ("train", "val", "test")]
+
+
+SHARES = st.one_of(
+    st.integers(0, 1000).map(str),
+    st.floats(0, 1000).map(lambda share: f"{share:.17f}"),
+    st.sampled_from(["969", "30", "1", ".98", "0.01", "99.", "0"]),
+)
+
+
+@pytest.mark.parametrize("documents", [1, 2, 500])
+@pytest.mark.parametrize(
+    "split", ["969,30,1", "0,0,100", "0.969, 0.03, 0.001", "1,1,1", "100", "98 2", ".5,.5,"]
+)
+def test_a_split_has_exactly_the_documents_of_megatron(split, documents):
+    assert documents_here(split, documents) == documents_of_megatron(split, documents)
+
+
+@given(st.lists(SHARES, min_size=1, max_size=3), st.integers(0, 5000))
+def test_every_split_of_any_size_has_exactly_the_documents_of_megatron(shares, documents):
+    assume(any(float(share) for share in shares))
+    split = ",".join(shares)
+    assert documents_here(split, documents) == documents_of_megatron(split, documents)
+
+
+@pytest.mark.parametrize("split", ["90,10,0", "8,1,1", "940, 30, 30", "100", "0,0,100", "969,30,1"])
+def test_a_run_reads_the_documents_that_megatron_assigns(folder, split):
     splits = import_splits("1", "web", "1", "code", "--split", split)
-    matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
-    present = [name for name, part in zip(("train", "val", "test"), matrix) if part is not None]
-    assert list(splits) == present
-    for name, (begin, end) in zip(present, filter(None, matrix)):
-        count = round(end * 90) - round(begin * 90)
-        for dataset, _ in get_val_datasets("out/mix.yaml", **options(name)):
-            blend = find_blend(dataset)
-            if blend.keys[0].startswith("../web"):
-                assert abs(sum(s.documents for s in blend.sources.values()) - count) <= 1
+    for name, count in DOCUMENTS.items():
+        parts = documents_of_megatron(split, count)
+        for part, documents in zip(("train", "val", "test"), parts):
+            read = (
+                [
+                    source.documents
+                    for dataset, _ in get_val_datasets("out/mix.yaml", **options(part))
+                    for key, source in find_blend(dataset).sources.items()
+                    if key.startswith(f"../{name}")
+                ]
+                if part in splits
+                else []
+            )
+            assert sum(read) == (len(documents) if name != "wiki" else 0)
 
 
-def test_a_split_keeps_its_digits_and_leaves_out_what_is_empty(folder):
-    """Of 90 documents of web and 2 000 of large; train has the first 99.9 %: 89 and 1998."""
+def test_keys_show_fractions_as_they_are_written(folder):
+    write_tokens(folder / "large", [[65] * 3] * 2000)
+    import_splits("large", "--split", "969,30,1")
+    blends = [
+        find_blend(dataset) for dataset, _ in get_val_datasets("out/mix.yaml", **options("val"))
+    ]
+    assert [blend.keys for blend in blends] == [("../large[0.969, 0.999]",)]
+    assert find_blend(get_train_dataset("out/mix.yaml", **options())).keys == (
+        "../large[0, 0.969]",
+    )
+
+
+def test_numbers_of_documents_are_written_where_a_percentage_is_rounded_otherwise(folder):
+    """Of 90 documents of web and 2 000 of large; 0.999 and 0.9999 of them are 90, 1998 and 2000."""
     write_tokens(folder / "large", [[65] * 3] * 2000)
     result = energon_ext("import", "out/mix.yaml", "1", "large", "1", "web", "--split", "9990,9,1")
     assert result.exit_code == 0, result.output
     content = (folder / "out/mix.yaml").read_text()
-    splits = yaml.safe_load(content)["splits"]
     found = {
         name: {entry["path"]: entry["subset"]["range"] for entry in node["interleave"]}
-        for name, node in splits.items()
+        for name, node in yaml.safe_load(content)["splits"].items()
     }
-    # Documents 1998 and 89 begin the rest: 99.99 % are 1999 and 89 documents.
     assert found == {
-        "train": {"../large": ["0%", "99.9%"], "../web": ["0%", "99.9%"]},
-        "val": {"../large": ["99.9%", "99.99%"]},
-        "test": {"../large": ["99.99%", "100%"], "../web": ["99.99%", "100%"]},
+        "train": {"../large": ["0%", "99.9%"], "../web": [0, 90]},
+        "val": {"../large": [1998, 2000]},
     }
-    remark = "val: ../web has no document in 99.9% to 99.99%; left out."
+    remark = "val: ../web has no tokens in documents 90 to 90; left out."
     assert f"# {remark}" in content and remark in result.stdout
-    for split in splits:
+    for split in found:
         get_val_datasets("out/mix.yaml", **options(split))
-
-
-def test_shares_of_a_split_keep_eight_digits(folder):
-    splits = import_splits("web", "--split", "9999999,1,0")
-    assert splits["train"]["interleave"][0]["subset"]["range"] == ["0%", "99.99999%"]
-    # int(90 x .9999999) = 89 documents, so one is left for val.
-    assert splits["val"]["interleave"][0]["subset"]["range"] == ["99.99999%", "100%"]
 
 
 def test_an_empty_split_is_named_and_not_written(folder):
@@ -143,17 +205,76 @@ def test_an_empty_split_is_named_and_not_written(folder):
     # 98 % are 88 documents, 99 % are 89.
     assert result.exit_code == 0 and "left out" not in result.stdout
     result = energon_ext("import", "out/mix.yaml", "wiki", "--split", "98,1,1", "--overwrite")
-    # 98 % and 99 % of 30 are 29 documents.
+    # 98 % of 30 are 29 documents, 99 % are 30.
     assert result.stdout.splitlines()[1:] == [
-        "val: ../wiki has no document in 98% to 99%; left out.",
-        "val: empty, so there is no such split.",
-        "out/mix.yaml: train, test",
+        "test: ../wiki has no tokens in documents 30 to 30; left out.",
+        "test: empty, so there is no such split.",
+        "out/mix.yaml: train, val",
     ]
     write_tokens(folder / "one", [[65]])
-    line = error_line(energon_ext("import", "out/one.yaml", "one", "--split", "98,1,1"))
+    line = error_line(energon_ext("import", "out/one.yaml", "one", "--split", "1,9"))
     assert line == (
-        "--split: train: ../one has no document in 0% to 98%; left out. A train split is needed."
+        "train: no source has tokens and a weight above 0. train: ../one has no tokens in 0% to "
+        "10%; left out."
     )
+
+
+def test_a_split_without_a_share_for_training_has_none(folder):
+    result = energon_ext("import", "out/mix.yaml", "web", "--split", "0,0,100")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[1:] == [
+        "train: its share is 0, so there is no such split.",
+        "out/mix.yaml: test",
+    ]
+    (dataset,) = get_val_datasets("out/mix.yaml", **options("test"))
+    assert sum(s.documents for s in find_blend(dataset[0]).sources.values()) == 90
+
+
+@pytest.mark.parametrize("words", [["web.bin"], ["1", "web.idx"], ["1", "web.bin", "2", "web"]])
+def test_a_pair_is_named_with_and_without_suffix(folder, words):
+    (entry,) = import_splits(*words)["train"]["interleave"]
+    assert entry["path"] == "../web"
+    get_train_dataset("out/mix.yaml", **options())
+
+
+@pytest.mark.parametrize("split", [[], ["--split", "9,1"]])
+def test_empty_pairs_are_left_out_and_named(folder, split):
+    """A run refuses a source without documents, and one whose documents are all empty."""
+    write_tokens(folder / "nothing", [])
+    write_tokens(folder / "blank", [[], []])
+    words = ["1", "nothing", "2", "web", "3", "blank", *split]
+    result = energon_ext("import", "out/mix.yaml", *words)
+    assert result.exit_code == 0, result.output
+    content = yaml.safe_load((folder / "out/mix.yaml").read_text())["splits"]
+    for name, node in content.items():
+        assert [entry["path"] for entry in node["interleave"]] == ["../web"]
+        for pair in ("nothing", "blank"):
+            assert f"{name}: ../{pair} has no tokens" in result.stdout
+        get_val_datasets("out/mix.yaml", **options(name))
+    get_train_dataset("out/mix.yaml", **options())
+
+
+def test_documents_of_several_sequences_are_named_since_megatron_divides_them(folder):
+    builder = IndexedDatasetBuilder("pages.bin")
+    for _ in range(4):
+        builder.add_document(torch.full((5,), 65), [2, 3])
+    builder.finalize("pages.idx")
+    result = energon_ext("import", "out/mix.yaml", "1", "pages", "1", "web", "--split", "9,1")
+    assert result.exit_code == 0, result.output
+    remark = "pages: 4 documents with 8 sequences; Megatron's --split may divide a document."
+    assert result.stdout.splitlines()[1] == remark
+
+
+def test_a_phase_with_empty_pairs_only_is_an_error(folder):
+    write_tokens(folder / "nothing", [])
+    (folder / "one.txt").write_text("1 web 0 code")
+    (folder / "two.txt").write_text("1 nothing 0 web")
+    line = error_line(energon_ext(
+        "import", "out/mix.yaml", "--data-args-path", "one.txt", "--data-args-path", "two.txt",
+        "--phase-transition-iterations", "100",
+    ))  # fmt: skip
+    assert line.startswith("train: no source of phase 2 has tokens and a weight above 0. train: ..")
+    assert not (folder / "out/mix.yaml").exists()
 
 
 @pytest.mark.parametrize("absent", [None, [], ""])
@@ -221,7 +342,10 @@ def test_a_file_of_splits_becomes_splits(folder):
         (["1", "gone"], "out/mix.yaml: .*gone: does not exist"),
         (["gone", "web", "code"], "gone.*does not exist"),
         (["1", "web", "--split", "x"], "shares such as 969,30,1 are needed"),
-        (["1", "web", "--split", "0,1"], "shares such as 969,30,1 are needed"),
+        (["1", "web", "--split", "0,0,0"], "shares such as 969,30,1 are needed"),
+        (["1", "web", "--split", "1,1,1,1"], "shares such as 969,30,1 are needed"),
+        (["1", "web", "--split", "1e3,1"], "shares such as 969,30,1 are needed"),
+        (["1", "web", "--split", "1.2.3"], "shares such as 969,30,1 are needed"),
         (["1", "web", "--phase-transition-iterations", "5"], "1 transitions need 2 lists"),
         (["1", "web", "--phase-transition-iterations", "0"], "contains 0 or a duplicate"),
         (

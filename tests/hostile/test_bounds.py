@@ -52,8 +52,7 @@ def write_looped_folder(folder):
     ],
 )
 def test_a_metadataset_cannot_ask_for_endless_work(skip, path, message, tmp_path, monkeypatch):
-    for module in ("storage.folders", "tokens.paths"):
-        monkeypatch.setattr(f"energon_ext.{module}.MAX_FOLDERS", 2000)
+    monkeypatch.setattr("energon_ext.storage.folders.MAX_FOLDERS", 2000)
     write_looped_folder(tmp_path / "web")
     mix = write_mix(tmp_path / "mix.yaml", [(path, 1)])
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "skip": skip}))

@@ -12,6 +12,7 @@ from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_t
 from energon_ext.encoders.text import TextDecoder, cook_text
 from energon_ext.samples.jsonl_index import ensure_index
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from tests.cli.command import energon_ext, error_line
 from tests.support import config, loader_for
 
 LINES = [b'{"text": "line %d"}\n' % number for number in range(40)]
@@ -92,3 +93,34 @@ def test_a_file_without_json_objects_gets_no_index(content, tmp_path):
     with pytest.raises(ConfigError, match="cannot be indexed"):
         ensure_index(EPath(tmp_path / "a.jsonl"))
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_lines_that_end_with_a_carriage_return_are_refused_with_a_remedy(tmp_path, monkeypatch):
+    """For Energon the whole file would be one sample, which is no JSON."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\r".join(line.rstrip() for line in LINES) + b"\r")
+    advice = r"its lines end with a carriage return \(CR\); write them with line feeds"
+    with pytest.raises(ConfigError, match=f"a.jsonl: cannot be indexed: {advice}"):
+        ensure_index(EPath(path))
+    monkeypatch.chdir(tmp_path)
+    words = ("prepare", "out", "--jsonl", "a.jsonl", "--tokenizer", "bytes", "--val", 0)
+    line = error_line(energon_ext(*words))
+    assert line == (
+        "a.jsonl:1: its lines end with a carriage return (CR); write them with line feeds, for "
+        "example `tr '\\r' '\\n' < OLD > NEW`."
+    )
+    CrudeJsonlDatasetFactory.prepare_dataset(EPath(path))  # Energon's own command accepts it
+    with pytest.raises(ConfigError, match=f"line 1: {advice}"):
+        dataset = get_train_dataset(
+            path, worker_config=config(), batch_size=1, task_encoder=Streamed()
+        )
+        next(iter(loader_for(dataset)))
+    path.write_bytes(path.read_bytes().replace(b"\r", b"\n"))
+    assert energon_ext(*words).exit_code == 0
+
+
+def test_a_carriage_return_inside_an_object_is_white_space(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text":\r"a"}\r\n{"text": "b"}\r\n')
+    ensure_index(EPath(path))
+    assert len(np.fromfile(f"{path}.idx", "<i8")) == 3

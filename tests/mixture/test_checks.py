@@ -196,14 +196,21 @@ def test_a_weight_is_evaluated_at_its_own_breakpoints_and_not_at_those_of_all_ot
 def test_a_typical_blend_raises_no_warning(data):
     entries = [("web", {"linear": {0: 3, 100: 1}}), ("code", 2)]
     assert warnings_of(data, entries, axis=ScheduleAxis(end=101)) == []
+    assert warnings_of(data, entries, axis=ScheduleAxis(end=100)) == []  # it ends with the run
+
+
+def test_a_step_at_the_end_of_a_run_is_never_seen(data):
+    entries = [("web", {"step": {0: 3, 100: 1}}), ("code", 2)]
+    (message,) = warnings_of(data, entries, axis=ScheduleAxis(end=100))
+    assert "continues to step 100, but the run ends at 100." in message
 
 
 def test_a_breakpoint_after_the_end_is_reported_in_units_of_the_axis(data):
     entries = [("web", {"linear": {0: 3, 100: 1}}), ("code", 2)]
-    (message,) = warnings_of(data, entries, axis=ScheduleAxis(end=100))
+    (message,) = warnings_of(data, entries, axis=ScheduleAxis(end=99))
     assert "mix.yaml: blend[0] (" in message
     assert "web).weight: the schedule linear{0: 3, 100: 1}" in message
-    assert "continues to step 100, but the run ends at 100." in message
+    assert "continues to step 100, but the run ends at 99." in message
     # Two steps of two rows of 16 tokens.
     (message,) = warnings_of(data, entries, axis=ScheduleAxis(end=2), schedule_axis="tokens")
     assert "continues to token 100, but the run ends at 64." in message

@@ -22,6 +22,7 @@ from energon_ext import (
 )
 from energon_ext.cli.main import main
 from energon_ext.errors import ConfigError, StoreError
+from energon_ext.prepare.input_files import input_files
 from energon_ext.storage import object_store, range_reader
 from energon_ext.storage.claim import claim, claim_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
@@ -84,6 +85,18 @@ def test_batches_of_a_pair_folder_or_pattern_equal_local_ones(path, scheme, pair
     expected = hashes(loader_for(dataset(path.format(local), tmp_path)), 6)
     stored = dataset(path.format(scheme + name), tmp_path)
     assert hashes(loader_for(stored, read_ahead_bytes=2048), 6) == expected
+
+
+def test_a_folder_of_a_store_with_several_splits_is_refused(store, tmp_path):
+    for name in ("web_train", "web_valid"):
+        write_tokens(tmp_path / "data" / name, [[5, 6, 7]])
+        (tmp_path / "data" / f"{name}.jsonl").write_text('{"text": "a"}\n')
+    url = f"msc://store/{tmp_path.name}/data"
+    store.put(tmp_path / "data", f"{tmp_path.name}/data")
+    for refuse in (open_token_files, lambda url: input_files([url], (".jsonl",))):
+        with pytest.raises(ConfigError, match="splits train and valid, which"):
+            refuse(url)
+    assert len(open_token_files(f"{url}/*train*")) == 1
 
 
 BOTH_CLIENTS = pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from energon_ext.cli.main import main
 from energon_ext.errors import ConfigError, WorkerError
-from energon_ext.prepare import inputs, job, token_writer
+from energon_ext.prepare import inputs, job, tables, token_writer
 from energon_ext.prepare.accounts import check_files, read_record, write_record
 from energon_ext.prepare.documents import Unit, text_under
 from energon_ext.prepare.sorted_documents import SortedWriter
@@ -88,7 +88,7 @@ def test_parquet_row_groups_are_units_with_row_numbers(tmp_path, monkeypatch):
     table = pyarrow.Table.from_pylist([{"text": text} for text in TEXTS])
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=50)
     monkeypatch.setattr(inputs, "UNIT_BYTES", 8000)
-    units = inputs.parquet_units([tmp_path], text_under("text"))
+    units = tables.parquet_units([tmp_path], text_under("text"))
     assert 3 < len(units) < 14
     found = [each for unit in units for each in unit.read()]
     assert [each.text for each in found] == TEXTS

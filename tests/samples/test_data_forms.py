@@ -23,7 +23,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.media.extractor import MediaFilterConfig
 from megatron.energon.metadataset.loader import load_dataset
 
-from energon_ext import DynamicBlendMixin
+from energon_ext import ConfigError, DynamicBlendMixin
 from tests.samples.test_planned_samples import run, write
 from tests.samples.vision import image_bytes, write_images
 from tests.support import TEXT_SAMPLE, add_sample, prepare_shards
@@ -195,42 +195,60 @@ class Joined(Sample):
 
     @classmethod
     def from_joined(cls, one, other):
-        return cls.derive_from(one, content=f"{one.text.decode()}, {other.text.decode()}")
+        answer = "no answer" if other is None else other.text.decode()
+        return cls.derive_from(one, content=f"{one.text.decode()}, {answer}")
 
 
-def test_a_join_is_numbered_by_its_own_index(tmp_path):
-    """Two webdatasets share keys in different shards; the second lacks every fifth."""
+def write_join(folder, nonmatch):
+    """Write two webdatasets that share keys in different shards; the second lacks every fifth."""
     texts = [{"txt": f"question {n}".encode()} for n in range(20)]
-    write_shards(tmp_path / "questions", texts, {})
-    answers = tmp_path / "answers"
+    write_shards(folder / "questions", texts, {})
+    answers = folder / "answers"
     answers.mkdir()
     with tarfile.open(answers / "all.tar", "w") as tar:
         for number in (n for n in reversed(range(20)) if n % 5):
             add_sample(tar, f"{number:06d}", {"txt": f"answer {number}".encode()})
     for name in ("questions", "answers"):
-        prepare_shards(tmp_path / name, {"sample_type": TEXT_SAMPLE, "field_map": {"text": "txt"}})
+        prepare_shards(folder / name, {"sample_type": TEXT_SAMPLE, "field_map": {"text": "txt"}})
     joined = {
         "__module__": "megatron.energon",
         "__class__": "MetadatasetV2",
         "splits": {
             "train": {
-                "join": [{"path": "questions"}, {"path": "answers", "nonmatch": "skip"}],
+                "join": [{"path": "questions"}, {"path": "answers", "nonmatch": nonmatch}],
                 "joiner": {"__module__": __name__, "__class__": "Joined"},
             }
         },
     }
-    (tmp_path / "joined.yaml").write_text(json.dumps(joined))
-    load_dataset(EPath(str(tmp_path / "joined.yaml"))).prepare("train")
+    (folder / "joined.yaml").write_text(json.dumps(joined))
+    load_dataset(EPath(str(folder / "joined.yaml"))).prepare("train")
+    return folder / "joined.yaml"
+
+
+@pytest.mark.parametrize("nonmatch", ["skip", "none"])
+def test_a_join_is_numbered_by_its_own_index(tmp_path, nonmatch):
+    path = write_join(tmp_path, nonmatch)
 
     def pairs(steps, encoder, **options):
-        path = tmp_path / "joined.yaml"
         return run(path, steps, encoder=encoder(), trusted_modules=[__name__], **options)
 
     whole = {f"{n:06d}": f"question {n}, answer {n}" for n in range(20) if n % 5}
-    for encoder, steps in ((Plain, 2), (Packed, 1)):
+    if nonmatch == "none":  # the joiner gets None in place of an answer
+        whole |= {f"{n:06d}": f"question {n}, no answer" for n in range(0, 20, 5)}
+    for encoder, steps in ((Plain, 3), (Packed, 2)):
         expected = pairs(steps, encoder)
         assert pairs(steps, encoder, ranks=2, workers=1) == expected
         assert dict(sample for step in expected[0] for sample in step) == whole
+
+
+def test_a_damaged_join_is_told_to_be_prepared_again(tmp_path):
+    path = write_join(tmp_path, "none")
+    (index,) = tmp_path.rglob("join_index_*.bin")
+    rows = np.fromfile(index, np.int64)
+    rows[2:].reshape(-1, 2, 3)[:, 0] = -1  # questions, which every sample has
+    rows.tofile(index)
+    with pytest.raises(ConfigError, match="run `energon prepare` on the metadataset with the join"):
+        run(path, 1, encoder=Plain(), trusted_modules=[__name__])
 
 
 # Video --------------------------------------------------------------------------------------------

@@ -126,7 +126,8 @@ def damage(path):
     "state", [STATE, *(pytest.param([n] * 3 * n, marks=pytest.mark.nightly) for n in range(9))]
 )
 def test_a_file_truncated_anywhere_or_with_any_bit_flipped_is_named(state, tmp_path):
-    write_state(tmp_path / "a.json", state)
+    write_state(tmp_path / "new" / "folder" / "a.json", state)  # which it makes
+    (tmp_path / "new" / "folder" / "a.json").rename(tmp_path / "a.json")
     for _ in damage(tmp_path / "a.json"):
         with pytest.raises(StateFormatError) as caught:
             read_state(tmp_path / "a.json")

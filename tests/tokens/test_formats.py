@@ -123,6 +123,32 @@ def test_a_resume_accepts_other_files_with_the_same_documents_and_refuses_others
         Run(changed, rows=4).resume(expected)
 
 
+@pytest.mark.parametrize("store", ["pairs", "parquet", "npy"])
+def test_a_source_that_grew_is_refused_with_a_remedy_that_works(tmp_path, store):
+    mix = mix_of(tmp_path, store)
+    run = Run(mix, rows=4)
+    run.steps(2)
+    state = run.state()
+    STORES[store](tmp_path / "new", DOCUMENTS[:7])
+    for path in (tmp_path / "new").iterdir():
+        path.rename(tmp_path / "web" / f"later-{path.name}")
+    with pytest.raises(StateMismatchError) as caught:
+        Run(mix, rows=4).resume(state)
+    assert "web: documents: saved 60, now 67" in str(caught.value)
+    assert str(caught.value).endswith(
+        "The source grew by 7: move what was added to a path of its own and list that as a source "
+        "of its own, or start a new run."
+    )
+    for path in (tmp_path / "web").glob("later-*"):
+        path.rename(tmp_path / "new" / path.name)
+    both = write_split(tmp_path / "mix.yaml", {"blend": [{"path": "web"}, {"path": "new"}]})
+    resumed = Run(both, rows=4).resume(state)
+    assert [(each.key, each.change) for each in resumed.loaders[0].changes] == [
+        ("new", "new"),
+        ("web", "kept"),
+    ]
+
+
 @pytest.mark.parametrize("store", OTHERS)
 def test_commands_show_and_leave_out_documents(tmp_path, store):
     words = [[5 + letter for letter in f"word {n:02d}".encode()] + [2] for n in range(30)]

@@ -7,6 +7,8 @@ import os
 import pytest
 
 from energon_ext.errors import ConfigError
+from energon_ext.prepare.input_files import input_files
+from energon_ext.tokens.measured import local_files
 from energon_ext.tokens.paths import is_token_file, list_pairs
 
 
@@ -104,3 +106,75 @@ def test_splits_of_prepared_text_are_not_one_source(tmp_path):
     with pytest.raises(ConfigError, match="contains the splits train and val.* /.*/web/train"):
         list_pairs(tmp_path / "web")
     assert names(tmp_path, "web/train") == ["web/train"]
+
+
+# Splits -----------------------------------------------------------------------------------------
+
+#: How each kind of data is listed; the ending of its files.
+KINDS = {
+    "pairs": (("",), lambda path: list(list_pairs(path))),
+    "npy": ((".npy",), lambda path: [each.url for each in local_files(str(path), ".npy")]),
+    "parquet": ((".parquet",), lambda path: urls(path, (".parquet",))),
+    "jsonl": ((".jsonl", ".jsonl.gz"), lambda path: urls(path, (".jsonl", ".jsonl.gz"))),
+}
+
+
+def urls(path, endings):
+    return [each.url for each in input_files([path], endings)]
+
+
+def touch_files(folder, kind, names):
+    for number, name in enumerate(names):
+        endings = KINDS[kind][0]
+        suffixes = (".bin", ".idx") if kind == "pairs" else [endings[number % len(endings)]]
+        touch(folder, *(name + suffix for suffix in suffixes))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("names", "splits", "example"),
+    [
+        (["train", "valid", "test"], "test, train and valid", "train*"),
+        (["web_train_text_document", "web_valid_text_document"], "train and valid", "*train*"),
+        (["Train-00000-of-00001", "VALIDATION-0"], "train and validation", "Train*"),
+        (["a/train/part-0", "a/val/part-0"], "train and val", "a/train"),
+        (["train/part-0", "b/dev/part-0"], "dev and train", "train"),
+        (["test/part-0", "b/eval/part-0"], "eval and test", "b/eval"),
+        (["c4-train.00000", "c4-validation.00000"], "train and validation", "*train*"),
+    ],
+)
+def test_a_folder_with_several_splits_is_refused_for_every_kind_of_file(
+    tmp_path, kind, names, splits, example
+):
+    touch_files(tmp_path / "data", kind, names)
+    with pytest.raises(ConfigError) as caught:
+        KINDS[kind][1](tmp_path / "data")
+    is_pattern = example.endswith("*")
+    ending = KINDS[kind][0][0] if is_pattern else ""
+    assert str(caught.value) == (
+        f"{tmp_path}/data: contains the splits {splits}, which cannot be one source; name one of "
+        f"them, such as {tmp_path}/data/{example}{ending}."
+    )
+    assert KINDS[kind][1](f"{tmp_path}/data/{example}{ending}")  # the advice works
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train-00000", "train-00001"],
+        ["contest", "trains", "valve"],
+        ["train/test-driven", "train/development"],
+        ["dev/a", "b"],
+    ],
+)
+def test_a_folder_with_one_split_is_one_source_for_every_kind_of_file(tmp_path, kind, names):
+    data = tmp_path / "test" / "val" / "data"  # what is above the folder does not matter
+    touch_files(data, kind, names)
+    assert len(KINDS[kind][1](data)) == len(names)
+
+
+def test_hidden_files_are_ignored_for_every_kind_of_file(tmp_path):
+    for kind in KINDS:
+        touch_files(tmp_path / kind, kind, ["a", ".b", ".c/d", "e/f"])
+        assert len(KINDS[kind][1](tmp_path / kind)) == 2

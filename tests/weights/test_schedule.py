@@ -15,6 +15,7 @@ from energon_ext.weights import (
     ConstantWeight,
     ScheduledWeight,
     Weights,
+    WeightSpec,
     weight_from_config,
 )
 from energon_ext.weights.schedule import KINDS
@@ -125,6 +126,15 @@ def test_an_error_without_a_place_says_weight():
         (lambda: weight_from_config(-1), "weight: -1 is not a finite number >= 0."),
         (lambda: ConstantWeight(1e308), "weight: 1e+308 is not a finite number <= 1e+15 and >= 0."),
         (lambda: weight_from_config({}), f"weight: [] found, exactly one of {kinds} is needed."),
+        (
+            lambda: weight_from_config({"kind": "linear", "points": {0: 1, 9: 2}}, "a.weight"),
+            "a.weight: ['kind', 'points'] found, write {linear: {0: 1, 9: 2}}.",
+        ),
+        (
+            lambda: WeightSpec({"linear": {0: 1}}),
+            "WeightSpec(...): use WeightSpec.from_config({'linear': {0: 3, 100: 1}}), "
+            "ConstantWeight(3) or ScheduledWeight('linear', {0: 3, 100: 1}).",
+        ),
         (lambda: ScheduledWeight("x", {0: 1}), f"weight: 'x' found, one of {kinds} is needed."),
         (
             lambda: ScheduledWeight("step", {"-3": 1}),

@@ -1,0 +1,26 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Sources with less than one row of tokens, whose rows stay short."""
+
+from collections.abc import Iterator
+
+from energon_ext.plan.blend import Blend
+from energon_ext.plan.packed_rows import PackedRows
+from energon_ext.plan.run import Run
+
+
+def describe_short_sources(blend: Blend) -> Iterator[str]:
+    """Yield a line with the remedies for each source that is too short to fill a row.
+
+    Rows are not filled with copies: a step would weight these documents by chance. The share of
+    rows stays as configured, and the row has padding.
+    """
+    found = zip(blend.keys, blend.rows) if isinstance(blend, Run) else ()
+    for key, rows in found:
+        if isinstance(rows, PackedRows) and (fullest := rows.fullest) < 1:
+            yield (
+                f"{blend.names.get(key, key)}: its documents fill {fullest:.1%} of a row together, "
+                f"and no row has a document twice, so its rows stay short. Read it together with "
+                f"other data as one source (a folder or a pattern of both), or lower its weight; "
+                f"for text, packing='sequential' fills rows with copies."
+            )
