@@ -51,7 +51,8 @@ class Stamp:
     """Times and a digest that reveal a change of a pair.
 
     Attributes:
-        times: modification times of ``.bin`` and ``.idx`` in ns; empty if they are not known.
+        times: modification times of ``.bin`` and ``.idx`` in ns when the digest was that of the
+            ``.idx``; empty if it was not compared yet.
         digest: SHA-256 of the ``.idx``.
     """
 
@@ -108,11 +109,16 @@ def check_pair(
         advance: called with the number of bytes checked since the last call.
     """
     # The times come first: a file that is changed during the check is then read again.
-    times = tuple(_time_of(prefix + suffix) for suffix in SUFFIXES)
+    times = times_of(prefix)
     pair = read_pair(prefix, ALL_SUFFIXES if files is None else files)
     is_one = check_index(pair, map_index(pair, prefix + ".idx"), advance)
     digest = digest_of(prefix + ".idx")
     return replace(pair, one_sequence_each=is_one), Stamp(times, digest)
+
+
+def times_of(prefix: str) -> tuple[int, ...]:
+    """Return the modification times of the files of a pair; ConfigError if one is missing."""
+    return tuple(_time_of(prefix + suffix) for suffix in SUFFIXES)
 
 
 def _time_of(path: str) -> int:
@@ -124,10 +130,14 @@ def _time_of(path: str) -> int:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
-def digest_of(path: str) -> str:
-    """Return the SHA-256 of a file; ConfigError if it cannot be read."""
+def digest_of(path: str, beat: Callable[[], None] = lambda: None) -> str:
+    """Return the SHA-256 of a file; ConfigError if it cannot be read.
+
+    Args:
+        beat: called after each part that was read.
+    """
     try:
-        return sha256_of_file(Path(path))
+        return sha256_of_file(Path(path), beat)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
 
