@@ -23,6 +23,7 @@ from energon_ext.data_files import cache_path, read_data
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256, sha256_of_file
 from energon_ext.storage.file_map import map_file
+from energon_ext.tokens.documents import FileFacts
 from energon_ext.tokens.index import (
     ALL_SUFFIXES,
     META_SUFFIX,
@@ -140,6 +141,25 @@ def digest_of(path: str, beat: Callable[[], None] = lambda: None) -> str:
         return sha256_of_file(Path(path), beat)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def describe_pairs(pairs: Sequence[Pair], digests: Sequence[str] | None) -> list[FileFacts]:
+    """Return the counts of pairs and the beginnings of the digests of their indices."""
+    return [
+        FileFacts(
+            pair.prefix,
+            f"{pair.documents:,} documents, {pair.tokens:,} tokens, index {digest[:12]}",
+        )
+        for pair, digest in zip(pairs, digests or map(_digest_of_index, pairs))
+    ]
+
+
+def _digest_of_index(pair: Pair) -> str:
+    """Return the digest of an index, or of its version in an object store."""
+    if pair.objects is None:
+        return digest_of(f"{pair.prefix}.idx")
+    index = pair.objects[".idx"]
+    return index.sha256 or sha256(str(index.version or index.size))
 
 
 # The file ---------------------------------------------------------------------------------------

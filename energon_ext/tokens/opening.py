@@ -68,10 +68,11 @@ _MAX_PREPARED_BYTES = 2**30
 
 def open_pairs(
     path: str, listing: Listing, share: Share | None
-) -> tuple[list[Pair], np.ndarray | None]:
-    """Return the pairs of a listing, checked, and the length of each of their documents.
+) -> tuple[list[Pair], np.ndarray | None, list[str] | None]:
+    """Return the pairs of a listing, checked, and what is known of them without their indices.
 
-    The lengths, uint32 [documents], are None if they are read from the indices.
+    This is the length of each of their documents, uint32 [documents], and the SHA-256 of each
+    index; either is None if it is read from the indices.
 
     Args:
         path: what the listing was made from, for messages.
@@ -84,7 +85,7 @@ def open_pairs(
     if len(listing) <= FEW_PAIRS:
         pairs = [read_pair(prefix, files) for prefix, files in listing.items()]
         if not needs_catalog(pairs):
-            return [check_now(pair) for pair in pairs], None
+            return [check_now(pair) for pair in pairs], None, None
     file, catalog = catalog_path(listing), prepared_catalog(path, listing)
     if catalog is None:
         catalog = _cached_catalog(path, listing, file)
@@ -93,7 +94,7 @@ def open_pairs(
     if share is not None:
         check_unchanged(catalog, share)
     lengths = _column(file, catalog) if needs_lengths(catalog.pairs) else None
-    return list(catalog.pairs), lengths
+    return list(catalog.pairs), lengths, [stamp.digest for stamp in catalog.stamps]
 
 
 def needs_catalog(pairs: Sequence[Pair]) -> bool:

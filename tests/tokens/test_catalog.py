@@ -127,7 +127,7 @@ def test_documents_of_several_sequences_are_known_as_such(tmp_path):
         builder.add_document(torch.tensor([1, 2, 3]), lengths)
         builder.finalize(f"{tmp_path}/{name}.idx")
     for _ in range(2):
-        pairs, _ = opening.open_pairs(str(tmp_path), list_pairs(tmp_path), (0, 1))
+        pairs, _, _ = opening.open_pairs(str(tmp_path), list_pairs(tmp_path), (0, 1))
         assert [pair.one_sequence_each for pair in pairs] == [False, True]
 
 
