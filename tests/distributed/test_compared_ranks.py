@@ -58,7 +58,6 @@ def nodes(tmp_path_factory):
         write_sums(folder / "sums")
         for name in ("same", "few", "many", "missing", "text"):
             write_mix(folder / f"{name}.yaml", [(name, 1)])
-        write_mix(folder / "two.yaml", [("same", 1), ("few", 1)])
         write_mix(
             folder / "weights.yaml", [("same", 1), ("missing/part-001", 2 if is_other else 1)]
         )
@@ -69,11 +68,9 @@ def nodes(tmp_path_factory):
 # Scenarios: functions of the folder of this rank's node and the rank --------------------------
 
 
-def open_loader(
-    folder, rank, mix, seed=0, workers=0, seq_len=32, rows=None, patience=PATIENCE, **options
-):
+def open_loader(folder, rank, mix, seed=0, workers=0, rows=None, patience=PATIENCE, **options):
     worker = config(workers, rank, RANKS, seed)
-    encoder = PackedTaskEncoder(ByteTokenizer(), seq_len, packing_buffer_docs=4)
+    encoder = PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=4)
     dataset = get_train_dataset(
         folder / f"{mix}.yaml",
         worker_config=worker,
@@ -234,8 +231,7 @@ SCENARIOS = {
     "few pairs": of_mix("few"),
     "many pairs": of_mix("many"),
     "missing pair": of_mix("missing"),
-    "second source": of_mix("two"),
-    "with workers": of_mix("few", workers=1),
+    "with workers": of_mix("two", workers=1),
     "streamed": streamed,
     "context parallel": model_parallel("few", context_parallel_size=3),
     "stages": model_parallel("few", pipeline_model_parallel_size=3),
@@ -243,7 +239,6 @@ SCENARIOS = {
     "weights": of_mix("weights"),
     "sources": of_mix("sources"),
     "seed": of_options(seed=1),
-    "row length": of_options(seq_len=16),
     "rows per step": of_options(rows=6),
     "answers": other_answers,
     "version": other_version,
@@ -308,7 +303,6 @@ def test_ranks_that_see_the_same_draw(name, found):
     [
         ("few pairs", "few/part-001"),
         ("many pairs", "many/part-060"),
-        ("second source", "few/part-001"),
         ("with workers", "few/part-001"),
         ("context parallel", "few/part-001"),
     ],
@@ -353,7 +347,6 @@ def test_ranks_that_do_not_load_data_are_not_waited_for(found):
         ("weights", "Ranks 1, 2", "mix: weights of the sources. "),
         ("sources", "Ranks 1, 2", "mix: source many is only on rank 1 ("),
         ("seed", "Rank 2", "settings: seed 0 on rank 0 ("),
-        ("row length", "Rank 2", "settings: seq_len 32 on rank 0 ("),
         ("rows per step", "Rank 2", "settings: rows_per_step 3 on rank 0 ("),
         ("answers", "Rank 1", "settings: fingerprint.advantages None on rank 0 ("),
         ("version", "Rank 2", "versions: energon_ext '0.9.0' on rank 0, '0.9.1' on rank 2. "),
