@@ -61,6 +61,7 @@ def nodes(tmp_path_factory):
         write_mix(
             folder / "weights.yaml", [("same", 1), ("missing/part-001", 2 if is_other else 1)]
         )
+        write_mix(folder / "two.yaml", [("same", 1), ("few", 1)])
         write_mix(folder / "sources.yaml", [("same", 1), *([("many", 1)] if is_other else [])])
     return root
 
