@@ -13,6 +13,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.itar_reader import JoinIndexFileITarReader
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference, SubsetRatioMixin
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
+from torch.distributed import distributed_c10d
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
@@ -30,6 +31,11 @@ def end_workers(loader: DataLoader[Any]) -> None:
     for worker in iterator._workers:
         worker.kill()
         worker.join()
+
+
+def default_store() -> Any:
+    """Return the store by which the ranks of torch.distributed found each other; MPI has none."""
+    return distributed_c10d._get_default_store()
 
 
 # Energon ----------------------------------------------------------------------------------------

@@ -88,6 +88,10 @@ class WorkerError(EnergonExtError, RuntimeError):
     """A data worker died, failed to start or failed to deliver a batch."""
 
 
+class RankError(EnergonExtError, RuntimeError):
+    """Ranks of a run would read different data, or one of them does not answer."""
+
+
 class StoreError(EnergonExtError, RuntimeError):
     """An object store does not respond, or its content differs from what was planned."""
 

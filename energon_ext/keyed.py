@@ -4,6 +4,7 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -142,12 +143,13 @@ def sha256(*parts: str | bytes | memoryview) -> str:
     return digest.hexdigest()
 
 
-def sha256_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file of any size, in hexadecimal."""
+def sha256_of_file(path: Path, beat: Callable[[], None] = lambda: None) -> str:
+    """Return the SHA-256 of a file of any size, in hexadecimal; call ``beat`` after each MiB."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
+            beat()
     return digest.hexdigest()
 
 

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from megatron.energon.epathlib import EPath, epath
 from megatron.energon.flavors.webdataset.indexing import JoinIndexWriter
 from megatron.energon.flavors.webdataset.itar_reader import JoinIndexFileITarReader
@@ -45,6 +46,19 @@ class WorkerIds(list):
 
 def test_a_worker_process_acts_as_another_worker():
     assert list(DataLoader(WorkerIds(range(6)), None, num_workers=3)) == [1, 2, 0, 1, 2, 0]
+
+
+def test_the_store_of_the_default_group_is_found(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        compat.default_store().set("name", "value")
+        assert compat.default_store().get("name") == b"value"
+        assert compat.default_store().check(["name"]) and not compat.default_store().check(
+            ["other"]
+        )
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_named_dataset_has_the_url_of_its_folder(tmp_path, monkeypatch):

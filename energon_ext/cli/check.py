@@ -83,8 +83,7 @@ def check(
     unnamed = sum(vocabulary_of(pair) is None for pair, _ in checked)
     if tokens and vocab_size is None and unnamed:
         echo(f"  {unnamed:,} of them name no vocabulary; --vocab-size gives its number of ids")
-    if prepared is None:
-        _keep(listing, checked, part)
+    _keep(listing, checked, part)
 
 
 def _part_of(listing: Mapping[str, set[str]], part: Part | None) -> dict[str, set[str]]:

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
 from energon_ext.loader.ahead import rounds_ahead, with_later_rows
+from energon_ext.loader.compare import Comparison
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.processes import (
     Failure,
@@ -61,17 +62,21 @@ class ExactDataLoader:
     Args:
         dataset: dataset of :func:`energon_ext.get_train_dataset` with planned sources.
         prefetch_factor: batches that each worker reads ahead.
-        timeout: seconds to wait for a batch from the workers; live weights get a quarter of it.
+        timeout: seconds to wait for a batch from the workers; live weights and the comparison of
+            ranks get a quarter of it.
         read_ahead_bytes: approximate bytes to prefetch from an object store.
         read_requests: concurrent requests to an object store, over all workers.
+        compare_ranks: whether the data-parallel ranks compare what they plan at their first batch.
 
     Attributes:
         dataset: the given dataset.
         worker_config: the worker configuration of the dataset.
+        comparison: made before the first batch.
         changes: effect of the restore on each source.
 
     Raises:
         ConfigError: the dataset is streamed, or wrapped in other datasets.
+        RankError: from ``next()``: ranks differ, or some do not come.
 
     Example:
         >>> loader = ExactDataLoader(dataset)                         # doctest: +SKIP
@@ -87,6 +92,7 @@ class ExactDataLoader:
         timeout: float = 1800.0,
         read_ahead_bytes: int = 64 * 2**20,
         read_requests: int = READ_REQUESTS,
+        compare_ranks: bool = True,
     ):
         check_integer("ExactDataLoader: prefetch_factor", prefetch_factor, 1)
         check_integer("ExactDataLoader: read_ahead_bytes", read_ahead_bytes, 0)
@@ -95,6 +101,7 @@ class ExactDataLoader:
         self.dataset = _check_planned(dataset)
         self._run = self.dataset.run
         self.worker_config: WorkerConfig = dataset.worker_config
+        self.comparison = Comparison(self.worker_config, compare_ranks, timeout / 4)
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
         self._read_requests = read_requests
@@ -176,6 +183,7 @@ class ExactDataLoader:
 
     def _start(self) -> Iterator[Any]:
         self._has_begun = True
+        self.comparison.run(self._run)
         workers = self.worker_config.num_workers
         count = max(1, workers)  # of readers
         self._slots = Slots(workers * self._prefetch_factor + 1) if workers else None

@@ -16,6 +16,7 @@ from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.compat import end_workers
 from energon_ext.errors import ConfigError
+from energon_ext.loader.compare import Comparison
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.loader.processes import explain_deaths, explain_deaths_in_signals
 from energon_ext.loader.resume_log import log_resume
@@ -55,9 +56,11 @@ class StreamedLoader:
 
     Args:
         dataset: dataset of :func:`energon_ext.get_train_dataset` with streamed sources.
+        compare_ranks: as for :class:`~energon_ext.ExactDataLoader`.
         **options: as for ``megatron.energon.get_savable_loader``.
 
     Attributes:
+        comparison: made before the first batch.
         worker_config: the worker configuration of the dataset.
         batches_drawn: batches of this rank since the start of the run.
         changes: effect of the restore on each source.
@@ -65,11 +68,12 @@ class StreamedLoader:
     State: for this rank only; grows with its workers and with the samples in buffers.
     """
 
-    def __init__(self, dataset: SavableDataset, **options: Any):
+    def __init__(self, dataset: SavableDataset, *, compare_ranks: bool = True, **options: Any):
         options.setdefault("checkpoint_every_sec", 0)  # a state after every batch
         options.setdefault("checkpoint_every_min_n_samples", 1)
         self.dataset = dataset
         self.worker_config = dataset.worker_config
+        self.comparison = Comparison(self.worker_config, compare_ranks)
         self.batches_drawn = 0
         self.changes: list[SourceChange] = []
         self._blend: StreamedBlend = find_blend(dataset)
@@ -82,6 +86,7 @@ class StreamedLoader:
         }
 
     def __iter__(self) -> Iterator[Any]:
+        self.comparison.run(self._blend, place={"batches": self.batches_drawn})
         with explain_deaths(self.worker_config.num_workers):
             for batch in self._get_loader():
                 explain_deaths_in_signals()

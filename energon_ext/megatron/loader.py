@@ -8,12 +8,14 @@ deterministic, so all stages of a replica get the same batch without communicati
 
 from typing import Any, Iterator, Mapping
 
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.rerun_state_machine import RerunMode, RerunState, get_rerun_state_machine
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.errors import ConfigError
+from energon_ext.loader.compare import Peers
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.match import SourceChange
@@ -36,6 +38,11 @@ class MegatronEnergonLoader:
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         self.loader = open_loader(dataset, **loader_options)
         self.blend = find_blend(dataset)
+        worker = self.loader.worker_config
+        if parallel_state.model_parallel_is_initialized() and (
+            worker.data_parallel_group is parallel_state.get_data_parallel_group()
+        ):
+            self.loader.comparison.find_peers = model_parallel_peers
         self._iterator: Iterator[Any] = iter(())
 
     @property
@@ -139,6 +146,21 @@ class RerunLoader(MegatronEnergonLoader):
 def is_inside_step() -> bool:
     """True if the loop has begun a step but not completed it."""
     return bool(get_rerun_state_machine().state != RerunState.NOT_RUNNING_YET)
+
+
+def model_parallel_peers() -> Peers | None:
+    """Return the ranks that must plan the same as this one, which loads data.
+
+    All data-parallel and context-parallel ranks of a pipeline stage draw their first batch
+    independently. A later stage draws it after the first stage, which must not wait for it.
+    """
+    ranks = dist.get_process_group_ranks(
+        parallel_state.get_data_parallel_group(with_context_parallel=True)
+    )
+    if len(ranks) == 1 and parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return None
+    first = parallel_state.get_pipeline_model_parallel_first_rank()
+    return Peers(ranks, None if first == dist.get_rank() else first)
 
 
 def data_parallel_worker_config(num_workers: int, seed: int = 0) -> WorkerConfig:

@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_ext.plan.rows import Rows
 from energon_ext.state.match import SourceNames
-from energon_ext.tokens.documents import Origin
+from energon_ext.tokens.documents import FileFacts, Origin
 
 
 class Reader(Protocol):
@@ -34,6 +34,9 @@ class Reader(Protocol):
 
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray | None:
         """Return tokens of a document; None if it has none before it is encoded."""
+
+    def describe_files(self) -> list[FileFacts]:
+        """Return its files in order, with what the plan depends on; empty if they are unknown."""
 
     def read_stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         """Return the files of a sample by extension, to display them; empty for tokens."""

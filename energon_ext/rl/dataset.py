@@ -14,12 +14,14 @@ from energon_ext.arguments import check_integers
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
+from energon_ext.loader.compare import Comparison
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.rl.answers import Answers
 from energon_ext.rl.group_queue import GroupQueue
 from energon_ext.rl.group_rows import WaitingGroup, build_row
 from energon_ext.rl.place import Place
 from energon_ext.rl.prompt_plan import PromptPlan
+from energon_ext.rl.request import check_ahead
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.rounds import Rounds
 from energon_ext.rl.sampler import BatchSampler, Sampler
@@ -106,6 +108,7 @@ class RLDataset(ScoringOptions):
     Raises:
         ConfigError: an argument is out of range, or there are several data-parallel ranks without
             torch.distributed.
+        RankError: from the first ``next()``: ranks differ, or some do not come.
         SamplerError: from ``next()``: the sampler raised, returned something that is not a group,
             or ``max_attempts`` is reached. It names the prompt and the counts so far. If one rank
             fails, ``next()`` raises on all data-parallel ranks. The next ``next()``, also in a run
@@ -155,7 +158,7 @@ class RLDataset(ScoringOptions):
                 f"sampler: a {type(self.sampler).__name__} found; it needs {' or '.join(methods)}."
             )
         if self.ahead:
-            self._check_ahead()
+            check_ahead(self.ahead, self.sampler, self.steps_per_version, self.max_staleness)
         options = {each.name: getattr(self, each.name) for each in fields(ScoringOptions)}
         self._scoring = Scoring(**options)
         self._plan = PromptPlan(self.prompts)
@@ -177,24 +180,7 @@ class RLDataset(ScoringOptions):
         self._place = Place()
         self._steps_of_version = max(self.steps_per_version, self.ahead)
         self._kept: list[list[WaitingGroup]] = []  # the batches of a pass that will be repeated
-        self._has_begun = False
-
-    def _check_ahead(self) -> None:
-        if hasattr(self.sampler, "agree"):
-            raise ConfigError(
-                f"ahead: a {type(self.sampler).__name__} samples from the model in training, which "
-                f"changes while it samples; use a server, or ahead=0."
-            )
-        if self.steps_per_version > 1:
-            raise ConfigError(
-                f"steps_per_version: {self.steps_per_version} found, but ahead={self.ahead} says "
-                f"how many steps have the answers of one version; leave it out."
-            )
-        if self.max_staleness == 0:
-            raise ConfigError(
-                "max_staleness: 0 found, but with `ahead` all answers are one version old; use at "
-                "least 1."
-            )
+        self._has_begun, self._comparison = False, Comparison(self._workers)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -230,6 +216,7 @@ class RLDataset(ScoringOptions):
         """
         self._has_begun = True
         place = self._place
+        self._comparison.run(self._plan.run, self._settings(), {"place": vars(place)})
         if place.passes:
             groups = self._kept[place.steps_of_pass * self.batches_per_step + place.batches]
         else:
@@ -279,15 +266,11 @@ class RLDataset(ScoringOptions):
 
     def _state(self) -> RLState:
         drawn, answered, asked_in = self._answers.in_flight(self.exact)
-        common = {"max_staleness": self.max_staleness, "seed": self.seed}
         return RLState(
-            fingerprint={**common, **self._scoring.fingerprint()},
+            **self._settings(),
             prompts=self._plan.save_state(),
             ranks=self._workers.world_size,
             rank=self._workers.rank,
-            batches_per_step=self.batches_per_step,
-            steps_per_version=self._steps_of_version,
-            epochs_per_batch=self.epochs_per_batch,
             place=Place(**vars(self._place)),
             asked_in=asked_in,
             kept=self._kept,
@@ -296,6 +279,16 @@ class RLDataset(ScoringOptions):
             answered=answered,
             rollout=self._rollout.save_state(),
         )
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings that are the same on all ranks, as fields of an RLState."""
+        common = {"max_staleness": self.max_staleness, "seed": self.seed}
+        return {
+            "fingerprint": {**common, **self._scoring.fingerprint()},
+            "batches_per_step": self.batches_per_step,
+            "steps_per_version": self._steps_of_version,
+            "epochs_per_batch": self.epochs_per_batch,
+        }
 
     def restore_state(
         self,

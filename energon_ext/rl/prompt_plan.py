@@ -51,6 +51,7 @@ class PromptPlan:
         dataset: planned prompts; its state does not change.
 
     Attributes:
+        run: the prompts in the order in which all ranks draw them.
         sources: keys of the sources.
         ended: whether every source has reached its ``max_epochs``.
         changes: effect of the restore on each source.
@@ -74,11 +75,11 @@ class PromptPlan:
         rows = run.topology.batch_rows
         clock = dataclasses.replace(run.clock, topology=Topology(rows, rows))
         sources = [*run.sources.values()]
-        self._run = Run(sources, tree=run.tree, clock=clock, options=run.options)
+        self.run = Run(sources, tree=run.tree, clock=clock, options=run.options)
         self._dataset = PlannedDataset(
-            self._run, dataset.batches, worker_config=dataset.worker_config
+            self.run, dataset.batches, worker_config=dataset.worker_config
         )
-        self.sources = self._run.keys
+        self.sources = self.run.keys
         self.ended = False
         self.changes: list[SourceChange] = []
         self._stream: Iterator[Round] | None = None
@@ -86,16 +87,16 @@ class PromptPlan:
     @property
     def epoch_limits(self) -> dict[str, int]:
         """``max_epochs`` by source if all have one; else empty."""
-        return self._run.epoch_limits
+        return self.run.epoch_limits
 
     @property
     def prompts_per_call(self) -> int:
         """Prompts of a batch."""
-        return self._run.topology.batch_rows
+        return self.run.topology.batch_rows
 
     @property
     def vocab_size(self) -> int:
-        return int(self._run.fingerprint.get("vocab_size", 2**31))
+        return int(self.run.fingerprint.get("vocab_size", 2**31))
 
     def draw(self, ranks: Sequence[int], own: int) -> list[PlannedPrompt]:
         """Take a batch for each of some ranks, in order; return those of rank ``own``.
@@ -104,7 +105,7 @@ class PromptPlan:
         """
         prompts: list[PlannedPrompt] = []
         for rank in ranks:
-            first = self._run.progress.read
+            first = self.run.progress.read
             round_ = self._next_round()
             if round_ is None:
                 break
@@ -119,7 +120,7 @@ class PromptPlan:
     def _next_round(self) -> Round | None:
         if self._stream is None:
             self._dataset.begin()
-            self._stream = self._run.rounds(self._run.draw_own_steps())
+            self._stream = self.run.rounds(self.run.draw_own_steps())
         try:
             round_ = next(self._stream, None)
         except BaseException:
@@ -141,10 +142,10 @@ class PromptPlan:
 
     def save_state(self) -> dict[str, Any]:
         """Return the cursor after the last drawn batch, equal on all ranks."""
-        return dict(json.loads(json.dumps(save_cursor(self._run))))
+        return dict(json.loads(json.dumps(save_cursor(self.run))))
 
     def restore_state(self, cursor: Mapping[str, Any]) -> None:
         """Continue from a cursor; raises as :func:`~energon_ext.plan.cursor.restore_cursor`."""
-        self.changes = restore_cursor(self._run, cursor)
+        self.changes = restore_cursor(self.run, cursor)
         if self._dataset.worker_config.rank == 0:
-            log_resume(self.changes, cursor, self._run)
+            log_resume(self.changes, cursor, self.run)

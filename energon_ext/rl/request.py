@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from typing import Any
 
+from energon_ext.errors import ConfigError
 from energon_ext.rl.prompt_plan import PlannedPrompt
 from energon_ext.rl.sampler import Unanswered
 from energon_ext.rl.scored_group import ScoredGroup
@@ -79,3 +81,24 @@ class Request:
     def answers(self) -> list[Answered]:
         """Wait for the answers, or raise the error of the sampler."""
         return self._answers.result()
+
+
+def check_ahead(
+    ahead: int, sampler: Any, steps_per_version: int, max_staleness: int | None
+) -> None:
+    """Raise ConfigError if answers cannot be asked for ahead with the other arguments."""
+    if hasattr(sampler, "agree"):
+        raise ConfigError(
+            f"ahead: a {type(sampler).__name__} samples from the model in training, which changes "
+            f"while it samples; use a server, or ahead=0."
+        )
+    if steps_per_version > 1:
+        raise ConfigError(
+            f"steps_per_version: {steps_per_version} found, but ahead={ahead} says how many steps "
+            f"have the answers of one version; leave it out."
+        )
+    if max_staleness == 0:
+        raise ConfigError(
+            "max_staleness: 0 found, but with `ahead` all answers are one version old; use at "
+            "least 1."
+        )

@@ -24,6 +24,7 @@ from energon_ext.errors import ConfigError, EnergonExtError
 from energon_ext.samples.line_reader import LineReader
 from energon_ext.samples.shards import StoredShards
 from energon_ext.samples.tar_reader import TarReader
+from energon_ext.tokens.documents import FileFacts
 
 #: One rank without workers.
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -89,6 +90,15 @@ class NumberedSamples:
         """Ask the operating system or the store to prefetch a sample."""
         for reader in self._numbered:
             reader.prefetch(number)
+
+    def describe_files(self) -> list[FileFacts]:
+        """Return the shards and their numbers of samples."""
+        shards = [reader.shards for reader in self._numbered if reader.shards is not None]
+        return [
+            FileFacts(str(info.path), f"{info.count:,} samples")
+            for each in shards
+            for info in each.infos
+        ]
 
     def stored_bytes(self) -> int:
         """Return the average bytes per sample in an object store; 0 if none is there."""

@@ -25,7 +25,7 @@ from energon_ext.samples.bad_samples import BadSamples, describe_decoder
 from energon_ext.samples.context import encoder_context
 from energon_ext.samples.methods import SampleMethods
 from energon_ext.samples.numbered import NumberedSamples, key_of
-from energon_ext.tokens.documents import Origin
+from energon_ext.tokens.documents import FileFacts, Origin
 
 logger = log_of(__name__)
 
@@ -68,6 +68,9 @@ class SampleReader:
         first, *_ = [*self.read_stored(number), {}]
         key = str(first.get("__key__", "excluded by the split"))
         return Origin(str(first.get("__shard__", "")), number, key)
+
+    def describe_files(self) -> list[FileFacts]:
+        return self.samples.describe_files()
 
     def tokens(self, number: int, start: int, stop: int) -> None:
         """Return None: a sample has tokens only after it is encoded."""

@@ -46,7 +46,7 @@ class LocalShards:
     """Shards in local files; a process keeps those open that it used last, of all its sources."""
 
     def __init__(self, infos: Sequence[ShardInfo]):
-        self._infos = infos
+        self.infos = infos
         self._number = next(_numbers)
         weakref.finalize(self, _close_all, self._number)
 
@@ -70,8 +70,8 @@ class LocalShards:
         if key in _opened:
             _opened.move_to_end(key)
         else:
-            path = file_name(self._infos[shard].path)
-            ends = sample_ends(f"{path}.idx", self._infos[shard].count)
+            path = file_name(self.infos[shard].path)
+            ends = sample_ends(f"{path}.idx", self.infos[shard].count)
             while len(_opened) >= _most_open():
                 os.close(_opened.popitem(last=False)[1][0])
             _opened[key] = open_descriptor(path), ends
@@ -82,12 +82,12 @@ class StoredShards:
     """Shards in an object store; their indices are copied to the node once."""
 
     def __init__(self, infos: Sequence[ShardInfo]):
-        self._infos = infos
+        self.infos = infos
         self._found: list[tuple[StoredObject, np.ndarray]] = []
 
     def sample_bytes(self) -> int:
         """Return the average bytes per sample."""
-        samples = sum(info.count for info in self._infos)
+        samples = sum(info.count for info in self.infos)
         return sum(stored.size for stored, _ in self._all()) // max(1, samples)
 
     def ends(self, shard: int) -> np.ndarray:
@@ -102,7 +102,7 @@ class StoredShards:
     def _all(self) -> list[tuple[StoredObject, np.ndarray]]:
         """Look up all shards and their indices, once and in parallel."""
         if not self._found:
-            calls = [lambda info=info: _look_up(info) for info in self._infos]
+            calls = [lambda info=info: _look_up(info) for info in self.infos]
             self._found = range_reader().run_all(calls)
         return self._found
 

@@ -14,7 +14,7 @@ import numpy as np
 from energon_ext.batch.rows import Row
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.pairs import Contents
-from energon_ext.tokens.documents import Documents, Origin
+from energon_ext.tokens.documents import Documents, FileFacts, Origin
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class FrameReader:
 
     def origin(self, number: int) -> Origin:
         return self.documents.origin(self.first + number)
+
+    def describe_files(self) -> list[FileFacts]:
+        return self.documents.describe_files()
 
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
         return self.documents.tokens(self.first + number, start, stop)

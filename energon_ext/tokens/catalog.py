@@ -23,6 +23,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256, sha256_of_file
 from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
 from energon_ext.storage.whole_file import open_whole
+from energon_ext.tokens.documents import FileFacts
 from energon_ext.tokens.index import (
     ALL_SUFFIXES,
     META_SUFFIX,
@@ -51,7 +52,8 @@ class Stamp:
     """Times and a digest that reveal a change of a pair.
 
     Attributes:
-        times: modification times of ``.bin`` and ``.idx`` in ns; empty if they are not known.
+        times: modification times of ``.bin`` and ``.idx`` in ns when the digest was that of the
+            ``.idx``; empty if it was not compared yet.
         digest: SHA-256 of the ``.idx``.
     """
 
@@ -108,11 +110,16 @@ def check_pair(
         advance: called with the number of bytes checked since the last call.
     """
     # The times come first: a file that is changed during the check is then read again.
-    times = tuple(_time_of(prefix + suffix) for suffix in SUFFIXES)
+    times = times_of(prefix)
     pair = read_pair(prefix, ALL_SUFFIXES if files is None else files)
     is_one = check_index(pair, map_index(pair, prefix + ".idx"), advance)
     digest = digest_of(prefix + ".idx")
     return replace(pair, one_sequence_each=is_one), Stamp(times, digest)
+
+
+def times_of(prefix: str) -> tuple[int, ...]:
+    """Return the modification times of the files of a pair; ConfigError if one is missing."""
+    return tuple(_time_of(prefix + suffix) for suffix in SUFFIXES)
 
 
 def _time_of(path: str) -> int:
@@ -124,12 +131,35 @@ def _time_of(path: str) -> int:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
-def digest_of(path: str) -> str:
-    """Return the SHA-256 of a file; ConfigError if it cannot be read."""
+def digest_of(path: str, beat: Callable[[], None] = lambda: None) -> str:
+    """Return the SHA-256 of a file; ConfigError if it cannot be read.
+
+    Args:
+        beat: called after each part that was read.
+    """
     try:
-        return sha256_of_file(Path(path))
+        return sha256_of_file(Path(path), beat)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def describe_pairs(pairs: Sequence[Pair], digests: Sequence[str] | None) -> list[FileFacts]:
+    """Return the counts of pairs and the beginnings of the digests of their indices."""
+    return [
+        FileFacts(
+            pair.prefix,
+            f"{pair.documents:,} documents, {pair.tokens:,} tokens, index {digest[:12]}",
+        )
+        for pair, digest in zip(pairs, digests or map(_digest_of_index, pairs))
+    ]
+
+
+def _digest_of_index(pair: Pair) -> str:
+    """Return the digest of an index, or of its version in an object store."""
+    if pair.objects is None:
+        return digest_of(f"{pair.prefix}.idx")
+    index = pair.objects[".idx"]
+    return index.sha256 or sha256(str(index.version or index.size))
 
 
 # The file ---------------------------------------------------------------------------------------

@@ -78,6 +78,13 @@ class Lengths(ABC):
         return {}
 
 
+class FileFacts(NamedTuple):
+    """A file, or a pair, and what a plan depends on in it, as text."""
+
+    path: str
+    facts: str
+
+
 class Origin(NamedTuple):
     """The place that a document or sample comes from.
 
@@ -139,6 +146,10 @@ class Documents(Lengths):
     def origin(self, number: int) -> Origin:
         """Return where a document comes from."""
         return Origin("", number, None)
+
+    def describe_files(self) -> list[FileFacts]:
+        """Return the files in order, with what a plan depends on; empty if they are unknown."""
+        return []
 
     def of_field(self, name: str) -> Documents | None:
         """Return the documents in a field that the entry names; None if the store has no fields."""

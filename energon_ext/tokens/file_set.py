@@ -14,9 +14,11 @@ from energon_ext.storage.checked_array import CheckedArray
 from energon_ext.storage.file_map import Pages, request_slices
 from energon_ext.storage.object_store import file_name, is_remote, local_copy
 from energon_ext.storage.range_reader import RemoteTokens, range_reader
+from energon_ext.tokens.catalog import describe_pairs
 from energon_ext.tokens.documents import (
     FINGERPRINT_READ,
     Documents,
+    FileFacts,
     Origin,
     sample_numbers,
     watched,
@@ -59,14 +61,19 @@ class TokenFiles(Documents):
     Args:
         prefixes: paths without suffix, or pairs: those that were checked, or those in an object
             store, which are checked on first use. Documents are numbered in this order.
-
         lengths: tokens of each document, uint32 [documents]; None to read them from the indices.
+        digests: SHA-256 of the index of each pair; None if they are not known yet.
 
     Raises:
         ConfigError: a file is missing, damaged, or does not match the others of its pair.
     """
 
-    def __init__(self, prefixes: Sequence[str | Path | Pair], lengths: CheckedArray | None = None):
+    def __init__(
+        self,
+        prefixes: Sequence[str | Path | Pair],
+        lengths: CheckedArray | None = None,
+        digests: Sequence[str] | None = None,
+    ):
         self._pairs = [
             each if isinstance(each, Pair) else check_now(read_pair(str(each))) for each in prefixes
         ]
@@ -76,7 +83,7 @@ class TokenFiles(Documents):
         self._first_documents = _starts([pair.documents for pair in self._pairs])
         self._first_tokens = _starts([pair.tokens for pair in self._pairs])
         self._has_many_tokens = self.num_tokens >= LARGE_TOKENS and not self.is_remote
-        self._lengths = lengths
+        self._lengths, self._digests = lengths, digests
         self._pages = None if lengths is None else Pages(lengths.items)
         watched.add(self)
 
@@ -183,8 +190,9 @@ class TokenFiles(Documents):
             ]
             found, own = open_tokens(pair), open_label_weights(pair)
             if self._has_many_tokens:
-                _request(found, parts)
-                _request(own, parts)
+                for each in (found, own):
+                    if isinstance(each, np.ndarray):
+                        request_slices(each, parts)
             for place, part in zip(places, parts):
                 tokens[place] = found[part]
             if own is not None:
@@ -219,6 +227,9 @@ class TokenFiles(Documents):
         prefix, local = self.prefixes[file], number - int(self._first_documents[file])
         origins = origins_of(prefix) or ()
         return Origin(prefix, local, origins[local] if local < len(origins) else None)
+
+    def describe_files(self) -> list[FileFacts]:
+        return describe_pairs(self._pairs, self._digests)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return counts, a hash of some places and lengths, and a hash of some tokens.
@@ -307,11 +318,6 @@ def open_token_files(path: Any, share: Share | None = (0, 1)) -> TokenFiles:
         return TokenFiles(remote_pairs(name))
     except StoreError as error:
         raise ConfigError(str(error)) from error
-
-
-def _request(numbers: Numbers | None, parts: list[slice]) -> None:
-    if isinstance(numbers, np.ndarray):
-        request_slices(numbers, parts)
 
 
 def _prefetch(numbers: Numbers | None, part: slice) -> None:

@@ -28,7 +28,7 @@ from energon_ext.storage.claim import UnwritableError, make_once
 from energon_ext.storage.folders import list_files
 from energon_ext.storage.object_store import StoredObject, file_at, is_remote
 from energon_ext.storage.whole_file import open_whole
-from energon_ext.tokens.documents import Documents, Origin, watched
+from energon_ext.tokens.documents import Documents, FileFacts, Origin, watched
 from energon_ext.tokens.splits import refuse_splits
 
 logger = log_of(__name__)
@@ -86,6 +86,14 @@ class MeasuredFiles(Documents):
     def origin(self, number: int) -> Origin:
         file = int(self.files_of([number])[0])
         return Origin(self.files[file].url, number - int(self.first_documents[file]), None)
+
+    def describe_files(self) -> list[FileFacts]:
+        firsts = self.first_documents
+        counts = zip(self.files, np.diff(firsts).tolist(), np.diff(self.ends[firsts]).tolist())
+        return [
+            FileFacts(file.url, f"{documents:,} documents, {tokens:,} tokens, {file.size:,} bytes")
+            for file, documents, tokens in counts
+        ]
 
     def check_files(self) -> None:
         for stored in self.files:

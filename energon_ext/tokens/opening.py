@@ -4,11 +4,15 @@
 
 A few small pairs are simply read and checked at every start. Otherwise a catalog saves that: the
 ``prepared.json`` of `energon-ext prepare`, or a file in the cache that the first process to need it
-writes, while the others wait. No collective is used.
+writes, while the others wait. For prepared pairs such a file remembers when their indices were
+compared with their digests: one process does it for all that share the cache, so that every node
+with a copy of the data compares all of its own. No collective is used.
 """
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from energon_ext.data_files import CACHE_VARIABLE, read_data
@@ -21,10 +25,12 @@ from energon_ext.tokens.catalog import (
     Stamp,
     catalog_path,
     check_pair,
+    digest_of,
     lengths_path,
     read_catalog,
     read_lengths,
     root_of,
+    times_of,
     write_catalog,
     write_lengths,
 )
@@ -42,7 +48,7 @@ from energon_ext.tokens.index import (
 )
 from energon_ext.tokens.meta import read_meta
 from energon_ext.tokens.prepared import Prepared, parse_prepared
-from energon_ext.tokens.unchanged import Share, check_unchanged
+from energon_ext.tokens.unchanged import Share, check_digest, check_unchanged
 
 logger = log_of(__name__)
 
@@ -53,15 +59,19 @@ FEW_PAIRS, FEW_BYTES = 64, 64 * 2**20
 BYTES_PER_SECOND, PAIRS_PER_SECOND = 200e6, 1000
 MAX_SECONDS = 60.0
 
+#: Indices whose digests are computed at the same time.
+_THREADS = 8
+
 _MAX_PREPARED_BYTES = 2**30
 
 
 def open_pairs(
     path: str, listing: Listing, share: Share | None
-) -> tuple[list[Pair], CheckedArray | None]:
-    """Return the pairs of a listing, checked, and the length of each of their documents.
+) -> tuple[list[Pair], CheckedArray | None, list[str] | None]:
+    """Return the pairs of a listing, checked, and what is known of them without their indices.
 
-    The lengths, uint32 [documents], are None if they are read from the indices.
+    This is the length of each of their documents, uint32 [documents], and the SHA-256 of each
+    index; either is None if it is read from the indices.
 
     Args:
         path: what the listing was made from, for messages.
@@ -74,13 +84,16 @@ def open_pairs(
     if len(listing) <= FEW_PAIRS:
         pairs = [read_pair(prefix, files) for prefix, files in listing.items()]
         if not needs_catalog(pairs):
-            return [check_now(pair) for pair in pairs], None
-    file = catalog_path(listing)
-    catalog = prepared_catalog(path, listing) or _cached_catalog(path, listing, file)
+            return [check_now(pair) for pair in pairs], None, None
+    file, catalog = catalog_path(listing), prepared_catalog(path, listing)
+    if catalog is None:
+        catalog = _cached_catalog(path, listing, file)
+    else:
+        catalog = _compare_once(catalog, path, listing, file)
     if share is not None:
         check_unchanged(catalog, share)
     lengths = _column(file, catalog) if needs_lengths(catalog.pairs) else None
-    return list(catalog.pairs), lengths
+    return list(catalog.pairs), lengths, [stamp.digest for stamp in catalog.stamps]
 
 
 def needs_catalog(pairs: Sequence[Pair]) -> bool:
@@ -143,6 +156,51 @@ def prepared_catalog(path: str, listing: Listing) -> Catalog | None:
     return Catalog(file, pairs, stamps, "prepare it again")
 
 
+def _compare_once(prepared: Catalog, path: str, listing: Listing, file: Path) -> Catalog:
+    """Return a prepared catalog with the times at which its digests were those of the files.
+
+    The first process that needs them compares all indices. A catalog without times is returned if
+    that would take long, or cannot be remembered: its files count as touched at every start.
+    """
+
+    def read() -> Catalog | None:
+        found = read_catalog(file, listing)
+        digests = [stamp.digest for stamp in prepared.stamps]
+        is_same = found is not None and [stamp.digest for stamp in found.stamps] == digests
+        return replace(prepared, stamps=found.stamps) if found and is_same else None
+
+    def compare(beat: Callable[[], None]) -> Catalog:
+        compared = _compare_all(prepared, beat)
+        write_catalog(file, listing, [*zip(compared.pairs, compared.stamps)])
+        logger.info("%s: compared its %d indices with %s.", path, len(listing), prepared.path)
+        return compared
+
+    if (known := read()) is not None:
+        return known
+    if _seconds_of_work(listing) > MAX_SECONDS:
+        reason = f"run `energon-ext check {path}` once, which remembers it"
+    else:
+        try:
+            return make_once(file, read, compare)
+        except OSError as error:
+            reason = f"set {CACHE_VARIABLE} to a writable folder to remember it ({error})"
+    logger.warning("%s: indices are compared at every start; %s.", path, reason)
+    return prepared
+
+
+def _compare_all(prepared: Catalog, beat: Callable[[], None]) -> Catalog:
+    """Compare the digest of every index; return the catalog with the times of the files."""
+    prefixes = [pair.prefix for pair in prepared.pairs]
+    # The times come first: a file that is replaced meanwhile is then compared again.
+    times = [times_of(prefix) for prefix in prefixes]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        digests = pool.map(lambda prefix: digest_of(f"{prefix}.idx", beat), prefixes)
+        for number, digest in enumerate(digests):
+            check_digest(prepared, number, digest)
+    stamps = [Stamp(each, stamp.digest) for each, stamp in zip(times, prepared.stamps)]
+    return replace(prepared, stamps=stamps)
+
+
 def _check_complete(root: str, file: str, prepared: Prepared, listing: Listing) -> None:
     """Raise ConfigError if a prepared folder lacks pairs."""
     folder = os.path.join(root, "")
@@ -191,9 +249,9 @@ def check_all(
     path: str, listing: Listing, beat: Callable[[], None] = lambda: None
 ) -> list[tuple[Pair, Stamp]]:
     """Check all pairs at once; ConfigError with the command to run if that takes long."""
-    num_bytes = sum(_size(f"{prefix}.idx") for prefix in listing)
-    seconds = num_bytes / BYTES_PER_SECOND + len(listing) / PAIRS_PER_SECOND
+    seconds = _seconds_of_work(listing)
     if seconds > MAX_SECONDS:
+        num_bytes = sum(_size(f"{prefix}.idx") for prefix in listing)
         raise ConfigError(
             f"{path}: its {len(listing):,} indices with {num_bytes / 1e9:,.1f} GB have not been "
             f"checked yet (about {seconds:,.0f} s of work). Run `energon-ext check {path}` first; "
@@ -228,6 +286,12 @@ def _keep(
     )
     pairs, stamps = zip(*checked)
     return Catalog(path, pairs, stamps, "start again")
+
+
+def _seconds_of_work(listing: Listing) -> float:
+    """Estimate how long one process takes to read all indices."""
+    num_bytes = sum(_size(f"{prefix}.idx") for prefix in listing)
+    return num_bytes / BYTES_PER_SECOND + len(listing) / PAIRS_PER_SECOND
 
 
 def _size(path: str) -> int:

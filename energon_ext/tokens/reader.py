@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_ext.batch.rows import Row
 from energon_ext.errors import StoreError
-from energon_ext.tokens.documents import Documents, Origin
+from energon_ext.tokens.documents import Documents, FileFacts, Origin
 
 #: Approximate bytes per token in an object store.
 _TOKEN_BYTES = 4
@@ -70,6 +70,9 @@ class DocumentReader:
 
     def origin(self, number: int) -> Origin:
         return self.documents.origin(number)
+
+    def describe_files(self) -> list[FileFacts]:
+        return self.documents.describe_files()
 
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
         return self.documents.tokens(number, start, stop)

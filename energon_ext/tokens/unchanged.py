@@ -4,14 +4,15 @@
 
 Each process asks the file system about its share of the files, so that together they ask about each
 once: a file that was cut off or replaced ends the run at its start, and not at the step that reads
-it. Only names, sizes and times are asked for. Of a pair with other times the index is read again,
-and the pair is accepted if that is the same: copying and touching files changes nothing. The tokens
-themselves are not compared.
+it. Only names, sizes and times are asked for. Of a pair with other times, or without known ones,
+the index is read again, and the pair is accepted if that is the same: copying and touching files
+changes nothing. The tokens themselves are not compared.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Thread
+from typing import TypeVar
 
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.tokens.catalog import Catalog, digest_of
@@ -29,13 +30,15 @@ _BOTH_FILES = 16
 #: This process's number, and the number of processes that share the files of a source.
 Share = tuple[int, int]
 
+_Answer = TypeVar("_Answer")
+
 
 def check_unchanged(catalog: Catalog, share: Share) -> None:
     """Test the files of one process's share; ConfigError names a file that has changed."""
     numbers = range(share[0], len(catalog.pairs), share[1])
     suffixes = SUFFIXES if len(numbers) <= _BOTH_FILES else (".bin",)
     paths = [catalog.pairs[number].prefix + suffix for number in numbers for suffix in suffixes]
-    answers = iter(_stat_all(paths))
+    answers = iter(_ask_all(paths, lambda path, beat: os.stat(path)))
     touched = []
     for number in numbers:
         pair, stamp = catalog.pairs[number], catalog.stamps[number]
@@ -50,53 +53,71 @@ def check_unchanged(catalog: Catalog, share: Share) -> None:
                     f"{catalog.path}; copy it again, or {catalog.advice} if that is intended."
                 )
             times.append(each.st_mtime_ns)
-        if stamp.times and tuple(times) != stamp.times[: len(times)]:
+        if tuple(times) != stamp.times[: len(times)]:
             touched.append(number)
     _check_content(catalog, touched)
 
 
 def _check_content(catalog: Catalog, touched: Sequence[int]) -> None:
     """Raise ConfigError if the index of a pair with other times has another content."""
-    for number in touched:
-        prefix = catalog.pairs[number].prefix
-        if digest_of(prefix + ".idx") != catalog.stamps[number].digest:
-            raise ConfigError(
-                f"{prefix}.idx: has changed since {catalog.path} was written; "
-                f"{catalog.advice} if that is intended."
-            )
-    if touched:
+    paths = [catalog.pairs[number].prefix + ".idx" for number in touched]
+    for number, digest in zip(touched, _ask_all(paths, digest_of)):
+        check_digest(catalog, number, digest)
+    if known := [number for number in touched if catalog.stamps[number].times]:
         logger.info(
             "%d pairs have other times than in %s, but the same index, the first: %s",
-            *(len(touched), catalog.path, catalog.pairs[touched[0]].prefix),
+            *(len(known), catalog.path, catalog.pairs[known[0]].prefix),
         )
 
 
-def _stat_all(paths: Sequence[str]) -> list[os.stat_result]:
-    """Return the status of files; ConfigError names the one for which no answer comes.
+def check_digest(catalog: Catalog, number: int, digest: str) -> None:
+    """Raise ConfigError unless a digest is that of the index of a pair in a catalog."""
+    if digest != catalog.stamps[number].digest:
+        raise ConfigError(
+            f"{catalog.pairs[number].prefix}.idx: has changed since {catalog.path} was written; "
+            f"copy it again, or {catalog.advice} if that is intended."
+        )
+
+
+def _ask_all(
+    paths: Sequence[str], ask: Callable[[str, Callable[[], None]], _Answer]
+) -> list[_Answer]:
+    """Return the answers about files; ConfigError names the one for which no answer comes.
 
     A thread asks, because a file system that has lost its server never answers.
-    """
-    found: list[os.stat_result] = []
-    errors: list[OSError] = []
 
-    def ask() -> None:
+    Args:
+        ask: gets a path, and a function to call while the answer takes long.
+    """
+    found: list[_Answer] = []
+    errors: list[Exception] = []
+    beats = 0
+
+    def beat() -> None:
+        nonlocal beats
+        beats += 1
+
+    def ask_each() -> None:
         try:
             for path in paths:
-                found.append(os.stat(path))
-        except OSError as error:
+                found.append(ask(path, beat))
+                beat()
+        except (OSError, ConfigError) as error:
             errors.append(error)
 
-    thread = Thread(target=ask, daemon=True)
+    thread = Thread(target=ask_each, daemon=True)
     thread.start()
     while thread.is_alive():
-        done = len(found)
+        before = beats
         thread.join(DEADLINE_SECONDS)
-        if thread.is_alive() and len(found) == done:
+        if thread.is_alive() and beats == before:
             raise ConfigError(
-                f"{paths[done]}: the file system has not answered for {DEADLINE_SECONDS:.0f} s; "
-                f"see whether `stat` on it returns, and start again."
+                f"{paths[len(found)]}: the file system has not answered for "
+                f"{DEADLINE_SECONDS:.0f} s; see whether `stat` on it returns, and start again."
             )
     for error in errors:
+        if not isinstance(error, OSError):
+            raise error
         raise ConfigError(
             f"{paths[len(found)]}: cannot be read ({error.strerror}); copy it again."
         ) from error

@@ -33,6 +33,7 @@ class DataLog:
 
     def __init__(self, loader: MegatronLMLoader | None, args: argparse.Namespace):
         self._loader, self._args = loader, args
+        # All ranks have the same: they compare it before the first batch.
         self._about: dict[str, Any] = next(filter(None, on_all_ranks(self._describe)))
         self._sources = self._about["sources"]
         self._is_hashed = getattr(args, "energon_batch_hash", False)
