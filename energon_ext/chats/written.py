@@ -243,7 +243,8 @@ class WrittenFields:
             self._known[key] = all(mark in text for mark in marks)
         if not self._known[key]:
             raise SampleError(
-                "the chat template does not write `tools`; use a template that does, or remove them"
+                "the chat template does not write `tools`; use a template that does "
+                "(--chat-template), or put them into a system message"
             )
 
 
@@ -288,8 +289,17 @@ def _fill_contents(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [{"content": "", **message} for message in messages]
 
 
+#: What else to do about a field that a template does not write.
+_REMEDIES = {
+    "tool_calls": "or put the calls into `content` as the model should write them",
+    "content": "or move its text into another message",
+    **dict.fromkeys(REASONING_FIELDS, "or remove the reasoning"),
+}
+
+
 def _unwritten_error(index: int, name: str, role: str) -> SampleError:
+    remedy = _REMEDIES.get(name, "or remove the field")
     return SampleError(
         f"message {index}: the chat template does not write `{name}` of role {role}; use a "
-        f"template that does, or remove the field"
+        f"template that does (--chat-template), {remedy}"
     )

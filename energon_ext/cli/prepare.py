@@ -14,7 +14,12 @@ from energon_ext.cli.cluster import run_on_ray, run_on_slurm, settings_of
 from energon_ext.cli.option import INPUT, PATH
 from energon_ext.cli.prepare_input import job_and_units
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.accounts import check_files, skipped_documents, units_read
+from energon_ext.prepare.accounts import (
+    check_files,
+    kinds_of_refused,
+    skipped_documents,
+    units_read,
+)
 from energon_ext.prepare.job import Record
 from energon_ext.prepare.units import run_part, run_units
 from energon_ext.storage.claim import Part
@@ -169,5 +174,7 @@ def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
         count, first = skipped_documents(prepared, kind)
         if count:
             lines += [f"skipped as {reason}: {count:,}", f"  the first: {first}"]
+        if kind == "refused" and len(kinds := kinds_of_refused(prepared)) > 1:
+            lines[-1:] = [f"  {number:,}, the first: {each}" for number, each in kinds]
     lines += [f"{note}: {count:,}" for note, count in sorted(prepared["notes"].items())]
     echo("\n".join([*remarks, "\n  ".join(lines)]))

@@ -192,6 +192,17 @@ def skipped_documents(prepared: Record, kind: str) -> tuple[int, str]:
     return sum(kinds["count"] for kinds in skipped), skipped[0]["first"] if skipped else ""
 
 
+def kinds_of_refused(prepared: Record) -> list[tuple[int, str]]:
+    """Return the number of refused documents of each kind with the first one's error."""
+    counts: Counter[str] = Counter()
+    firsts: dict[str, str] = {}
+    for unit in units_read(prepared):
+        for kind, (count, first) in unit["refused"].get("kinds", {}).items():
+            counts[kind] += count
+            firsts.setdefault(kind, first)
+    return [(count, firsts[kind]) for kind, count in counts.most_common()]
+
+
 def write_record(path: Path, content: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, json.dumps(content, indent=1).encode() + b"\n")

@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +51,12 @@ class Encoded:
     notes: Mapping[str, int] = field(default_factory=dict)  # counts for a summary
 
 
+#: Kinds of refused documents that a unit counts.
+_MAX_KINDS = 20
+#: What differs between errors of one kind.
+_VALUE = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
+
+
 @dataclass(frozen=True)
 class Job:
     """How to encode, filter, split and write documents."""
@@ -79,6 +86,7 @@ def write_unit(
     # Skipped documents by reason: their number, and the error of the first one.
     skipped: Record = {"too_short": 0}
     skipped |= {reason: {"count": 0, "first": ""} for reason in ("unreadable", "refused")}
+    skipped["refused"]["kinds"] = {}
     characters, notes = Counter[str](), Counter[str]()
     writers: dict[str, Any] = {}
     failures: list[Record] = []
@@ -148,6 +156,14 @@ def _count(skipped: Record, error: Exception) -> None:
     skipped["first"] = skipped["first"] or str(error)
 
 
+def _count_kind(kinds: dict[str, list[Any]], error: SampleError, origin: str) -> None:
+    """Count an error among those that differ from it in numbers and quotations only."""
+    reason = str(error).removeprefix(f"Sample {origin}: ")
+    kind = _VALUE.sub("*", reason)
+    if kind in kinds or len(kinds) < _MAX_KINDS:
+        kinds.setdefault(kind, [0, str(error)])[0] += 1
+
+
 def _readable(job: Job, unit: Unit, skipped: Record) -> Iterator[InputDocument]:
     """Yield the documents of a unit that are readable and long enough."""
     for item in unit.read():
@@ -203,6 +219,7 @@ def _encode(
                 encoded = SampleError(f"Sample {document.origin}: no tokens.")
             if isinstance(encoded, SampleError):
                 _count(skipped["refused"], encoded)
+                _count_kind(skipped["refused"]["kinds"], encoded, document.origin)
                 logger.debug("refused: %s", encoded)
                 refused_in_a_row.append(encoded)
                 if len(refused_in_a_row) == MAX_REFUSED_IN_A_ROW:
