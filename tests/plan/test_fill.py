@@ -17,8 +17,8 @@ SEQ_LEN = 256
 SHORT = [30, 20, 50, 7]  # 107 tokens, 41.8 % of a row
 LINE = (
     "short: its documents together fill 41.8% of a row of 256 positions, and no row has a document "
-    "twice, so its rows stay short. Read it together with other data as one source (a folder or a pattern of "
-    "both), or lower its weight; for text, packing='sequential' fills rows with copies."
+    "twice, so its rows stay short. Read it together with other data as one source (a folder or a "
+    "pattern of both), or lower its weight; for text, packing='sequential' fills rows with copies."
 )
 
 
