@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sources with less than one row of tokens, whose rows stay short."""
 
+import itertools
 from collections.abc import Iterator
 
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.packed_rows import PackedRows
 from energon_ext.plan.run import Run
+
+#: Sources that are named.
+MAX_NAMED = 5
 
 
 def describe_short_sources(blend: Blend) -> Iterator[str]:
@@ -16,11 +20,17 @@ def describe_short_sources(blend: Blend) -> Iterator[str]:
     rows stays as configured, and the row has padding.
     """
     found = zip(blend.keys, blend.rows) if isinstance(blend, Run) else ()
-    for key, rows in found:
-        if isinstance(rows, PackedRows) and (fullest := rows.fullest) < 1:
-            yield (
-                f"{blend.names.get(key, key)}: its documents fill {fullest:.1%} of a row together, "
-                f"and no row has a document twice, so its rows stay short. Read it together with "
-                f"other data as one source (a folder or a pattern of both), or lower its weight; "
-                f"for text, packing='sequential' fills rows with copies."
-            )
+    short = {
+        blend.names.get(key, key): fullest
+        for key, rows in found
+        if isinstance(rows, PackedRows) and (fullest := rows.fullest) < 1
+    }
+    for name, fullest in itertools.islice(short.items(), MAX_NAMED):
+        yield (
+            f"{name}: its documents together fill {fullest:.1%} of a row of "
+            f"{blend.clock.row_tokens:,} positions, and no row has a document twice, so its rows "
+            f"stay short. Read it together with other data as one source (a folder or a pattern of "
+            f"both), or lower its weight; for text, packing='sequential' fills rows with copies."
+        )
+    if len(short) > MAX_NAMED:
+        yield f"The rows of {len(short) - MAX_NAMED:,} more sources stay short."

@@ -43,7 +43,7 @@ def test_shares_are_shown_at_tokens_if_breakpoints_count_tokens(tmp_path):
     web, code = (write_tokens(tmp_path / name, [[65] * 9] * 9) for name in ("web", "code"))
     path = write_mix(tmp_path / "mix.yaml", [(web, {"linear": {0: 1, "2k": 3}}), (code, 1)])
     path.write_text(json.dumps({**json.loads(path.read_text()), "schedule_axis": "tokens"}))
-    assert cells(energon_ext("plan", path, "--at", "0,1e3,2k")) == [
+    assert cells(energon_ext("plan", path, "--at", "0,1e3,2k", "--seq-length", 64)) == [
         ["share", "at", "token", "0", "1,000", "2,000"],
         ["code", "50.00%", "33.33%", "25.00%"],
         ["web", "50.00%", "66.67%", "75.00%"],

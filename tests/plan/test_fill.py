@@ -16,9 +16,9 @@ from tests.support import config, loader_for, take, write_mix, write_tokens
 SEQ_LEN = 256
 SHORT = [30, 20, 50, 7]  # 107 tokens, 41.8 % of a row
 LINE = (
-    "short: its documents fill 41.8% of a row together, and no row has a document twice, so its "
-    "rows stay short. Read it together with other data as one source (a folder or a pattern of "
-    "both), or lower its weight; for text, packing='sequential' fills rows with copies."
+    "short: its documents together fill 41.8% of a row of 256 positions, and no row has a document "
+    "twice, so its rows stay short. Read it together with other data as one source (a folder or a "
+    "pattern of both), or lower its weight; for text, packing='sequential' fills rows with copies."
 )
 
 
@@ -47,6 +47,15 @@ def test_a_source_shorter_than_a_row_keeps_its_rows_short_and_is_named(folder):
     found = forecast(blend, 500)
     assert found.tokens.sum() / found.positions == pytest.approx(sum(SHORT) / SEQ_LEN, abs=0.001)
     assert list(describe_short_sources(blend)) == [LINE]
+
+
+def test_of_many_short_sources_five_are_named(tmp_path):
+    names = [f"source-{n}" for n in range(7)]
+    for name in names:
+        write_tokens(tmp_path / name, [[65] * 9])
+    *named, rest = describe_short_sources(find_blend(load(tmp_path, [(n, 1) for n in names])))
+    assert [line.split(":")[0] for line in named] == names[:5]
+    assert rest == "The rows of 2 more sources stay short."
 
 
 @pytest.mark.parametrize(
