@@ -30,7 +30,7 @@ from energon_ext.plan.outline import (
     list_differences,
     list_sources,
 )
-from energon_ext.state.rendezvous import Board, list_ranks, open_board
+from energon_ext.state.rendezvous import Board, board_of, list_ranks, open_board
 
 logger = log_of(__name__)
 
@@ -47,12 +47,12 @@ class Peers:
 
     Attributes:
         ranks: all ranks of a group, which draw their first batches independently of each other.
-        before: a rank outside of the group that has drawn its first batch before, to compare the
-            first of the group with; None if there is none.
+        first_stage: the rank of the first pipeline stage of the same model, which draws its first
+            batch before those of later stages do; None without stages.
     """
 
     ranks: Sequence[int]
-    before: int | None = None
+    first_stage: int | None = None
 
 
 def peers_of(worker: WorkerConfig) -> Peers | None:
@@ -107,13 +107,16 @@ def compare_ranks(outline: Outline, peers: Peers, patience: float) -> None:
         RankError: ranks differ, which all raise; or some do not come in time, which those that
             have come raise.
     """
-    if (board := open_board(patience)) is None:
+    if (board := open_board(board_of(peers.ranks), patience)) is None:
         logger.info("Ranks are not compared: torch.distributed has no store.")
         return
     board.post("outline", outline.summary())
+    stages = None if peers.first_stage is None else open_board("stages", patience)
+    if stages is not None:
+        stages.post("outline", outline.summary())
     first = peers.ranks[0]
     if board.rank == first:
-        _lead(board, outline, peers)
+        _lead(board, stages, outline, peers)
         return
     board.read([first], "outline")
     if board.wait([first], "verdict", 2 * patience):  # it may have come later, and waited itself
@@ -126,16 +129,16 @@ def compare_ranks(outline: Outline, peers: Peers, patience: float) -> None:
         _raise_together(board, error, verdict["ranks"])
 
 
-def _lead(board: Board, outline: Outline, peers: Peers) -> None:
-    """Compare all ranks with the first one, which is this one."""
+def _lead(board: Board, stages: Board | None, outline: Outline, peers: Peers) -> None:
+    """Compare all ranks with the first one, which is this one, and that with the first stage."""
     try:
         found = dict(zip(peers.ranks, board.read(peers.ranks, "outline")))
         own = found[board.rank]
         differing = [rank for rank in peers.ranks if found[rank] != own]
-        if peers.before is not None and not differing:
-            (before,) = board.read([peers.before], "outline")
-            if before != own:
-                raise RankError(_of_summaries(before, own, peers.before, [board.rank]))
+        if stages is not None and peers.first_stage is not None and not differing:
+            (earlier,) = stages.read([peers.first_stage], "outline")
+            if earlier != own:
+                raise RankError(_of_summaries(earlier, own, peers.first_stage, [board.rank]))
     except RankError as error:
         absent = board.wait(peers.ranks, "outline", 0)
         ranks = [rank for rank in peers.ranks if rank not in absent]

@@ -157,10 +157,9 @@ def model_parallel_peers() -> Peers | None:
     ranks = dist.get_process_group_ranks(
         parallel_state.get_data_parallel_group(with_context_parallel=True)
     )
-    if len(ranks) == 1 and parallel_state.get_pipeline_model_parallel_world_size() == 1:
-        return None
-    first = parallel_state.get_pipeline_model_parallel_first_rank()
-    return Peers(ranks, None if first == dist.get_rank() else first)
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        return Peers(ranks, parallel_state.get_pipeline_model_parallel_first_rank())
+    return Peers(ranks) if len(ranks) > 1 else None
 
 
 def data_parallel_worker_config(num_workers: int, seed: int = 0) -> WorkerConfig:

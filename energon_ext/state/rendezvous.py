@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from energon_ext.compat import default_store
 from energon_ext.errors import RankError, one_line
+from energon_ext.keyed import sha256
 
 _PREFIX = "energon_ext/ranks"
 
@@ -32,9 +33,10 @@ _MOST_LISTED = 8
 class Board:
     """A board on which ranks post messages, as JSON values, under a title.
 
-    Ranks that open their n-th boards on the same store share them.
+    Ranks that open their n-th boards with the same name on the same store share them.
 
     Args:
+        name: of the boards of some ranks.
         store: of torch.distributed.
         rank: of this process.
         patience: seconds to wait for a message.
@@ -43,10 +45,11 @@ class Board:
         RankError: the store does not answer, here and in all methods.
     """
 
-    def __init__(self, store: Any, rank: int, patience: float):
+    def __init__(self, name: str, store: Any, rank: int, patience: float):
         self._store, self._patience, self.rank = store, patience, rank
         # The count is kept in the store: a process that starts again has another store.
-        self._number = self._ask(store.add, f"{_PREFIX}/{self.rank}", 1)
+        self._name = f"{_PREFIX}/{name}"
+        self._number = self._ask(store.add, f"{self._name}/{self.rank}", 1)
 
     def post(self, title: str, message: Any) -> None:
         """Post a message of this rank."""
@@ -74,7 +77,7 @@ class Board:
         return []
 
     def _key(self, rank: int, title: str) -> str:
-        return f"{_PREFIX}/{rank}/{self._number}/{title}"
+        return f"{self._name}/{rank}/{self._number}/{title}"
 
     def _ask(self, method: Any, *arguments: Any) -> Any:
         try:
@@ -86,10 +89,15 @@ class Board:
             ) from error
 
 
-def open_board(patience: float) -> Board | None:
-    """Open the next board of this rank; None if torch.distributed has no store."""
+def open_board(name: str, patience: float) -> Board | None:
+    """Open the next board with a name; None if torch.distributed has no store."""
     store = default_store()
-    return None if store is None else Board(store, dist.get_rank(), patience)
+    return None if store is None else Board(name, store, dist.get_rank(), patience)
+
+
+def board_of(ranks: Sequence[int]) -> str:
+    """Return the name of the boards of some ranks."""
+    return sha256(json.dumps([*ranks]))[:16]
 
 
 def list_ranks(ranks: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ from energon_ext.compat import default_store
 from energon_ext.errors import EnergonExtError
 from energon_ext.megatron import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.rl import RLDataset
-from energon_ext.state.rendezvous import open_board
+from energon_ext.state.rendezvous import board_of, open_board
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.megatron import processes
 from tests.rl.prompts import Dice, prompt_dataset, write_sums
@@ -139,7 +139,7 @@ def absent(*ranks, has_begun=False):
         store = default_store()
         if rank in ranks:
             if has_begun:
-                open_board(1.0).post("outline", {})
+                open_board(board_of(range(RANKS)), 1.0).post("outline", {})
             store.wait(["raised"], datetime.timedelta(seconds=PATIENCE))
             return "absent"
         try:
