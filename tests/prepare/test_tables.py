@@ -85,7 +85,7 @@ def test_media_beside_a_conversation_are_seen_and_not_decoded():
     datasets.Dataset.from_dict(rows, features=features).save_to_disk("saved")
     result = prepare("--chat", "--hf-dataset", "saved")
     assert result.exit_code == 0, result.output
-    assert re.search(r"saved\[1\].*image.*would not become part of the text", result.stdout)
+    assert re.search(r"saved\[1\].*image.*would be trained without", result.stdout)
     assert len(read(Path("out"), "train")) == 2
 
 

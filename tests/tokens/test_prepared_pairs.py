@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prepared pairs are those that their prepared.json describes, or the run does not start."""
 
-import json
 import logging
 import multiprocessing
 import os
@@ -187,12 +186,12 @@ def test_processes_that_start_together_compare_once(train, tmp_path):
 def test_a_damaged_memory_of_the_comparison_is_made_again(train, damage, hashed):
     open_token_files(train)
     (path,) = (train / DEFAULT_CACHE).glob("*.catalog.json")
-    whole = json.loads(path.read_text())
-    path.write_text(damage(path.read_text()))
+    whole = path.read_text()
+    path.write_text(damage(whole))
     hashed.clear()
     open_token_files(train)
     assert sorted({*hashed}) == NAMES
-    assert json.loads(path.read_text()) == whole
+    assert path.read_text() == whole
 
 
 def test_a_file_system_that_does_not_answer_about_a_content_is_named(train, monkeypatch):
