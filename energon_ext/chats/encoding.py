@@ -34,6 +34,9 @@ from energon_ext.tokenizers.protocol import Tokenizer
 EOS, ALLOW = "eos", "allow"
 ANSWER_ENDS = (EOS, ALLOW)
 
+#: Changes when the same conversation becomes other samples, so that cached ones are made again.
+RULES = 2
+
 
 @dataclass(frozen=True)
 class EncodedConversation:

@@ -91,7 +91,7 @@ class RenderedConversation:
         the beginning of the message. A model does not write them.
 
         Raises:
-            SampleError: the template goes on with the answer before, or writes other words.
+            SampleError: the template continues the answer before, or writes other words.
         """
         begin = len(prompt)
         if not index or self.messages[index - 1]["role"] != "assistant":

@@ -11,7 +11,7 @@ from megatron.energon.edataclass import edataclass
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext.arguments import check_choice
-from energon_ext.chats.encoding import ConversationEncoder, EncodedConversation
+from energon_ext.chats.encoding import RULES, ConversationEncoder, EncodedConversation
 from energon_ext.chats.records import Conversation, pair, read_conversation
 from energon_ext.chats.template_names import default_template, named_template
 from energon_ext.chats.templates import ChatTemplate
@@ -216,7 +216,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         return SFTTaskEncoder(loaded, self.seq_len, chat_template=template)
 
     def token_file_meta(self) -> dict[str, Any]:
-        return {**super().token_file_meta(), **self._conversations.options()}
+        return {**super().token_file_meta(), **self._conversations.options(), "rules": RULES}
 
     def saved_options(self) -> dict[str, Any]:
         fixed = ("packing", "mask_boundary_loss")
