@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.arguments import check_choice
-from energon_ext.chats.answers import ANSWERS, EACH, find_answers
+from energon_ext.chats.answers import ALL, ANSWERS, EACH, find_answers
 from energon_ext.chats.ends import AnswerEnds
 from energon_ext.chats.messages import check_answers, check_messages, check_question
 from energon_ext.chats.records import Conversation
@@ -69,9 +69,9 @@ class ConversationEncoder:
     Args:
         answers: ``all`` answers of a conversation in one sample, the ``last`` one, or ``each`` in a
             sample of its own; None for one sample where the template permits it, else ``each``.
-        answer_end: for conversations in which an answer before the last has no end: ``eos`` puts
-            each answer in a sample of its own, and so ends it with the end-of-text token; None
-            refuses them. ``allow`` accepts any answer without an end.
+        answer_end: ``eos``, the default, puts each answer in a sample of its own where one before
+            the last has no end, and so ends it with the end-of-text token; ``allow`` accepts any
+            answer without an end.
 
     Raises:
         ConfigError: an option is unknown, or the tokenizer has no end-of-text token for ``eos``.
@@ -195,6 +195,11 @@ class ConversationEncoder:
                 "answer_end='allow' (--answer-end allow) to accept it"
             )
         if not all(unended):
+            if self.answers == ALL:
+                raise SampleError(
+                    "the template does not end an answer before the last, so a model would not "
+                    "learn to stop; use answers='each' (--answers each), or answer_end='allow'"
+                )
             notes[
                 "conversations with one sample per answer, since earlier answers have no end"
             ] += 1

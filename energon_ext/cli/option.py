@@ -110,8 +110,8 @@ answers = together(
     click.option(
         "--answer-end",
         type=click.Choice(ANSWER_ENDS),
-        help="For conversations in which an answer before the last has no end: one sample per "
-        "answer, ended with the end-of-text token, or allow it.  [default: refuse them]",
+        help="For conversations in which an answer has no end: the end-of-text token, and one "
+        "sample per answer if it is not the last, or allow it.  [default: eos]",
     ),
 )
 special_tokens = together(

@@ -283,6 +283,8 @@ def test_each_of_several_answers_without_an_end_is_a_sample_with_one():
     note = "conversations with one sample per answer, since earlier answers have no end"
     assert found.notes[note] == 1
     assert len(encode("no end", TWO, answer_end="allow").samples) == 1
+    with pytest.raises(SampleError, match="does not end an answer before the last"):
+        encode("no end", TWO, answers="all")
 
 
 def test_an_end_outside_of_the_tags_is_refused_with_the_end():
