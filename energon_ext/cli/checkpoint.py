@@ -49,9 +49,7 @@ def show(saved: Path) -> None:
     if cursor.inside:
         progress = f", {state['done']:,} rows of the next step, on {cursor.inside['ranks']} rank(s)"
     echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{progress}")
-    data = state["data_digests"][-1][1] if state["data_digests"] else ""
-    digests = {"data digest": data, "state digest": digest_of_state(state)}
-    echo(", ".join(f"{name} {digest or 'not recorded'}" for name, digest in digests.items()))
+    echo(f"data digest {state['data_digests'][-1][1]}, state digest {digest_of_state(state)}")
     echo(f"breakpoints count {state['axis']}")
     echo(", ".join(f"{k}={v!r}" for k, v in sorted(state["fingerprint"].items())))
     rows = [("source", "documents read", "tokens read")]

@@ -17,7 +17,6 @@ from energon_ext.errors import ConfigError, EnergonExtError
 from energon_ext.plan.cursor import fork_at, save_cursor_of_plan
 from energon_ext.plan.run import Run
 from energon_ext.plan.step import Step
-from energon_ext.state.match import match_sources
 
 #: Opens a metadataset with the settings of a saved run; None if the run has no state.
 Open = Callable[[Path, SavedCursor | None], Run]
@@ -27,8 +26,7 @@ class StepRange(NamedTuple):
     """Steps ``[start, stop)`` that were planned with one metadataset.
 
     Attributes:
-        digest: their data digest; empty for steps of a state that records none, None for steps
-            after the newest state.
+        digest: their data digest; None for steps after the newest state.
         settings: a state of the run that planned them; None if there is none.
     """
 
@@ -117,10 +115,7 @@ class Replay:
             )
         for path in self._metadatasets:
             dataset = self._dataset(path, span)
-            if span.digest == "":
-                if self._leads_to_next(dataset, span, state):
-                    return _fork(dataset, state)
-            elif dataset.data_digest == (span.digest or self._last_digest):
+            if dataset.data_digest == (span.digest or self._last_digest):
                 _check_live_weights(dataset, span)
                 return _fork(dataset, state)
         if span.digest is None:  # the run may have been resumed with any metadataset
@@ -133,7 +128,7 @@ class Replay:
     def doubt(self, step: int, blend: Run) -> str | None:
         """Return why a dataset may not have planned a step of the run, or None."""
         digest = self._last_digest
-        if self._newest is None or step < self._newest.step or digest in ("", blend.data_digest):
+        if self._newest is None or step < self._newest.step or digest == blend.data_digest:
             return None
         return (
             f"Step {step} is after the newest state, of step {self._newest.step}, which was "
@@ -150,25 +145,6 @@ class Replay:
         if key not in self._opened:
             self._opened[key] = self._open(path, span.settings)
         return self._opened[key]
-
-    def _leads_to_next(
-        self, dataset: Run, span: StepRange, state: Mapping[str, Any] | None
-    ) -> bool:
-        """Return whether planning from one state leads to the positions of the next one."""
-        after = next((s for step, s in sorted(self._saved.items()) if step >= span.stop), None)
-        if after is None:
-            return False
-        blend = _fork(dataset, state)
-        for _ in _plan(blend, span._replace(stop=after.step)):
-            pass
-        here, saved = (
-            each["plan"]["sources"] for each in (save_cursor_of_plan(blend), after.state)
-        )
-        matched = match_sources(saved, blend.source_names)
-        return all(
-            key in matched and here[key]["rows"] == saved[matched[key]]["rows"]
-            for key in blend.keys
-        )
 
 
 def _fork(run: Run, state: Mapping[str, Any] | None) -> Run:
@@ -197,7 +173,7 @@ def _plan(blend: Run, span: StepRange) -> Iterator[PlannedStep]:
 def _spans_of(state: Mapping[str, Any]) -> list[tuple[int, str]]:
     """Return the ends and digests of the spans of steps before a state."""
     step = state["plan"]["step"]
-    return _cut([*map(tuple, state["data_digests"] or [(step, "")])], step)
+    return _cut([*map(tuple, state["data_digests"])], step)
 
 
 def _cut(spans: Sequence[tuple[int, str]], step: int) -> list[tuple[int, str]]:

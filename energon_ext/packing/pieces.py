@@ -19,24 +19,28 @@ class Pieces:
         documents: number of the document of each piece.
         starts, stops: the piece has the tokens ``[start, stop)`` of the document.
         lengths: tokens of the whole document.
+        visits: epoch in which the document was taken from the order. What is random when it is
+            read depends on it, so all pieces of one visit agree and no two visits repeat.
     """
 
     documents: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
     lengths: np.ndarray
+    visits: np.ndarray
 
     @classmethod
     def none(cls) -> "Pieces":
         nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, nothing, nothing)
+        return cls(nothing, nothing, nothing, nothing, nothing)
 
     @classmethod
-    def whole(cls, documents: np.ndarray, lengths: np.ndarray) -> "Pieces":
+    def whole(cls, documents: np.ndarray, lengths: np.ndarray, visit: int = 0) -> "Pieces":
         """Return each document as one piece, without empty documents."""
         if lengths.max(initial=0) < 1 << 31:  # saves memory with many sources
             lengths = lengths.astype(np.int32)
-        pieces = cls(documents, np.zeros_like(lengths), lengths, lengths)
+        visits = np.full(len(documents), visit, np.int32)
+        pieces = cls(documents, np.zeros_like(lengths), lengths, lengths, visits)
         return pieces if lengths.all() else pieces[lengths > 0]
 
     def __len__(self) -> int:
@@ -74,7 +78,7 @@ class Pieces:
         return replace(parts, starts=starts, stops=stops)
 
     def join(self) -> "Pieces":
-        """Undo :meth:`cut`: join pieces of a document that share their boundary token.
+        """Undo :meth:`cut`: join pieces of one visit that share their boundary token.
 
         Example:
             >>> nine = Pieces.whole(np.array([0]), np.array([9])).cut(4)
@@ -83,17 +87,16 @@ class Pieces:
         """
         firsts: list[int] = []
         stops: list[int] = []
-        joined_to: dict[tuple[int, int], list[int]] = {}  # (document, stop) -> joined pieces
+        joined_to: dict[tuple[int, int, int], int] = {}  # (document, visit, stop) -> joined piece
+        visits = self.visits.tolist()
         for number, (document, start, stop) in enumerate(self.ranges()):
-            before = joined_to.get((document, start + 1))
-            if before and start:
-                index = before.pop(0)  # there may be several, from different epochs
-                stops[index] = stop
-            else:
+            index = joined_to.pop((document, visits[number], start + 1), -1) if start else -1
+            if index < 0:
                 index = len(firsts)
                 firsts.append(number)
                 stops.append(stop)
-            joined_to.setdefault((document, stop), []).append(index)
+            stops[index] = stop
+            joined_to[document, visits[number], stop] = index
         return replace(self[np.array(firsts, np.int64)], stops=np.array(stops, self.stops.dtype))
 
     def join_windows(self, ends: np.ndarray) -> "Pieces":

@@ -85,23 +85,20 @@ def fork_at(run: Run, state: Mapping[str, Any]) -> Run:
 
 
 def digest_of_state(state: Mapping[str, Any]) -> str:
-    """Return a digest of a cursor without paths, empty if its data digests are unknown.
+    """Return a digest of a cursor without paths.
 
     Runs whose states have the same one have read the same rows, in whichever folders, and will read
     the same ones if they continue with the same data.
     """
-    spans = state.get("data_digests", [])
-    if not spans or not all(digest for _, digest in spans):
-        return ""
     weights = sorted(used["digest"] for used in state["weights"].values())
     place = [state[name] for name in ("done", "read", "skipped")]
-    return digest_of([spans, state["plan"]["row"], weights, *place])[:16]
+    return digest_of([state["data_digests"], state["plan"]["row"], weights, *place])[:16]
 
 
 def _data_digests(run: Run, step: int) -> list[list[Any]]:
     """Return spans ``[stop, digest]``: the steps up to ``stop`` were planned with these data.
 
-    The last span is that of the run itself. A digest is empty if it is unknown.
+    The last span is that of the run itself.
     """
     spans: list[list[Any]] = []
     for stop, digest in run.earlier_digests:
@@ -160,8 +157,7 @@ def _restore(run: Run, state: Mapping[str, Any]) -> list[SourceChange]:
         for key, source in saved["sources"].items()
         if key not in claimed
     }
-    digests = state["data_digests"] or [[saved["step"], ""]]
-    run.earlier_digests = tuple((stop, digest) for stop, digest in digests)
+    run.earlier_digests = tuple((stop, digest) for stop, digest in state["data_digests"])
     skipped = tuple((first, stop) for first, stop in state["skipped"])
     run.progress = Progress(plan.save_whole_state(), state["done"], state["read"], skipped)
     return compare_sources([saved["sources"]], run.source_names)

@@ -26,6 +26,7 @@ class PackWindow(Window):
             for those that it is given.
         documents, starts: documents and starts of the carried-over pieces, int64 [n].
         stops: stops of the carried-over pieces; None if the packer can compute them.
+        visits: visits of the carried-over pieces, int64 [n].
         rows_before: rows in all earlier plans of the stream.
         taken: number of documents taken from the order; None before the first plan.
         excluded: numbers of the taken documents that are excluded, int64 [n].
@@ -39,6 +40,7 @@ class PackWindow(Window):
     documents: np.ndarray = field(default_factory=lambda: _NOTHING)
     starts: np.ndarray = field(default_factory=lambda: _NOTHING)
     stops: np.ndarray | None = None
+    visits: np.ndarray = field(default_factory=lambda: _NOTHING)
     rows_before: int = 0
     taken: int | None = None
     excluded: np.ndarray = field(default_factory=lambda: _NOTHING)
@@ -47,16 +49,18 @@ class PackWindow(Window):
 
     def carried_of(self, lengths: Lengths, packer: Packer) -> Pieces | None:
         """Return the carried-over pieces; None if they do not fit the documents."""
-        numbers, starts, stops = self.documents, self.starts, self.stops
-        if len(numbers) != len(starts) or numbers.max(initial=0) >= len(lengths):
+        numbers, starts, stops, visits = self.documents, self.starts, self.stops, self.visits
+        if not len(numbers) == len(starts) == len(visits) or numbers.max(initial=0) >= len(lengths):
+            return None
+        if visits.max(initial=0) > self.epoch:
             return None
         whole = lengths.lengths(numbers)
         if stops is None:
-            rest = Pieces(numbers, starts, whole, whole)
+            rest = Pieces(numbers, starts, whole, whole, visits)
             return packer.with_stops(rest) if (starts < whole).all() else None
         if len(stops) != len(starts) or not ((starts < stops) & (stops <= whole)).all():
             return None
-        return Pieces(numbers, starts, stops, whole)
+        return Pieces(numbers, starts, stops, whole, visits)
 
     def to_json(self) -> dict[str, Any]:
         blocks = list(self.blocks or (1, 1))
@@ -69,6 +73,7 @@ class PackWindow(Window):
                 "documents": self.documents.tolist(),
                 "starts": self.starts.tolist(),
                 "stops": None if self.stops is None else self.stops.tolist(),
+                "visits": self.visits.tolist(),
             },
             "rows_before": self.rows_before,
             "taken": self.taken,
@@ -90,6 +95,7 @@ class PackWindow(Window):
             documents=np.array(state["carried"]["documents"], np.int64),
             starts=np.array(state["carried"]["starts"], np.int64),
             stops=None if stops is None else np.array(stops, np.int64),
+            visits=np.array(state["carried"]["visits"], np.int64),
             rows_before=state["rows_before"],
             taken=state["taken"],
             excluded=np.array(state["excluded"], np.int64),

@@ -51,7 +51,7 @@ class PackedRows(Rows):
     Raises:
         ConfigError: all documents are empty or excluded, or an excluded one does not exist.
 
-    State: a :class:`PackWindow`, with two integers per carried-over piece. ``buffer_docs``,
+    State: a :class:`PackWindow`, with three integers per carried-over piece. ``buffer_docs``,
     ``excluded`` and the epochs of ``order`` may change between two steps; the current pack plan is
     then finished as it was begun. So may the blocks of ``order``; the current epoch is then
     finished in its own. The packer may change, too: the rest of the current plan is then packed
@@ -174,7 +174,7 @@ class PackedRows(Rows):
             if self.next_row == len(self._plan):
                 self._pack_next()
             number = min(count, len(self._plan) - self.next_row)
-            taken.add(self._plan, self.next_row, self.next_row + number, self.window.epoch)
+            taken.add(self._plan, self.next_row, self.next_row + number)
             self.next_row += number
             count -= number
         return taken
@@ -206,12 +206,13 @@ class PackedRows(Rows):
             documents=carried.documents,
             starts=carried.starts,
             stops=self._saved_stops(carried),
+            visits=carried.visits,
             rows_before=rows_before,
             taken=count,
             excluded=numbers[:count][is_excluded],
             is_last=self._order.ended,
         )
-        new = Pieces.whole(numbers[kept], lengths[kept])
+        new = Pieces.whole(numbers[kept], lengths[kept], epoch)
         if self.lengths.is_large:
             self._request_next()
         self._pack(self._packer, window, carried, new)
@@ -270,7 +271,8 @@ class PackedRows(Rows):
         else:
             taken = self._order.take(window.taken) + self._first
             kept = taken[~_among(taken, window.excluded)]  # as excluded when it was saved
-            self._pack(packer, window, carried, Pieces.whole(kept, lengths.lengths(kept)))
+            new = Pieces.whole(kept, lengths.lengths(kept), window.epoch)
+            self._pack(packer, window, carried, new)
             if len(taken) != window.taken or state["next_row"] > len(self._plan):
                 raise StateFormatError(
                     f"{self.key}: saved at row {state['next_row']} of a plan of {window.taken} "
@@ -312,6 +314,7 @@ class PackedRows(Rows):
             documents=rest.documents,
             starts=rest.starts,
             stops=self._saved_stops(rest),
+            visits=rest.visits,
             rows_before=rows_before,
         )
         self._plan, self.next_row = dataclasses.replace(PackPlan.none(), carried=rest), 0

@@ -8,9 +8,9 @@ from energon_ext.packing import PackPlan, Pieces
 from energon_ext.plan.rows import TakenRows
 from energon_ext.tokens.documents import Lengths
 
-#: ``(documents, starts, stops, ended, tokens, epoch)`` of a row: its pieces, how many documents
-#: end in it, the number of its tokens, and the epoch in which it was packed.
-Description = tuple[list[int], list[int], list[int], int, int, int]
+#: ``(documents, starts, stops, visits, ended, tokens)`` of a row: its pieces, how many documents
+#: end in it, and the number of its tokens.
+Description = tuple[list[int], list[int], list[int], list[int], int, int]
 
 
 class TakenPackedRows(TakenRows):
@@ -18,12 +18,12 @@ class TakenPackedRows(TakenRows):
 
     def __init__(self, lengths: Lengths) -> None:
         self._lengths = lengths
-        self._rows: list[tuple[PackPlan, int, int]] = []  # pack plan, row in the plan, epoch
+        self._rows: list[tuple[PackPlan, int]] = []  # pack plan, row in the plan
         self.num_tokens = self.num_documents = 0
 
-    def add(self, plan: PackPlan, first: int, stop: int, epoch: int) -> None:
+    def add(self, plan: PackPlan, first: int, stop: int) -> None:
         """Append rows of a plan."""
-        self._rows += [(plan, row, epoch) for row in range(first, stop)]
+        self._rows += [(plan, row) for row in range(first, stop)]
         tokens, documents = (plan.totals[:, stop] - plan.totals[:, first]).tolist()
         self.num_tokens += tokens
         self.num_documents += documents
@@ -32,7 +32,7 @@ class TakenPackedRows(TakenRows):
         return len(self._rows)
 
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        lengths = [plan.sizes[plan.extent(row)] for plan, row, _ in self._rows]
+        lengths = [plan.sizes[plan.extent(row)] for plan, row in self._rows]
         return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
 
     def further_costs(self) -> np.ndarray:
@@ -43,12 +43,13 @@ class TakenPackedRows(TakenRows):
         return self._pieces(number).ranges()
 
     def description(self, number: int) -> Description:
-        plan, row, epoch = self._rows[number]
+        plan, row = self._rows[number]
         pieces, part = plan.pieces, plan.extent(row)
-        columns = pieces.documents, pieces.starts, pieces.stops
-        ranges = (column[part].tolist() for column in columns)
-        return *ranges, int(plan.documents[row]), int(plan.tokens[row]), epoch
+        columns = pieces.documents, pieces.starts, pieces.stops, pieces.visits
+        documents, starts, stops, visits = (column[part].tolist() for column in columns)
+        ended, tokens = int(plan.documents[row]), int(plan.tokens[row])
+        return documents, starts, stops, visits, ended, tokens
 
     def _pieces(self, number: int) -> Pieces:
-        plan, row, _ = self._rows[number]
+        plan, row = self._rows[number]
         return plan.pieces[plan.extent(row)]

@@ -83,34 +83,35 @@ class SampleReader:
 
     def read(self, rows: Sequence[Any]) -> list[Any]:
         """Read and encode rows of :data:`~energon_ext.plan.taken_rows.Description`."""
-        return [self._read_row(numbers, epoch) for numbers, *_, epoch in rows]
+        return [self._read_row(numbers, visits) for numbers, _, _, visits, *_ in rows]
 
-    def _read_row(self, numbers: Sequence[int], epoch: int) -> Any:
+    def _read_row(self, numbers: Sequence[int], visits: Sequence[int]) -> Any:
         """Return the encoded sample of a row, or its samples packed together."""
         with encoder_context(source_key=self.key):
-            samples = self._read_samples(numbers, epoch)
+            samples = self._read_samples(numbers, visits)
             return samples[0] if self.methods.pack is None else self.methods.pack(samples)
 
-    def _read_samples(self, numbers: Sequence[int], epoch: int) -> list[Any]:
+    def _read_samples(self, numbers: Sequence[int], visits: Sequence[int]) -> list[Any]:
         samples, free = [], self._row_tokens
-        for number in numbers:
-            if (found := self._encode(number, epoch, free)) is not None:
+        for number, visit in zip(numbers, visits):
+            if (found := self._encode(number, f"{visit}", free)) is not None:
                 sample, tokens = found
                 samples.append(sample)
                 free -= tokens
-        return samples or [self._replacement(numbers[0], epoch)]
+        return samples or [self._replacement(numbers[0], visits[0])]
 
     @property
     def _row_tokens(self) -> int:
         return 0 if self.table is None else self.methods.packer.seq_len
 
-    def _replacement(self, number: int, epoch: int) -> Any:
+    def _replacement(self, number: int, visit: int) -> Any:
         for attempt in range(self.methods.tolerance):
-            draw = stable_hash(f"{self.seed}/{self.key}/{number}/{epoch}/{attempt}")
+            draw = stable_hash(f"{self.seed}/{self.key}/{number}/{visit}/{attempt}")
             chosen = self.numbers[draw % len(self.numbers)]
             if chosen in self.excluded:
                 continue
-            if (found := self._encode(chosen, epoch, self._row_tokens)) is not None:
+            instead = f"{visit}/instead of {number}"  # unlike the visit of its own in that epoch
+            if (found := self._encode(chosen, instead, self._row_tokens)) is not None:
                 return found[0]
         raise SampleError(
             f"{self.key}: {len(self._failures)} samples in a row cannot be used, the first: "
@@ -127,14 +128,18 @@ class SampleReader:
             f"the encoder if its methods expect something else."
         )
 
-    def _encode(self, number: int, epoch: int, free: int) -> tuple[Any, int] | None:
-        """Read and encode a sample; None if it cannot be used or has more than ``free`` tokens."""
+    def _encode(self, number: int, visit: str, free: int) -> tuple[Any, int] | None:
+        """Read and encode a sample; None if it cannot be used or has more than ``free`` tokens.
+
+        Args:
+            visit: names this reading of the sample; it selects its random numbers.
+        """
         stored = self.samples.read_stored(number)
         if stored is None:
             self._failures.append(("", "The split excludes it."))
             return None
         try:
-            with keyed_random(f"{self.seed}/{self.key}/{number}/{epoch}"):
+            with keyed_random(f"{self.seed}/{self.key}/{number}/{visit}"):
                 sample = self.methods.encode(self.samples.cook(stored))
                 tokens = self._tokens_of(sample)
             self._bad.has_worked = True

@@ -5,7 +5,6 @@
 Every saved state is *sealed*: it contains a digest of itself, so that any change is detected.
 """
 
-import copy
 import json
 import math
 from typing import Any, Mapping
@@ -15,7 +14,7 @@ from energon_ext.keyed import sha256
 
 #: The state of a planned run.
 STATE_CLASS = "EnergonExtPlan"
-STATE_VERSION = 5
+STATE_VERSION = 6
 
 SEAL = "energon_ext_digest"
 
@@ -33,7 +32,12 @@ _PLANNED = {
     "next_row": COUNT,
     "epoch": COUNT,
     "position": COUNT,
-    "carried": {"documents": [COUNT], "starts": [COUNT], "stops": (None, [COUNT])},
+    "carried": {
+        "documents": [COUNT],
+        "starts": [COUNT],
+        "stops": (None, [COUNT]),
+        "visits": [COUNT],
+    },
     "rows_before": COUNT,
     "taken": (None, COUNT),
     "excluded": [COUNT],
@@ -69,6 +73,11 @@ def _check_blocks(value: Any, where: str) -> None:
     _require(is_pair and all(is_count(each) and each for each in value), value, "two sizes", where)
 
 
+def _check_spans(value: Any, where: str) -> None:
+    check_shape(value, [_check_span], where)
+    _require(len(value) > 0, value, "at least one span", where)
+
+
 def _check_span(value: Any, where: str) -> None:
     is_span = isinstance(value, (list, tuple)) and len(value) == 2 and is_count(value[0])
     _require(is_span and isinstance(value[1], str), value, "a step and a digest", where)
@@ -87,7 +96,7 @@ _STATE = {
     "axis": str,
     "rows_per_step": COUNT,
     "row_lengths": [_check_range],
-    "data_digests": [_check_span],
+    "data_digests": _check_spans,
     "plan": {"step": COUNT, "row": COUNT, "mixture": MIXTURE, "sources": {str: _SOURCE}},
     "weights": {str: {"lines": COUNT, "digest": str}},
     "done": COUNT,
@@ -98,31 +107,13 @@ _STATE = {
 
 
 def read_format(state: Any) -> Mapping[str, Any]:
-    """Return the state of a planned run in the current version; raise if it has another shape."""
-    if isinstance(state, Mapping) and state.get("version") == 4 and "data_digests" not in state:
-        state = _from_version_4(state)
+    """Return the state of a planned run; raise if it has another version or shape."""
     advice = (
         "The state was saved by another loader or TaskEncoder. It identifies sources by position "
         "and contains samples drawn by old weights, so no source can be continued on its own. "
         f"{STOCK_RUN}"
     )
     check_class(state, STATE_CLASS, STATE_VERSION, _STATE, advice)
-    return state
-
-
-def _from_version_4(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Upgrade a state, whose shape was not checked yet.
-
-    Version 4 did not record which metadataset its steps were planned with, and every pass of a
-    repeated blend began from nothing.
-    """
-    state = {**copy.deepcopy(dict(state)), "version": STATE_VERSION, "data_digests": []}
-    plan = state.get("plan")
-    sources = plan.get("sources") if isinstance(plan, Mapping) else None
-    for source in sources.values() if isinstance(sources, dict) else ():
-        rows = source.get("rows") if isinstance(source, Mapping) else None
-        if isinstance(rows, dict):
-            rows["pass_start"] = 0
     return state
 
 

@@ -221,7 +221,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
     def restore_state(self, state: FlexState) -> None:
         """Continue from :meth:`save_state`; a state that is rejected changes nothing."""
         self.check_state(state)
-        state = copy.deepcopy(_current(state))  # stock datasets keep references to parts of it
+        state = copy.deepcopy(state)  # stock datasets keep references to parts of it
         self.reset_state_deep()
         states = dict(state["sources"])
         matched = match_sources(states, self.source_names)
@@ -244,7 +244,6 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         """Raise if this blend cannot continue from a state."""
         advice = "It was saved without this package's mixin, or with planned sources. Finish that "
         advice += "run with its original setup, or start a new one."
-        state = _current(state)
         check_class(state, STATE_CLASS, STATE_VERSION, _SHAPE, advice)
         check_fingerprint(
             state["fingerprint"],
@@ -277,17 +276,6 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             "datasets": [dataset.config() for dataset in self.datasets],
             "worker_config": self.worker_config.config(),
         }
-
-
-def _current(state: Any) -> Any:
-    """Return a state of version 3, whose sources had no place in a line, as one of version 4."""
-    if not isinstance(state, Mapping) or state.get("version") != 3:
-        return state
-    sources = state.get("sources")
-    if not isinstance(sources, Mapping):
-        return state
-    placed = {key: {**dict(each), "spread": None} for key, each in sources.items()}
-    return {**state, "version": STATE_VERSION, "sources": placed}
 
 
 class DynamicBlendDataset(StreamedBlend):

@@ -51,7 +51,7 @@ class DocumentReader:
             raise StoreError(f"{self.key}: {error}") from error
         has_weights = any(each is not None for each in weights)
         read, begin = [], 0
-        for numbers, _, _, documents, num_tokens, _ in rows:
+        for numbers, _, _, _, documents, num_tokens in rows:
             part = slice(begin, begin := begin + len(numbers))
             read.append(
                 Row(

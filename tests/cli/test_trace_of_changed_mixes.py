@@ -9,7 +9,6 @@ import pytest
 
 from energon_ext import PackedTaskEncoder
 from energon_ext.plan.lookup import find_blend
-from energon_ext.state.schema import check_seal, seal
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.plan.runs import SEQ_LEN, Run, edit_yaml, numbered_documents, write_numbered
@@ -158,40 +157,6 @@ def test_states_of_a_branch_that_the_run_has_left_are_ignored(data, mixes, tmp_p
         assert traced(run, mixes, step) == other[step - 4], step
     for step in range(4):
         assert traced(run, mixes, step) == steps[step], step
-
-
-# States of version 4, which do not say with which metadataset they were planned -------------------
-
-
-def old_state(state):
-    """Return a state as version 4 wrote it."""
-    content = {k: v for k, v in check_seal(state).items() if k != "data_digests"}
-    return seal({**content, "version": 4})
-
-
-@pytest.fixture
-def old_run(data, tmp_path):
-    run = tmp_path / "old"
-    shutil.copytree(data[0] / "run", run)
-    for path in run.glob("iter_*/data.json"):
-        path.write_text(json.dumps(old_state(json.loads(path.read_text()))))
-    return run
-
-
-@pytest.mark.parametrize("step", [0, 3, 4, 5, 7])
-def test_old_states_are_traced_if_the_plan_leads_from_one_to_the_next(data, mixes, old_run, step):
-    assert traced(old_run, mixes, step) == data[1][step]
-    wrong = data[0] / ("first.yaml" if LEGS[step] != "first" else "second.yaml")
-    assert REFUSED in error_line(trace(old_run, wrong, "--step", step))
-
-
-def test_an_old_state_resumes_exactly_and_later_states_name_the_rest(data, old_run):
-    folder, steps = data
-    old = json.loads((old_run / "iter_0000006" / "data.json").read_text())
-    run = Run(folder / "third.yaml", batch=ROWS, rows=ROWS).resume(json.dumps(old))
-    assert [sorted(tokens for tokens, *_ in run.step()) for _ in range(4)] == steps[6:]
-    digest = find_blend(run.loaders[0]).data_digest
-    assert json.loads(run.state())["data_digests"] == [[6, ""], [10, digest]]
 
 
 # Digests ------------------------------------------------------------------------------------------

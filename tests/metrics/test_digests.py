@@ -13,7 +13,7 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.plan.runs import SEQ_LEN, edit_yaml, write_numbered, write_split
 from tests.samples.vision import PackedCaptions, PlannedCaptions, write_images
-from tests.support import LargeTokenizer, config, loader_for, take, write_dataset
+from tests.support import LargeTokenizer, config, loader_for, write_dataset
 
 ROWS = 8
 SIZES = {"a": (150, 100, 1), "b": (110, 10_000, 2)}
@@ -113,15 +113,6 @@ def test_what_does_not_change_the_rows_leaves_the_data_digest(tmp_path):
     edit_yaml(path, lambda split: split["blend"][0].update(name="Prose"))
     edit_yaml(path, lambda split: split["blend"].reverse())
     assert find_blend(blend_of(path, rank=1, ranks=2)).data_digest == before
-
-
-def test_a_state_with_steps_of_unknown_data_has_no_digest(tmp_path):
-    loader = loader_for(blend_of(write(tmp_path)))
-    take(loader, 2)
-    state = loader.state_dict()
-    assert digest_of_state(state)
-    for unknown in ([[0, ""], *state["data_digests"]], [[0, ""]], []):
-        assert digest_of_state({**state, "data_digests": unknown}) == ""
 
 
 @pytest.mark.parametrize("kind", ["text", "samples", "packed samples", "spliced", "streamed"])

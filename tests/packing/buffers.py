@@ -18,7 +18,7 @@ def documents(first, lengths):
 def pieces_of(ranges, lengths):
     """Return the pieces for ``(document, start, stop)`` ranges."""
     numbers, starts, stops = np.array(ranges, np.int64).T
-    return Pieces(numbers, starts, stops, np.array(lengths)[numbers])
+    return Pieces(numbers, starts, stops, np.array(lengths)[numbers], np.zeros_like(numbers))
 
 
 def rows_of(plan):

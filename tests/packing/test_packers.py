@@ -108,14 +108,14 @@ def test_pieces_keep_the_length_of_their_document(make, lengths, seq_len, buffer
 @every_packer
 @given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=buffers)
 def test_carried_pieces_are_restored_from_documents_and_starts(make, lengths, seq_len, buffer_docs):
-    """A state contains nothing else about them."""
+    """A state contains nothing else about them but their visits."""
     packer = make(seq_len)
     for plan in plans_of(packer, lengths, buffer_docs):
         numbers, starts = plan.carried.documents, plan.carried.starts
         saved = json.loads(json.dumps([numbers.tolist(), starts.tolist()]))
         numbers, starts = np.array(saved, np.int64).reshape(2, -1)
         whole = np.array(lengths, np.int64)[numbers]
-        resumed = packer.with_stops(Pieces(numbers, starts, whole, whole))
+        resumed = packer.with_stops(Pieces(numbers, starts, whole, whole, numbers))
         assert resumed.ranges() == plan.carried.ranges()
         assert resumed.lengths.tolist() == plan.carried.lengths.tolist()
 

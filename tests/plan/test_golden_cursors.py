@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from energon_ext import PackedBatch, SFTTaskEncoder
-from energon_ext.plan.cursor import restore_cursor
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.plan.test_questions import KINDS, SEQ_LEN, open_loader, seen, write, write_sources
 from tests.support import take
@@ -80,16 +79,6 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("kind", [*KINDS, "chats"])
 def test_rows_and_cursors_are_those_recorded(folder, kind):
     assert measure(folder, kind) == GOLDEN[kind]
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "chats"])
-def test_a_state_of_the_first_way_of_planning_continues_with_the_same_rows(folder, kind):
-    """It took whole buffers from the start; the open one is finished as it was begun."""
-    earlier = json.loads((Path(__file__).parent / "earlier_states.json").read_text())[kind]
-    state = json.loads(json.dumps(earlier["state"]).replace("FOLDER", str(folder)))
-    loader = open_loader(*write(folder, kind))
-    restore_cursor(loader.dataset.run, state)
-    assert digest("".join(map(content, take(loader, 2)))) == earlier["next"]
 
 
 if __name__ == "__main__":

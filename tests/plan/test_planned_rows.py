@@ -142,7 +142,7 @@ def test_web_rows_are_full_and_a_state_has_at_most_256_pieces(buffer_docs):
         tokens += rows.take(50).num_tokens
         state = state_of(rows)
         carried.add(len(state["carried"]["starts"]))
-        assert len(json.dumps(state)) < 6000
+        assert len(json.dumps(state)) < 7000
     assert tokens / (2000 * seq_len) >= 0.999
     assert 100 < max(carried) <= 256
 
@@ -234,7 +234,7 @@ def test_a_hundred_resumes_read_one_run_and_the_state_stays_small(packing):
         state = state_of(rows)
         sizes.append(len(json.dumps(state)))
     assert found == expected[: len(found)]
-    assert max(sizes) <= 320
+    assert max(sizes) <= 360
 
 
 @every_packing
@@ -469,7 +469,7 @@ def test_the_initial_state_is_empty():
         "documents": rows.lengths.fingerprint(),
         "epoch": 0,
         "position": 0,
-        "carried": {"documents": [], "starts": [], "stops": None},
+        "carried": {"documents": [], "starts": [], "stops": None, "visits": []},
         "rows_before": 0,
         "taken": None,
         "excluded": [],
@@ -489,8 +489,9 @@ def damaged(**changes):
     return {**state_of(rows), **changes}
 
 
-def carrying(documents, starts, stops=None):
-    return {"carried": {"documents": documents, "starts": starts, "stops": stops}}
+def carrying(documents, starts, stops=None, visits=(0,)):
+    places = {"documents": documents, "starts": starts, "stops": stops}
+    return {"carried": {**places, "visits": [*visits]}}
 
 
 @pytest.mark.parametrize(
@@ -500,7 +501,9 @@ def carrying(documents, starts, stops=None):
         (carrying([0], [10**6]), "the state has pieces that the source lacks"),
         (carrying([3], [LENGTHS[3]]), "the state has pieces that the source lacks"),
         (carrying([0, 1], [0]), "the state has pieces that the source lacks"),
-        (carrying([3, 4], [0, 0], [1]), "the state has pieces that the source lacks"),
+        (carrying([0], [0], visits=[]), "the state has pieces that the source lacks"),
+        (carrying([0], [0], visits=[10**6]), "the state has pieces that the source lacks"),
+        (carrying([3, 4], [0, 0], [1], [0, 0]), "the state has pieces that the source lacks"),
         (carrying([3], [0], [LENGTHS[3] + 1]), "the state has pieces that the source lacks"),
         (carrying([3], [1], [1]), "the state has pieces that the source lacks"),
         ({"next_row": 10_000}, r"web: saved at row 10000 of a plan of \d+ documents"),

@@ -9,8 +9,10 @@ import re
 import shutil
 from collections import Counter
 
+import numpy as np
 import pytest
-from megatron.energon import SampleDecoder, stateless
+from megatron.energon import Sample, SampleDecoder, stateless
+from megatron.energon.edataclass import edataclass
 
 from energon_ext.data_files import DEFAULT_CACHE
 from energon_ext.errors import ConfigError, WrongCodeError
@@ -19,6 +21,7 @@ from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
 from tests.samples.vision import (
     CRUDE,
+    Packed,
     PackedCaptions,
     PlannedCaptions,
     length_of_number,
@@ -518,3 +521,49 @@ def test_wrong_code_ends_measuring_and_leaves_no_table(data, monkeypatch):
         dataset_of(alone(data), encoder=Misspelt())
     monkeypatch.setattr(Misspelt, "length_of", PackedCaptions.length_of)
     assert take(loader_for(dataset_of(alone(data), encoder=Misspelt())), 1)
+
+
+# Random numbers -----------------------------------------------------------------------------------
+
+
+@edataclass
+class Drawn(Sample):
+    number: int
+    drawn: int
+    total_len: int
+
+
+class DrawingCaptions(PackedCaptions):
+    """Gives every sample a random number of its own."""
+
+    @stateless
+    def encode_sample(self, sample):
+        number = int(sample.caption.split()[1])
+        drawn = int(np.random.randint(2**62))
+        return Drawn.derive_from(
+            sample, number=number, drawn=drawn, total_len=length_of_number(number)
+        )
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        pairs = [(each.number, each.drawn) for each in samples]
+        return Packed.derive_from(samples[0], samples=pairs)
+
+
+def test_no_visit_of_a_sample_repeats_the_random_numbers_of_another(data):
+    """Samples that wait over the end of an epoch included."""
+    path = write(data / "drawn.yaml", {"blend": [{"path": "photos", "max_epochs": 25}]})
+    read = [
+        pair for step in run(path, 40, encoder=DrawingCaptions())[0] for row in step for pair in row
+    ]
+    times = Counter(number for number, _ in read)
+    assert max(times.values()) > 10 and len({drawn for _, drawn in read}) == len(read)
+
+
+def test_carried_samples_keep_their_visit_over_a_resume(data):
+    path = alone(data)
+    encoder = DrawingCaptions()
+    whole, _ = run(path, 12, encoder=encoder)
+    for steps in (3, 5, 9):
+        _, state = run(path, steps, encoder=encoder)
+        assert run(path, 12 - steps, 2, state=state, encoder=encoder)[0] == whole[steps:]

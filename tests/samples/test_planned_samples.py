@@ -215,6 +215,12 @@ def test_a_sample_that_cannot_be_decoded_is_replaced_by_the_same_one_everywhere(
         assert run(damaged, 12, ranks, workers) == expected
 
 
+def test_a_sample_that_replaces_another_has_random_numbers_of_its_own(damaged):
+    read = [sample for step in run(damaged, 60)[0] for sample in step]
+    times = Counter(number for _, number, *_ in read)
+    assert min(times.values()) > 1 and len({tuple(noise) for *_, noise in read}) == len(read)
+
+
 def fresh_encoder():
     """An encoder of a new class: Energon keeps a worker's seed in each decorated method."""
 

@@ -75,6 +75,8 @@ ACCEPTED = {
     "plan.sources.web.rows.carried.starts.1": COUNT,
     "plan.sources.web.rows.carried.stops": {*LIST, "none"},
     "plan.sources.web.rows.carried.stops.2": COUNT,
+    "plan.sources.web.rows.carried.visits": LIST,
+    "plan.sources.web.rows.carried.visits.0": COUNT,
     "plan.sources.web.rows.rows_before": COUNT,
     "plan.sources.web.rows.taken": {*COUNT, "none"},
     "plan.sources.web.rows.excluded": LIST,
@@ -87,7 +89,7 @@ ACCEPTED = {
     "plan.sources.book.rows.documents": MAPPING,
     "plan.sources.book.rows.next_row": COUNT,
     "plan.sources.book.rows.pass_start": COUNT,
-    "data_digests": LIST,
+    "data_digests": set(),
     "data_digests.0": (),
     "data_digests.0.0": COUNT,
     "data_digests.0.1": {"text"},
@@ -111,7 +113,7 @@ def source(**rows):
 
 STATE = {
     "__class__": STATE_CLASS,
-    "version": 5,
+    "version": 6,
     "fingerprint": {"seed": 0},
     "encoder": {"seq_len": 8},
     "axis": "steps",
@@ -128,7 +130,12 @@ STATE = {
                 documents={"tokens": 99},
                 epoch=1,
                 position=7,
-                carried={"documents": [3, 5, 4], "starts": [0, 9, 2], "stops": [4, 9, 7]},
+                carried={
+                    "documents": [3, 5, 4],
+                    "starts": [0, 9, 2],
+                    "stops": [4, 9, 7],
+                    "visits": [1, 0, 1],
+                },
                 rows_before=3,
                 taken=6,
                 excluded=[8],
@@ -199,24 +206,9 @@ def test_a_wrong_class_or_version_is_reported_first():
         words = f"dataset: saved '?{found}'?, now .* saved by another loader or TaskEncoder"
         with pytest.raises(StateMismatchError, match=words):
             read_format(other)
-    for version in (3, 6, "5", None):
-        with pytest.raises(StateFormatError, match=f"version {version!r} .* only 5 is supported"):
+    for version in (5, 7, "6", None):
+        with pytest.raises(StateFormatError, match=f"version {version!r} .* only 6 is supported"):
             read_format({"__class__": STATE_CLASS, "version": version})
-
-
-def test_a_state_of_version_4_is_read_without_data_digests_and_starts_of_passes():
-    old, new = copy.deepcopy(STATE), {**copy.deepcopy(STATE), "data_digests": []}
-    del old["data_digests"]
-    old["version"] = 4
-    for old_source, new_source in zip(*(s["plan"]["sources"].values() for s in (old, new))):
-        del old_source["rows"]["pass_start"]
-        new_source["rows"]["pass_start"] = 0
-    assert read_format(copy.deepcopy(old)) == new
-    for damaged in ({**old, "plan": None}, {**old, "plan": {**old["plan"], "sources": [3]}}):
-        with pytest.raises(StateFormatError):
-            read_format(damaged)
-    with pytest.raises(StateFormatError, match="version 4 was found, only 5 is supported"):
-        read_format({**STATE, "version": 4})
 
 
 def test_a_count_fits_an_array():

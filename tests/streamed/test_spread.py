@@ -9,10 +9,7 @@ import pytest
 from megatron.energon import DefaultTaskEncoder, TextSample, stateless
 
 from energon_ext import DynamicBlendMixin, get_train_dataset
-from energon_ext.encoders import mixin
 from energon_ext.plan.lookup import find_blend
-from energon_ext.state.schema import check_seal, seal
-from energon_ext.streamed.blend import STATE_CLASS
 from energon_ext.streamed.spread import line_up
 from tests.support import config, loader_for, write_dataset, write_mix
 
@@ -92,28 +89,6 @@ def test_sources_that_come_and_go_do_not_move_the_samples_of_others(data):
     read += then
     then, states = read_on(data / "three.yaml", 3, states)  # with b again, and with a
     assert read + then == once("a", "b", "c")
-
-
-def as_version_3(value):
-    """Return a state as it was before sources had a place in a line."""
-    if isinstance(value, list):
-        return [as_version_3(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    value = {key: as_version_3(each) for key, each in value.items() if key != "spread"}
-    is_blend = value.get("__class__") == STATE_CLASS
-    return {**value, "version": 3} if is_blend else value
-
-
-def test_a_run_whose_sources_began_at_workers_by_name_continues_there(data, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(mixin, "line_up", lambda sources: None)
-        read, states = read_on(data / "two.yaml", 3, most=1)
-        expected, _ = read_on(data / "two.yaml", 3)
-    states = [seal(as_version_3(check_seal(state))) for state in states]
-    assert "spread" not in json.dumps(states)
-    then, _ = read_on(data / "three.yaml", 3, states)
-    assert read + then == once("a", "b", "c") and expected == once("b", "c")
 
 
 def test_a_source_keeps_its_place_and_a_new_one_is_added_at_the_end(data):
