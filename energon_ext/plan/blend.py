@@ -89,9 +89,10 @@ class Blend:
             for part in (key, *source.parts)
         }
 
-    @property
+    @functools.cached_property
     def source_names(self) -> dict[str, SourceNames]:
-        return {key: source.names for key, source in self.sources.items()}
+        """The names that find the state of each source, by key."""
+        return {key: source.state_names for key, source in self.sources.items()}
 
     @functools.cached_property
     def data_digest(self) -> str:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -13,6 +14,7 @@ import numpy as np
 
 from energon_ext.plan.rows import Rows
 from energon_ext.state.match import SourceNames
+from energon_ext.state.schema import digest_of
 from energon_ext.tokens.documents import FileFacts, Origin
 
 
@@ -73,6 +75,16 @@ class Source(ABC):
         There is no path in it.
         """
 
+    @functools.cached_property
+    def state_names(self) -> SourceNames:
+        """Its names as a state contains them, with its content."""
+        return self.names._replace(content=digest_of(self.content)[:16])
+
+    @property
+    @abstractmethod
+    def content(self) -> Mapping[str, Any]:
+        """JSON values that change with its documents."""
+
     @property
     def parts(self) -> Mapping[str, tuple[float, float]]:
         """``(documents in one epoch, share of its tokens)`` of each part, by key in batches."""
@@ -98,6 +110,10 @@ class PlannedSource(Source):
     def identity(self) -> list[Any]:
         rows = self.first_rows
         return [self.shuffle_name, rows.kind, rows.fingerprint, rows.options()]
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        return self.first_rows.fingerprint
 
     @property
     def parts(self) -> Mapping[str, tuple[float, float]]:

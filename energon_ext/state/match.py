@@ -7,6 +7,7 @@ state of a source that is only in the state is *retained*: every later save cont
 in case the source returns.
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Mapping, NamedTuple, Sequence
 
@@ -23,10 +24,13 @@ class SourceNames(NamedTuple):
 
     ``absolute_key`` has absolute paths and stays the same if only the metadataset moves.
     ``shuffle_key`` determines the order of the source and stays the same if all data moves.
+    ``content`` is a digest of what the documents' fingerprint says; it depends on no place, so it
+    finds a source that was away while everything moved.
     """
 
     absolute_key: str = ""
     shuffle_key: str = ""
+    content: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,9 @@ def match_sources(
 ) -> dict[str, str]:
     """Find the state of each source.
 
-    Sources are matched by key, or else by both further names, so that a match does not change the
-    order in which a source is read.
+    Sources are matched by key, or else by place and shuffle key, or else by shuffle key and
+    content, if no other source has both. So a match does not change the order in which a source is
+    read.
 
     Args:
         saved: key -> state of a source, with its ``names``.
@@ -74,17 +79,25 @@ def match_sources(
         Current key -> key in the state, for every source found in the state.
 
     Example:
-        >>> saved = {"data/web": {"names": ["/data/web", "web"]}}
+        >>> saved = {"data/web": {"names": ["/data/web", "web", "3f2a"]}}
         >>> current = {"../data/web": SourceNames("/data/web", "web"), "code": SourceNames()}
         >>> match_sources(saved, current)
         {'../data/web': 'data/web'}
     """
     matched = {key: key for key in current if key in saved}
-    unclaimed = {tuple(entry["names"]): key for key, entry in saved.items() if key not in matched}
+    places = {tuple(e["names"][:2]): key for key, e in saved.items() if key not in matched}
     for key, names in current.items():
-        if key not in matched and any(names) and tuple(names) in unclaimed:
-            matched[key] = unclaimed.pop(tuple(names))
-    return matched
+        if key not in matched and any(names[:2]) and names[:2] in places:
+            matched[key] = places.pop(names[:2])
+    away = _unique({k: e["names"][1:] for k, e in saved.items() if k not in matched.values()})
+    new = _unique({key: names[1:] for key, names in current.items() if key not in matched})
+    return {**matched, **{key: away[names] for names, key in new.items() if names in away}}
+
+
+def _unique(names: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], str]:
+    """Return the key of each shuffle key with a content that only one source has."""
+    counts = Counter(map(tuple, names.values()))
+    return {tuple(pair): k for k, pair in names.items() if all(pair) and counts[tuple(pair)] == 1}
 
 
 def compare_sources(

@@ -110,7 +110,7 @@ class StreamedSamples:
             "max_epochs": self.source.max_epochs,
             "documents": self.documents,
             "tokens": self.tokens,
-            "names": list(self.source.names),
+            "names": list(self.source.state_names),
             "spread": self.source.spread and self.source.spread.to_json(),
         }
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -31,6 +32,10 @@ class StreamedSource(AnySource):
 
     def identity(self) -> list[Any]:
         return [self.shuffle_name, self.max_epochs, self.fingerprint]
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        return self.fingerprint
 
     @property
     def weight_spec(self) -> WeightSpec:

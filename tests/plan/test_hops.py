@@ -4,6 +4,7 @@
 
 import math
 import random
+import shutil
 from fractions import Fraction
 
 import pytest
@@ -133,6 +134,19 @@ def test_ten_hops_over_topologies_and_mixes_read_what_the_list_model_reads(data,
             assert run.step() == model.step(weights), where
         state = run.state()
         run.close()
+
+
+def test_a_source_returns_where_it_was_after_moves_while_it_was_away(data, streams, tmp_path):
+    """First all data moves with its metadataset, then the metadataset alone."""
+    folder = shutil.copytree(data, tmp_path / "here")
+    model, both = ListModel(streams), {"a": 1, "b": 2}
+    first = Run(write(folder, both, "mix.yaml"), batch=16, rows=ROWS)
+    assert [first.step() for _ in range(3)] == [model.step(both) for _ in range(3)]
+    folder = folder.rename(tmp_path / "there")
+    away = Run(write(folder, {"a": 1}, "mix.yaml"), batch=16, rows=ROWS).resume(first.state())
+    assert away.step() == model.step({"a": 1})
+    back = Run(write(folder, both, "deep/mix.yaml"), batch=16, rows=ROWS).resume(away.state())
+    assert [back.step() for _ in range(3)] == [model.step(both) for _ in range(3)]
 
 
 @pytest.mark.parametrize(("ranks", "workers", "batch"), [(1, 0, 16), (4, 0, 2), (1, 2, 4)])

@@ -211,7 +211,10 @@ class Chain:
     """A random chain."""
 
     def __init__(self, folder, seed, max_workers):
-        self.folder, self.rng = folder, random.Random(seed)
+        self.folder, self.rng = folder / "0", random.Random(seed)
+        self.folder.mkdir()
+        self.moves = random.Random(f"moves {seed}")
+        self.yaml_folder = "."  # in the folder of the data
         self.packing = "sequential" if seed % 3 else "bin"
         self.workers_left = max_workers if seed % 2 else 0
         self.rule = "blend" if seed % 4 > 2 else "interleave"
@@ -220,10 +223,10 @@ class Chain:
         for n, name in enumerate(self.names):
             count, longest = self.rng.randint(2, 16), self.rng.choice([4, 60, 60, 150])
             self.documents[name] = numbered_documents(count, 100 + 15_000 * n, seed, longest)
-            write_tokens(folder / name, self.documents[name], np.int32)
+            write_tokens(self.folder / name, self.documents[name], np.int32)
             if n % 2 == 0:  # as parts of a random order
                 meta = {"tokenizer": LargeTokenizer().fingerprint(), "shuffled": {"seed": n}}
-                (folder / f"{name}.meta.json").write_text(json.dumps(meta))
+                (self.folder / f"{name}.meta.json").write_text(json.dumps(meta))
 
     def mix(self, step, is_last):
         """Return a new mix that starts at ``step``; the last one reads all sources to the end."""
@@ -256,17 +259,28 @@ class Chain:
             return self.rng.choice([0.25, 1, 2, 3])
         return {"linear": {step: self.rng.choice([0.5, 2]), step + 5: self.rng.choice([0.25, 4])}}
 
+    def move(self):
+        """Move all data with its metadataset, or the metadataset alone, or both, or nothing."""
+        if self.moves.random() < 0.4:
+            self.folder = self.folder.rename(self.folder.with_name(f"{int(self.folder.name) + 1}"))
+        self.yaml_folder = self.moves.choice([self.yaml_folder, ".", "deep", "very/deep"])
+
+    @property
+    def yaml(self):
+        return self.folder / self.yaml_folder / "mix.yaml"
+
     def write(self, mix):
+        self.yaml.parent.mkdir(parents=True, exist_ok=True)
+        up = "../" * len(self.yaml.parent.relative_to(self.folder).parts)
         entries = [
-            {"path": name, "weight": weight, "max_epochs": mix["limits"][name]}
+            {"path": up + name, "name": name, "weight": weight, "max_epochs": mix["limits"][name]}
             | ({"block_docs": mix["blocks"][name]} if name in self.names[::2] else {})
             for name, weight in mix["weights"].items()
         ]
         fields = {"skip": mix["skip"]} if mix["skip"] else {}
-        path, node = self.folder / "mix.yaml", {mix["rule"]: entries}
-        write_split(path, node, exclude="excluded.txt", **fields)
+        write_split(self.yaml, {mix["rule"]: entries}, exclude="excluded.txt", **fields)
         lines = [f"{name}:{n}\n" for name, numbers in mix["excluded"].items() for n in numbers]
-        (self.folder / "excluded.txt").write_text("".join(lines))
+        self.yaml.with_name("excluded.txt").write_text("".join(lines))
 
     def ranks_and_batch(self, rows):
         """Return ranks and a micro-batch size that divide a step."""
@@ -286,7 +300,7 @@ class Chain:
             LargeTokenizer(), SEQ_LEN, packing=self.packing, packing_buffer_docs=mix["buffer"]
         )
         options = {"ranks": ranks, "workers": workers, "batch": batch, "rows": rows}
-        run = Run(self.folder / "mix.yaml", encoder=encoder, **options)
+        run = Run(self.yaml, encoder=encoder, **options)
         return run if state is None else run.resume(state)
 
 
@@ -341,6 +355,7 @@ def check_chain(folder, seed, segments, max_workers):
     for segment in range(segments):
         is_last = segment == segments - 1
         mix = chain.mix(number, is_last)
+        chain.move()
         chain.write(mix)
         rows = chain.rng.randint(1, 8) * chain.rng.randint(1, 3)
         rows *= 2 if is_last else chain.rng.randint(1, 2)  # few steps to the end

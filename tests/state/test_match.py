@@ -56,10 +56,31 @@ def test_a_state_matches_by_key_then_by_names_and_only_once():
     # Different names, no names, or a state that is already taken.
     assert match_sources(saved, {"x": SourceNames("/d/web", "other")}) == {}
     assert match_sources(saved, {"x": SourceNames("", "")}) == {}
-    assert SourceNames() == ("", "")
+    assert SourceNames() == ("", "", "")
     assert match_sources({"y": {"names": [*SourceNames()]}}, {"x": SourceNames()}) == {}
     twice = {"x": SourceNames("/d/web", "web"), "y": SourceNames("/d/web", "web")}
     assert match_sources(saved, twice) == {"x": "web"}
+
+
+def test_a_source_that_was_away_while_all_moved_is_found_by_its_content():
+    def saved(**names):
+        return {key: {"names": each} for key, each in names.items()}
+
+    away = saved(web=["/before/web", "web", "c1"], code=["/before/code", "code", "c2"])
+    assert match_sources(away, {"../web": SourceNames("/now/web", "web", "c1")}) == {
+        "../web": "web"
+    }
+    # Other content, another order, or none known.
+    for names in (("web", "c9"), ("code", "c1"), ("web", ""), ("", "c1")):
+        assert match_sources(away, {"x": SourceNames("/now/web", *names)}) == {}
+    # One of several alike would be a guess.
+    alike = {"a/web": SourceNames("/now/a/web", "web", "c1")}
+    assert match_sources(away, {**alike, "b/web": SourceNames("/now/b/web", "web", "c1")}) == {}
+    twice = saved(**{"a/web": ["/1/web", "web", "c1"], "b/web": ["/2/web", "web", "c1"]})
+    assert match_sources(twice, {"web": SourceNames("/now/web", "web", "c1")}) == {}
+    # A source that is found by its place is not one of them.
+    there = {"../a": SourceNames("/1/web", "web", "c1"), "x": SourceNames("/3/web", "web", "c1")}
+    assert match_sources(twice, there) == {"../a": "a/web", "x": "b/web"}
 
 
 def test_every_differing_field_is_named_with_a_remedy():
