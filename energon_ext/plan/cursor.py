@@ -80,6 +80,7 @@ def fork_at(run: Run, state: Mapping[str, Any]) -> Run:
     Raises: see :func:`restore_cursor`.
     """
     other = copy.copy(run)
+    other.is_fork = True
     restore_cursor(other, {**without_seal(state), "done": 0, "inside": None})
     return other
 

@@ -26,7 +26,6 @@ from energon_ext.plan.rows import Rows
 from energon_ext.plan.source import PlannedSource
 from energon_ext.plan.step import Step
 from energon_ext.state.schema import digest_of
-from energon_ext.weights import LiveWeights
 
 logger = log_of(__name__)
 
@@ -70,11 +69,14 @@ class Run(Blend):
         retained: states of sources that are only in the restored state, by key.
         earlier_digests: data digests of the steps before the restored state, as in a cursor.
         dropped_rows: rows that did not fill the last step, once the plan has ended.
+        is_fork: whether it only answers questions; the last weights written then stand for those
+            that are not decided.
 
     State: one cursor, see :mod:`energon_ext.plan.cursor`.
     """
 
     is_planned = True
+    is_fork = False
     sources: Mapping[str, PlannedSource]
 
     def __init__(
@@ -113,6 +115,7 @@ class Run(Blend):
         read comes first, as a whole.
         """
         other = copy.copy(self)
+        other.is_fork = True
         other.progress = dataclasses.replace(self.progress, done=0)
         other.rewind()
         return other
@@ -134,11 +137,11 @@ class Run(Blend):
         tokens = {key: source.first_rows.epoch_tokens for key, source in self.sources.items()}
         return {key: count for key, count in tokens.items() if count is not None}
 
-    def draw_steps(self, live_weights: Sequence[LiveWeights] = ()) -> Iterator[Step]:
-        """Draw the next steps; before each, wait until the given live weights cover it."""
+    def draw_steps(self) -> Iterator[Step]:
+        """Draw the next steps; before each, wait until live weights cover it, unless on a fork."""
         plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
         while True:
-            for live in live_weights if not plan.ended else ():
+            for live in () if self.is_fork or plan.ended else self.live_weights:
                 live.wait(plan.step)
             step = plan.next(rows, clock.at(plan.step, plan.row, plan.row_lengths))
             if step is None:
@@ -152,7 +155,7 @@ class Run(Blend):
 
     def draw_own_steps(self) -> Iterator[DrawnStep]:
         """Yield the next steps as this rank reads them."""
-        for step in self.draw_steps(self.live_weights):
+        for step in self.draw_steps():
             yield self._describe_step(step)
         if self.dropped_rows:
             logger.warning(

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs whose weights a controller sets while they read."""
 
+import itertools
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from energon_ext import (
 )
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
 from energon_ext.mixture.checks import BlendWarning
+from energon_ext.plan.cursor import fork_at, save_cursor
 from energon_ext.plan.lookup import find_blend
 from energon_ext.weights import LiveWeights
 from tests.plan.runs import SEQ_LEN, Run, edit_yaml, rows_of, write_numbered, write_split
@@ -309,6 +311,16 @@ def test_a_source_that_lines_name_by_its_name_may_move(mix, live, data, tmp_path
         shutil.copy(file, tmp_path / "new")
     moved = Run(mix_of(tmp_path / "new"), batch=8).resume(run.state())
     assert [web_rows(step) for step in moved.steps(2)] == [12, 12]
+
+
+def test_a_fork_never_waits_whatever_it_is_asked(mix, live):
+    """It answers questions, with the last weights written."""
+    live((0, 4, 1, 3))
+    run = find_blend(Run(mix()).loaders[0])
+    for fork in (run.fork(), fork_at(run, save_cursor(run))):
+        steps = [step.number for step in itertools.islice(fork.draw_own_steps(), 6)]
+        assert steps == [0, 1, 2, 3, 4, 5]
+    assert len(list(itertools.islice(run.fork().draw_steps(), 6))) == 6
 
 
 def test_a_run_that_has_ended_does_not_wait_for_a_line(mix, live, data):
