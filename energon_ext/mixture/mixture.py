@@ -138,7 +138,14 @@ class Mixture:
                 matched.append((branch, sampler, state[saved]))
         for branch, sampler, entry in matched:
             sampler.restore_state(entry, names, branch.shares_of_new())
-        self._retained = {name: entry for name, entry in state.items() if name in left}
+        self._retained = {
+            name: {
+                **entry,
+                "credits": {names.get(key, key): each for key, each in entry["credits"].items()},
+            }
+            for name, entry in state.items()
+            if name in left
+        }
 
 
 class _Branch:

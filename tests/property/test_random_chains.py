@@ -411,6 +411,11 @@ def test_an_empty_plan_before_a_limit_does_not_begin_the_next_epoch(tmp_path, se
     check_chain(tmp_path, seed, segments=6, max_workers=7)
 
 
+@pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
+def test_credits_are_kept_while_a_blend_is_in_place_of_the_interleave_and_sources_move(tmp_path):
+    check_chain(tmp_path, seed=1028, segments=6, max_workers=7)
+
+
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
 @pytest.mark.parametrize("first", range(1000, 2000, 10))
