@@ -20,7 +20,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end, continue_block, is_said
+from energon_ext.chats.reasoning import (
+    REASONING_FIELDS,
+    block_at_end,
+    continue_block,
+    is_said,
+    lacks_opening,
+)
 from energon_ext.chats.rendered import RenderedConversation
 from energon_ext.chats.switches import remove_commands
 from energon_ext.chats.templates import MARK
@@ -45,6 +51,7 @@ def find_answers(
         SampleError: the answers cannot be found in this way.
     """
     answers = conversation.answers
+    _count_doubtful(conversation, answers[-1:] if choice == LAST else answers, notes)
     if choice == LAST:
         _count_left_out(conversation, notes)
         return [text_of_answer(conversation, answers[-1], notes)]
@@ -64,6 +71,18 @@ def find_answers(
             notes["conversations with one sample per answer, since the template rewrites"] += 1
     _count_left_out(conversation, notes)
     return [text_of_answer(conversation, index, notes) for index in answers]
+
+
+def _count_doubtful(
+    conversation: RenderedConversation, answers: Sequence[int], notes: Counter[str]
+) -> None:
+    """Count answers of which somebody may doubt that they are meant as they are read."""
+    for index in answers:
+        message, block = conversation.messages[index], conversation.block(index)
+        if block is not None and lacks_opening(message.get("content"), block):
+            notes[f"contents taken as reasoning up to {block.closing}, without a beginning"] += 1
+        if not any(message.get(name) for name in ("content", "tool_calls", *REASONING_FIELDS)):
+            notes["answers without content, of which only the end is trained"] += 1
 
 
 def _fit_all(
@@ -95,22 +114,31 @@ def _one_text(conversation: RenderedConversation, notes: Counter[str]) -> Answer
     text, tags = conversation.until(last)
     spans = []
     for index in conversation.answers:
-        prompt, message = conversation.prompt(index), conversation.messages[index]
+        prompt = conversation.prompt(index)
         if not text.startswith(prompt):
             return None
         begin, weight = conversation.begin_of(index, text, prompt), conversation.weights[index]
         answered = text if index == last else conversation.until(index)[0]
         is_kept = len(answered) >= begin and text.startswith(answered)
         end = len(answered) if is_kept else _next_answer(conversation, index, text)
-        if end is None or _continue_prompt(conversation, index, prompt, text[:end]) != text[:end]:
+        if end is None or not _is_continued(conversation, index, prompt, text[:end]):
             return None
         places = _tags_within(tags, begin, end, notes) or [(begin, end)] * is_kept
         # What is trained, and not what the answer would be as the last.
-        if not places or _find_unsaid(message, "".join(text[slice(*each)] for each in places)):
+        trained = "".join(text[slice(*each)] for each in places)
+        if not places or _find_unsaid(conversation, index, trained):
             return None
         spans += [Span(*place, weight) for place in places]
     _count_dropped(conversation, last, text, notes)
     return AnsweredText(text, spans)
+
+
+def _is_continued(conversation: RenderedConversation, index: int, prompt: str, text: str) -> bool:
+    """Return True if a text is its prompt with an answer, as it would be trained alone."""
+    try:
+        return _continue_prompt(conversation, index, prompt, text) == text
+    except SampleError:  # what follows the answer may be the next prompt's
+        return False
 
 
 def _next_answer(conversation: RenderedConversation, index: int, text: str) -> int | None:
@@ -133,13 +161,14 @@ def text_of_answer(
     if text is None:
         raise SampleError(
             f"message {index}: the chat template does not continue its own generation prompt with "
-            f"the answer; use another template, or one with generation tags"
+            f"the answer; put it and an answer before it into one message, use another template, "
+            f"or one with generation tags"
         )
     tags = tags if text == rendered else []
     begin = conversation.begin_of(index, text, prompt)
     places = _tags_within(tags, begin, len(text), notes) or [(begin, len(text))]
     trained = "".join(text[slice(*place)] for place in places)
-    if name := _find_unsaid(conversation.messages[index], trained):
+    if name := _find_unsaid(conversation, index, trained):
         raise SampleError(
             f"message {index}: the chat template writes only a part of `{name}`; does it split it "
             f"at the end of a block of reasoning? Put reasoning under `reasoning_content`, or use "
@@ -169,7 +198,8 @@ def _continue_prompt(
     does not repeat, or if the template shows earlier messages in another form once the answer
     follows (gpt-oss: the reasoning of earlier calls in the same turn).
     """
-    block, message = block_at_end(prompt), conversation.messages[index]
+    own_tags, message = conversation.template.own_tags, conversation.messages[index]
+    block = block_at_end(prompt, own_tags)
     if text.startswith(prompt):
         return (
             text if block is None else continue_block(prompt, block, text[len(prompt) :], message)
@@ -189,14 +219,15 @@ def _continue_prompt(
     return continue_block(prompt, block, text[head:].lstrip("\n"), message)
 
 
-def _find_unsaid(message: Mapping[str, Any], answer: str) -> str | None:
+def _find_unsaid(conversation: RenderedConversation, index: int, answer: str) -> str | None:
     """Return the name of a field of which the text of a trained answer lacks a part.
 
     Templates that split a content at the end of a block of reasoning may drop what precedes it.
     """
     for name in ("content", *REASONING_FIELDS):
-        value = message.get(name)
-        if isinstance(value, str) and not is_said(value, answer):
+        value = conversation.messages[index].get(name)
+        own_tags = conversation.template.own_tags
+        if isinstance(value, str) and not is_said(value, answer, own_tags):
             return name
     return None
 

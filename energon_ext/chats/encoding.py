@@ -35,7 +35,7 @@ EOS, ALLOW = "eos", "allow"
 ANSWER_ENDS = (EOS, ALLOW)
 
 #: Changes when the same conversation becomes other samples, so that cached ones are made again.
-RULES = 2
+RULES = 3
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class ConversationEncoder:
         """Return the tokens of a conversation that ends with a question, int64 [n]."""
         checked = check_messages(conversation.messages)
         check_question(checked)
-        context = _context(conversation)
+        context = self._written.with_tools(_context(conversation))
         checked = write_thinking_parts(self.template, checked, context)
         messages = self._written.messages_for(checked, context)
         text = self.template.render(messages, add_generation_prompt=True, **context)
@@ -161,7 +161,7 @@ class ConversationEncoder:
             return _Rendered([text], True, adds_eos, notes)
         checked = check_messages(conversation.messages)
         check_answers(checked)
-        context = _context(conversation)
+        context = self._written.with_tools(_context(conversation))
         checked = write_thinking_parts(self.template, checked, context)
         messages = self._written.messages_for(checked, context)
         notes = Counter(conversation.notes)

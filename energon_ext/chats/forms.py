@@ -10,20 +10,25 @@ former name.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from energon_ext.chats.reasoning import REASONING_FIELDS
+from energon_ext.chats.reasoning import REASONING_FIELDS, is_said
+from energon_ext.chats.templates import ChatTemplate
 
 Message = Mapping[str, Any]
 
 
-def find_other_forms(message: Message, name: str) -> Iterator[tuple[str, str, Message]]:
+def find_other_forms(
+    template: ChatTemplate, message: Message, name: str
+) -> Iterator[tuple[str, str, Message]]:
     """Yield other forms of a message: what to count, the field that has the text, and the message.
 
     Args:
         name: the field that is not written as it is.
 
     Example:
+        >>> from energon_ext.chats.templates import PlainChatTemplate
         >>> message = {"role": "assistant", "content": "4", "reasoning": "2 + 2"}
-        >>> [changed for _, _, changed in find_other_forms(message, "reasoning")][-1]
+        >>> forms = find_other_forms(PlainChatTemplate(), message, "reasoning")
+        >>> [changed for _, _, changed in forms][-1]
         {'role': 'assistant', 'content': '<think>\\n2 + 2\\n</think>\\n\\n4'}
     """
     value, role = message[name], message["role"]
@@ -38,8 +43,16 @@ def find_other_forms(message: Message, name: str) -> Iterator[tuple[str, str, Me
     for other in REASONING_FIELDS:
         if other not in message:
             yield f"`{name}` of answers, written as `{other}`", other, {**rest, other: value}
-    if role == "assistant":
+    found, unwritten = template.own_reasoning
+    if found is not None and found.field not in (*REASONING_FIELDS, *message):
+        note = f"`{name}` of answers, written as `{found.field}`"
+        yield note, found.field, {**message, found.field: value}
+    if role == "assistant" and found is None and not unwritten:
         thought, said = value.strip("\n"), message.get("content") or ""
+        if said.lstrip().startswith("<think>") and is_said(thought, said.partition("</think>")[0]):
+            note = f"`{name}` of answers, which is in their content as well"
+            yield note, "content", rest
+            return
         content = f"<think>\n{thought}\n</think>\n\n{said}"
         note = f"`{name}` of answers, written as <think> in their content"
         yield note, "content", {**rest, "content": content}

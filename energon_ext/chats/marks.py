@@ -13,6 +13,29 @@ from energon_ext.chats.templates import MARK
 OBJECTS, TEXTS = "objects", "texts"
 
 
+def wrap(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call or a schema of a function as an object of OpenAI's, with a ``function``.
+
+    Example:
+        >>> wrap({"id": "7", "name": "add", "arguments": {"a": 1}})
+        {'id': '7', 'type': 'function', 'function': {'name': 'add', 'arguments': {'a': 1}}}
+    """
+    around = {name: value for name, value in function.items() if name in ("id", "type")}
+    inner = {name: value for name, value in function.items() if name not in around}
+    return {**around, "type": "function", "function": inner}
+
+
+def unwrap(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the function of a call or schema, with what is around it: undo :func:`wrap`."""
+    around = {name: value for name, value in call.items() if name not in ("type", "function")}
+    return {**around, **call["function"]}
+
+
+def swap(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return calls or schemas with a ``function`` if they have none, and without it otherwise."""
+    return [unwrap(each) if "function" in each else wrap(each) for each in calls]
+
+
 def mark_texts(value: Any, marks: list[str]) -> Any:
     """Return a value with a marker of its own in place of each text."""
     if isinstance(value, str):

@@ -16,6 +16,9 @@ from typing import Any
 
 from energon_ext.errors import SampleError
 
+#: The tags before and after a block of reasoning.
+Tags = tuple[str, str]
+
 #: Fields of a message with its reasoning. They are names for the same text.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
@@ -31,8 +34,11 @@ _BLOCK = re.compile(rf"(?:({_OPENING})(\s*)({_CLOSING})?|({_CLOSING}))\s*\Z", re
 _TAGS_AND_SPACE = re.compile(rf"{_OPENING}|{_CLOSING}|\s+", re.IGNORECASE)
 
 
-def is_said(value: str, text: str) -> bool:
+def is_said(value: str, text: str, own: Tags | None = None) -> bool:
     """Return True if a text contains all of a value, apart from reasoning tags and white space.
+
+    Args:
+        own: further tags, of the chat template.
 
     Example:
         >>> is_said("<think>sum</think>Four.", "<think>\\nsum\\n</think>\\n\\nFour.<end>")
@@ -42,6 +48,8 @@ def is_said(value: str, text: str) -> bool:
     """
     if value.strip() in text:
         return True
+    for tag in own or ():
+        value, text = value.replace(tag, ""), text.replace(tag, "")
     bare = _TAGS_AND_SPACE.sub("", text)
     escaped = json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
     variants = (value, *escaped, html.escape(value))
@@ -70,10 +78,13 @@ class Block:
         return self.is_closed != has_reasoning(message, self)
 
 
-def block_at_end(prompt: str) -> Block | None:
+def block_at_end(prompt: str, own: Tags | None = None) -> Block | None:
     """Return the block of reasoning that a prompt opens or closes at its end, if there is one.
 
     Some prompts have the end of a block only, to ask for an answer without reasoning.
+
+    Args:
+        own: tags of the chat template, beside those that are known.
 
     Example:
         >>> block_at_end("assistant\\n<think>\\n")
@@ -83,7 +94,7 @@ def block_at_end(prompt: str) -> Block | None:
     """
     found = _BLOCK.search(prompt)
     if found is None:
-        return None
+        return None if own is None else _own_block(prompt, *own)
     opening, space, closed, alone = found.groups()
     if alone is not None:
         opening = _opening_of(alone)
@@ -92,6 +103,15 @@ def block_at_end(prompt: str) -> Block | None:
     if closed not in (None, closing):
         return None
     return Block(found.start(), opening, closing, space, closed is not None)
+
+
+def _own_block(prompt: str, opening: str, closing: str) -> Block | None:
+    begin, end = map(re.escape, (opening, closing))
+    found = re.search(rf"(?:({begin})(\s*)({end})?|{end})\s*\Z", prompt)
+    if found is None:
+        return None
+    is_closed = found[1] is None or found[3] is not None
+    return Block(found.start(), opening, closing, found[2] or "", is_closed)
 
 
 def _opening_of(closing: str) -> str:
@@ -153,7 +173,8 @@ def _fill_block(prompt: str, block: Block, answer: str, message: Mapping[str, An
             return prompt + answer
         _check_not_elsewhere(answer, block, str(message.get("content") or ""))
         return f"{prompt}{thought}{block.space}{block.closing}{2 * block.space}{answer}"
-    thought, closing, said = str(message.get("content", "")).rpartition(block.closing)
+    content = str(message.get("content", ""))
+    thought, closing, said = content.partition(block.closing)
     if not closing:
         return None
     thought = thought.lstrip().removeprefix(block.opening).lstrip("\n")
@@ -184,12 +205,15 @@ def _check_not_elsewhere(answer: str, block: Block, content: str) -> None:
 
 
 def has_thought(content: str, block: Block) -> bool:
-    """Return True if a content has a block of reasoning that is not empty, or the end of one.
+    """Return True if a content begins with reasoning that is not empty, to the end of its block.
+
+    The tag that opens the block may be missing. A tag after other text is only mentioned.
 
     Example:
         >>> block = block_at_end("<think></think>")
-        >>> [has_thought(each, block) for each in ("4", "<think></think>4", "Sum.</think>4")]
-        [False, False, True]
+        >>> contents = "4", "<think></think>4", "Sum.</think>4", "Between <think> and </think>."
+        >>> [has_thought(each, block) for each in contents]
+        [False, False, True, False]
     """
     rest = content.lstrip()
     if rest.startswith(block.opening):
@@ -197,4 +221,10 @@ def has_thought(content: str, block: Block) -> bool:
         if not inner.startswith(block.closing):
             return True
         rest = inner[len(block.closing) :]
-    return block.closing in rest
+    return block.closing in rest and block.opening not in rest.partition(block.closing)[0]
+
+
+def lacks_opening(content: Any, block: Block) -> bool:
+    """Return True if a content has reasoning up to the end of a block that it does not begin."""
+    is_text = isinstance(content, str) and not content.lstrip().startswith(block.opening)
+    return is_text and has_thought(content, block)

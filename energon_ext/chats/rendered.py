@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_ext.chats.reasoning import block_at_end, has_reasoning
+from energon_ext.chats.reasoning import Block, block_at_end, has_reasoning
 from energon_ext.chats.switches import add_command, find_changes
 from energon_ext.chats.templates import MARK, ChatTemplate
 from energon_ext.errors import SampleError
@@ -45,9 +45,13 @@ class RenderedConversation:
             self._prompts[index] = self._render(index, add_generation_prompt=True)
         return self._prompts[index]
 
+    def block(self, index: int) -> Block | None:
+        """Return the block of reasoning at the end of the prompt of an answer, if there is one."""
+        return block_at_end(self.prompt(index), self.template.own_tags)
+
     def is_fit(self, index: int) -> bool:
         """Return True if the prompt of an answer asks for reasoning just if the answer has some."""
-        block = block_at_end(self.prompt(index))
+        block = self.block(index)
         return block is None or block.fits(self.messages[index])
 
     def fit_prompt(self, index: int, notes: Counter[str]) -> "RenderedConversation":
@@ -61,7 +65,7 @@ class RenderedConversation:
         """
         if self.is_fit(index):
             return self
-        block = block_at_end(self.prompt(index))
+        block = self.block(index)
         reasons = block is not None and has_reasoning(self.messages[index], block)
         changes = find_changes(self.template, self.messages, self.context, reasons)
         for name, context, command in changes:
@@ -112,8 +116,7 @@ class RenderedConversation:
         after_question = (i for i in self.assistants if i and i - 1 not in self.assistants)
         first = next(after_question, self.assistants[0])
         before = self._render(first)
-        prompt = self.prompt(first)
-        block = block_at_end(prompt)
+        prompt, block = self.prompt(first), self.block(first)
         stop = len(prompt) if block is None else block.start
         return prompt[len(before) : stop] if prompt.startswith(before) else ""
 

@@ -24,10 +24,12 @@ def default_template(
 ) -> ChatTemplate:
     """Return the chat template of an HFTokenizer's folder or name, else the plain one.
 
+    A ``tokenizer.json`` belongs to its folder if that has a chat template as well.
+
     Fine-tuning and prompts share it, so that a policy is prompted in the format it was trained on.
     """
-    if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
-        loaded = load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
+    if (name := _name_of(tokenizer)) is not None:
+        loaded = load_with_transformers(name, f"Chat template of {name!r}")
         if loaded.chat_template:
             return HFChatTemplate(loaded, template_kwargs=template_kwargs)
     return _plain(template_kwargs)
@@ -92,6 +94,26 @@ class _SpecialTokens:
 
 def _tokenizer_for(tokenizer: Tokenizer) -> Any:
     """Return an object with the special tokens, and perhaps templates, of a tokenizer."""
-    if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
-        return load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
+    if (name := _name_of(tokenizer)) is not None:
+        return load_with_transformers(name, f"Chat template of {name!r}")
     return _SpecialTokens(tokenizer)
+
+
+def _name_of(tokenizer: Tokenizer) -> str | None:
+    """Return the folder or name from which ``transformers`` loads the template of a tokenizer."""
+    if not isinstance(tokenizer, HFTokenizer):
+        return None
+    path = Path(tokenizer.name)
+    if not path.is_file():
+        return tokenizer.name
+    has_template = path.name == "tokenizer.json" and _has_template(path.parent)
+    return str(path.parent) if has_template else None
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        return False
+    return b'"chat_template"' in read_data(config, _MAX_TEMPLATE_BYTES)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.arguments import choices, optional_module
+from energon_ext.chats.own_reasoning import OwnReasoning, find_own_reasoning
+from energon_ext.chats.reasoning import Tags
 from energon_ext.compat import jinja_environment
 from energon_ext.errors import ConfigError, SampleError, one_line
 from energon_ext.keyed import sha256
@@ -78,9 +80,23 @@ class ChatTemplate(ABC):
         """Return the names of the variables that the template reads."""
         return frozenset()
 
-    def words(self) -> frozenset[str]:
-        """Return the names and texts in the template, among them all fields that it reads."""
+    def fields(self) -> frozenset[str]:
+        """Return the names of the fields of messages that the template reads, and others."""
         return frozenset()
+
+    @functools.cached_property
+    def own_reasoning(self) -> tuple[OwnReasoning | None, list[str]]:
+        """The way it writes the reasoning of an answer, and fields for it that it does not write.
+
+        See :func:`~energon_ext.chats.own_reasoning.find_own_reasoning`.
+        """
+        return find_own_reasoning(self.render, self.fields())
+
+    @property
+    def own_tags(self) -> Tags | None:
+        """The tags that it writes before and after reasoning; None if they are not known."""
+        found, _ = self.own_reasoning
+        return None if found is None else found.tags
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
@@ -262,18 +278,8 @@ class HFChatTemplate(ChatTemplate):
 
         return frozenset().union(*map(find_undeclared_variables, self._parse()))
 
-    def words(self) -> frozenset[str]:
-        return self._words
-
-    @functools.cached_property
-    def _words(self) -> frozenset[str]:
-        from jinja2 import nodes
-
-        found: set[str] = set()
-        for tree in self._parse():
-            found |= {node.attr for node in tree.find_all(nodes.Getattr)}
-            found |= {str(node.value) for node in tree.find_all(nodes.Const)}
-        return frozenset(found)
+    def fields(self) -> frozenset[str]:
+        return frozenset().union(*map(_fields_in, self._parse()))
 
     def _parse(self) -> list[Any]:
         """Return the syntax trees of the templates."""
@@ -284,6 +290,17 @@ class HFChatTemplate(ChatTemplate):
         text = repr((sorted(self._templates.items()), sorted(self._special_tokens.items())))
         variables = {"template_kwargs": self.template_kwargs} if self.template_kwargs else {}
         return {"kind": "hf", "sha256": sha256(text), **variables}
+
+
+def _fields_in(tree: Any) -> set[str]:
+    """Return the names of the attributes, items and keys that a template asks for."""
+    from jinja2 import nodes
+
+    found = {node.attr for node in tree.find_all(nodes.Getattr)}
+    keys = [node.arg for node in tree.find_all(nodes.Getitem)]
+    keys += [node.expr for node in tree.find_all(nodes.Compare)]  # 'name' in message
+    keys += [node.args[0] for node in tree.find_all(nodes.Call) if node.args]  # .get('name')
+    return found | {str(key.value) for key in keys if isinstance(key, nodes.Const)}
 
 
 def _with_parts(message: Message) -> Message:

@@ -3,8 +3,8 @@
 """Contents with parts of type ``thinking``, as Mistral and Anthropic store reasoning.
 
 A template that reads such parts writes tags around them. The content becomes the same text with
-these tags. For any other template, the reasoning before an answer moves to the field that the
-template reads.
+these tags. For any other template, the reasoning before an answer moves to the field of reasoning,
+which is then written as the template reads it.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_ext.chats.messages import THINKING, Messages
-from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end
+from energon_ext.chats.reasoning import REASONING_FIELDS
 from energon_ext.chats.templates import MARK, ChatTemplate
 from energon_ext.errors import SampleError
 
@@ -36,15 +36,14 @@ def write_thinking_parts(
         head = [{"content": "", **each} for each in head]
         tags = _tags(template, head, message, context)
         if tags is None:
-            field = _field(template, head, context) if _is_reasoning(message, parts) else None
-            if field is None:
+            if not _is_reasoning(message, parts):
                 raise SampleError(
                     f"message {index}: the chat template does not write reasoning that is given "
                     f"as parts of type '{THINKING}' of role {message['role']}; use a template that "
                     f"does, or make the parts one text, with the tags that the model uses"
                 )
             text = "".join(text for kind, text in parts[1:])
-            rendered[index] = {**message, "content": text, field: parts[0][1]}
+            rendered[index] = {**message, "content": text, REASONING_FIELDS[0]: parts[0][1]}
             continue
         opening, closing = tags
         texts = (f"{opening}{text}{closing}" if kind == THINKING else text for kind, text in parts)
@@ -84,19 +83,3 @@ def _is_reasoning(message: Mapping[str, Any], parts: Sequence[tuple[str, str]]) 
     is_first = is_thought[0] and not any(is_thought[1:])
     is_answer = message["role"] == "assistant"
     return is_answer and is_first and not any(message.get(name) for name in REASONING_FIELDS)
-
-
-def _field(
-    template: ChatTemplate, head: Sequence[Mapping[str, Any]], context: Mapping[str, Any]
-) -> str | None:
-    """Return the field from which a template takes reasoning; None if it takes none."""
-    answer = {"role": "assistant", "content": _SAID}
-    try:
-        for name in REASONING_FIELDS:
-            if _THOUGHT in template.render([*head, {**answer, name: _THOUGHT}], **context):
-                return name
-        block = block_at_end(template.render(head, add_generation_prompt=True, **context))
-    except SampleError:
-        return REASONING_FIELDS[0]  # the reason is found, and named, when all is rendered
-    # An open block is filled from any of the fields, although the template writes none.
-    return REASONING_FIELDS[0] if block is not None and not block.is_closed else None

@@ -19,11 +19,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_ext.chats.forms import find_other_forms
-from energon_ext.chats.marks import OBJECTS, TEXTS, mark_calls, mark_texts, mark_tools
+from energon_ext.chats.marks import TEXTS, mark_texts, swap
 from energon_ext.chats.messages import LABELS, Messages
 from energon_ext.chats.reasoning import REASONING_FIELDS, block_at_end
 from energon_ext.chats.rendered import RenderedConversation
 from energon_ext.chats.templates import ChatTemplate
+from energon_ext.chats.tool_forms import (
+    check_schemas,
+    find_form_of_calls,
+    need_other_form,
+    writes_tools,
+)
 from energon_ext.errors import SampleError
 
 #: Sequences of roles and fields, and answers about them, that are kept.
@@ -44,21 +50,37 @@ class WrittenFields:
         Raises:
             SampleError: the template rejects the messages, or does not write a field.
         """
-        _check_schemas(context.get("tools") or ())
         if max(len(self._known), len(self._sequences)) > _MAX_KNOWN:
             self._known.clear()
             self._sequences.clear()
         variables = describe_variables(context)
         messages = list(checked.rendered)
         for index, calls in checked.original_calls.items():
-            if self._form_of_calls(messages, index, context, variables) == TEXTS:
-                messages[index] = {**messages[index], "tool_calls": calls}
+            form, is_other = self._form_of_calls(messages, index, context, variables)
+            calls = calls if form == TEXTS else messages[index]["tool_calls"]
+            messages[index] = {**messages[index], "tool_calls": swap(calls) if is_other else calls}
         messages = self._with_contents(messages, context, variables)
         for index in range(len(messages)):
             self._bring_to_form(messages, index, context, variables, checked.notes)
         if context.get("tools"):
             self._check_tools(messages, context, variables)
         return messages
+
+    def with_tools(self, context: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the variables with ``tools`` in the form of which the template writes all.
+
+        They are functions, or objects with a ``function``; which is used only if it is written and
+        the given form is not.
+        """
+        tools = context.get("tools")
+        if not tools:
+            return context
+        check_schemas(tools)
+        variables = describe_variables(context)
+        key = "form of tools", "function" in tools[0], len(tools), variables
+        if key not in self._known:
+            self._known[key] = need_other_form(self._template, context)
+        return {**context, "tools": swap(tools)} if self._known[key] else context
 
     def find_unused(self, variables: Mapping[str, Any]) -> list[str]:
         """Return the names of variables that the template does not read."""
@@ -115,33 +137,22 @@ class WrittenFields:
         index: int,
         context: Mapping[str, Any],
         variables: str,
-    ) -> str:
-        """Return whether the template takes the arguments of tool calls as objects or as texts."""
-        is_one = len(messages[index]["tool_calls"]) == 1
-        key = self._kinds(messages[: index + 1])[-1], "tool_calls", is_one, variables
+    ) -> tuple[str, bool]:
+        """Return how the template takes tool calls.
+
+        Returns:
+            Whether it takes arguments as objects or as texts, and whether it needs a ``function``
+            in calls that have none, or the other way around.
+        """
+        calls = messages[index]["tool_calls"]
+        is_bare = "function" not in calls[0]
+        key = self._kinds(messages[: index + 1])[-1], "tool_calls", len(calls), is_bare, variables
         if key not in self._known:
-            self._known[key] = self._ask_for_calls(messages, index, context)
+            head = _fill_contents(messages[:index])
+            self._known[key] = find_form_of_calls(self._template, head, messages[index], context)
         if self._known[key] is None:
             raise _unwritten_error(index, "tool_calls", "assistant")
         return self._known[key]
-
-    def _ask_for_calls(
-        self, messages: Sequence[Mapping[str, Any]], index: int, context: Mapping[str, Any]
-    ) -> str | None:
-        head, message, rejections = _fill_contents(messages[:index]), messages[index], []
-        for form in (OBJECTS, TEXTS):
-            calls, marks, wrong = mark_calls(message["tool_calls"], form)
-            try:
-                probe = {"content": "", **message, "tool_calls": calls}
-                text = self._template.render([*head, probe], **context)
-            except SampleError as error:
-                rejections.append(error)
-                continue
-            if all(mark in text for mark in marks) and not any(each in text for each in wrong):
-                return form
-        if len(rejections) == 2:
-            raise rejections[0]
-        return None
 
     def _bring_to_form(
         self,
@@ -158,14 +169,17 @@ class WrittenFields:
                 continue
             if name in LABELS or name == "tool_calls":
                 continue
+            if name not in messages[index]:  # a second name of a text, which has moved
+                continue
             key = kinds[stop], stop - index, name, type(value).__name__, variables
             if key not in self._known:
                 self._known[key] = self._find_form(messages, index, name, context)
             form = self._known[key]
             if form is None:
-                raise _unwritten_error(index, name, messages[index]["role"])
+                raise _unwritten_error(index, name, messages[index]["role"], self._template)
             if form:
-                note, _, changed = list(find_other_forms(messages[index], name))[form - 1]
+                forms = list(find_other_forms(self._template, messages[index], name))
+                note, _, changed = forms[form - 1]
                 notes[note] += 1
                 messages[index] = dict(changed)
 
@@ -177,21 +191,31 @@ class WrittenFields:
         context: Mapping[str, Any],
     ) -> int | None:
         """Return 0 if a field is written as it is, else the number of a form in which it is."""
-        if self._is_written(messages, index, name, context):
-            return 0
+        rejection = None
+        try:
+            if self._is_written(messages, index, name, context):
+                return 0
+        except SampleError as error:  # perhaps of this form only, such as a role
+            rejection = error
         marked, marks = _mark_field(messages[index], name)
         if isinstance(marked.get("content"), str) and name != "content":
             marked["content"] = mark_texts(marked["content"], marks) if marked["content"] else ""
-        for number, (_, place, changed) in enumerate(find_other_forms(marked, name), 1):
-            if place == "content" != name:  # the last resort
-                if self._fills_block(messages, index, context):
-                    return 0
-                if self._template.words().intersection(REASONING_FIELDS):
-                    return None  # it writes reasoning elsewhere, or under a condition
-            text = self._render_probe(messages, index, changed, context)
+        for number, (_, place, changed) in enumerate(
+            find_other_forms(self._template, marked, name), 1
+        ):
+            if place == "content" != name and self._fills_block(messages, index, context):
+                return 0  # the last resort is not needed
+            try:
+                text = self._render_probe(messages, index, changed, context)
+            except SampleError as error:
+                rejection = rejection or error
+                continue
             if str(changed[place]).strip() in text:
                 return number
-        return None
+        if rejection is not None:
+            raise rejection
+        is_filled = name in REASONING_FIELDS and self._fills_block(messages, index, context)
+        return 0 if is_filled else None
 
     def _is_written(
         self,
@@ -225,7 +249,7 @@ class WrittenFields:
             prompt = conversation.fit_prompt(index, Counter()).prompt(index)
         except SampleError:
             return False
-        block = block_at_end(prompt)
+        block = block_at_end(prompt, self._template.own_tags)
         return block is not None and not block.is_closed
 
     def _check_tools(
@@ -236,11 +260,7 @@ class WrittenFields:
         first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), None)
         key = "tools", self._kinds(messages[:first])[-1], is_bare, len(tools) > 1, variables
         if key not in self._known:
-            marked, marks = mark_tools(len(tools), is_bare)
-            text = self._template.render(
-                messages[:first], add_generation_prompt=True, **{**context, "tools": marked}
-            )
-            self._known[key] = all(mark in text for mark in marks)
+            self._known[key] = writes_tools(self._template, messages[:first], is_bare, context)
         if not self._known[key]:
             raise SampleError(
                 "the chat template does not write `tools`; use a template that does "
@@ -255,13 +275,6 @@ def _mark_field(message: Mapping[str, Any], name: str) -> tuple[dict[str, Any], 
     if name in REASONING_FIELDS:  # names for the same text, of which a template reads one
         marked |= {n: marked[name] for n in REASONING_FIELDS if message.get(n) == message[name]}
     return marked, marks
-
-
-def _check_schemas(tools: Sequence[Any]) -> None:
-    for number, tool in enumerate(tools):
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else tool
-        if not isinstance(function, Mapping):
-            raise SampleError(f"tools[{number}] must be a function as a JSON schema")
 
 
 def describe_variables(context: Mapping[str, Any]) -> str:
@@ -297,8 +310,13 @@ _REMEDIES = {
 }
 
 
-def _unwritten_error(index: int, name: str, role: str) -> SampleError:
+def _unwritten_error(
+    index: int, name: str, role: str, template: ChatTemplate | None = None
+) -> SampleError:
     remedy = _REMEDIES.get(name, "or remove the field")
+    if template is not None and name in REASONING_FIELDS and template.own_reasoning[1]:
+        names = ", ".join(template.own_reasoning[1])
+        remedy = f"or give it as the template reads it, perhaps as {names}"
     return SampleError(
         f"message {index}: the chat template does not write `{name}` of role {role}; use a "
         f"template that does (--chat-template), {remedy}"

@@ -213,6 +213,8 @@ def _empty_split(prepared: Record, empty: Sequence[str], job: Job) -> ConfigErro
         )
     too_short = sum(unit["too_short"] for unit in units_read(prepared))
     count, first = skipped_documents(prepared, "refused")
+    if count and not too_short:
+        return ConfigError(f"None of the {count} documents can be used, the first: {first}")
     refused = f", {count} refused, the first: {first}" if count else ""
     return ConfigError(
         f"The input has no document of at least {job.min_chars} characters ({too_short} shorter"

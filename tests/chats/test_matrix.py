@@ -32,8 +32,7 @@ def test_tokens_are_those_of_transformers_and_weights_follow_the_rule(kind, name
     for conversation, record in CONVERSATIONS.items():
         expected = reference(name, conversation)
         (found,) = encoder.encode([read_conversation(record)])
-        if expected.text is None:
-            assert isinstance(found, SampleError), conversation
+        if expected.text is None and isinstance(found, SampleError):
             continue
         reasons = reasons_to_refuse(name, conversation)
         if reasons:
@@ -44,8 +43,9 @@ def test_tokens_are_those_of_transformers_and_weights_follow_the_rule(kind, name
         assert not isinstance(found, SampleError), (conversation, str(found))
         FOUND["accepted"] += 1
         other = in_other_form(record, found.notes)
+        assert expected.text is not None or other != record, conversation
         if other != record:
-            assert is_unwritten(expected, record, other), conversation
+            assert expected.text is None or is_unwritten(expected, record, other), conversation
             expected = Reference(SPECIAL_TOKENS, TEMPLATES[name], other, forms_of(name))
         check(tokenizer, expected, found, conversation)
 

@@ -3,6 +3,7 @@
 """Chat templates by name, date and tokenizer, and conversations that no template writes."""
 
 import json
+import shutil
 
 import pytest
 
@@ -49,6 +50,18 @@ def test_sft_and_prompts_share_the_default_template(hf_folder):
         assert document.tokens[: len(prompt.tokens)].tolist() == prompt.tokens.tolist()
         assert not document.label_weights[: len(prompt.tokens)].any()
         assert document.label_weights[len(prompt.tokens)] == 1
+
+
+def test_a_tokenizer_file_belongs_to_the_chat_template_in_its_folder(hf_folder, tmp_path):
+    folder = template_of(HFTokenizer(hf_folder))
+    file = template_of(HFTokenizer(f"{hf_folder}/tokenizer.json"))
+    assert file.fingerprint() == folder.fingerprint() != PlainChatTemplate().fingerprint()
+    alone = shutil.copy(f"{hf_folder}/tokenizer.json", tmp_path)
+    assert isinstance(template_of(HFTokenizer(alone, add_eos=False)), PlainChatTemplate)
+
+
+def template_of(tokenizer):
+    return SFTTaskEncoder(tokenizer, 64).chat_template
 
 
 def test_the_error_for_a_missing_template_says_what_to_pass(hf_folder, tmp_path):

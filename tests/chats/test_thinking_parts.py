@@ -98,11 +98,13 @@ def test_any_other_template_gets_the_reasoning_before_an_answer_in_its_field(tem
     ["ChatML", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"],
     ids=["adds texts", "prints a list as Python does"],
 )
-def test_a_template_without_reasoning_refuses_it(template):
-    with pytest.raises(
-        SampleError, match="does not write reasoning that is given as parts of type 'thinking'"
-    ):
-        pieces(template, {"messages": [QUESTION, answer([thought("7 times 13."), said("No.")])]})
+def test_a_template_without_reasoning_gets_it_as_from_its_field(template):
+    found = pieces(
+        template, {"messages": [QUESTION, answer([thought("7 times 13."), said("No.")])]}
+    )
+    field = answer("No.", reasoning_content="7 times 13.")
+    assert found == pieces(template, {"messages": [QUESTION, field]})
+    assert "<think>\n7 times 13.\n</think>\n\nNo." in found[0][1][0]
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_only_answers_have_weight(tmp_path):
         "chat_template": {"kind": "plain"},
         "answers": None,
         "answer_end": None,
-        "rules": 2,
+        "rules": 3,
         "tokenizer_arguments": {"name_or_path": "bytes"},
         "label_weights": {"dtype": "uint8"},
     }
@@ -238,7 +238,7 @@ def test_an_input_of_refused_conversations_is_an_error(tmp_path):
     line = error_line(
         energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *CHAT, "--jsonl", few)
     )
-    assert "0 shorter, 3 refused, the first: Sample" in line
+    assert "None of the 3 documents can be used, the first: Sample" in line
     assert "message 0 answers no question" in line
     many = write_jsonl(tmp_path / "many.jsonl", [*RECORDS, *[{"messages": [ANSWER]}] * 100])
     line = error_line(
