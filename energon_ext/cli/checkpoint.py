@@ -12,10 +12,10 @@ from energon_ext.cli import echo, option, table
 from energon_ext.cli.forecast import draw_forecast, make_forecast, show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.errors import EncoderNeededError, EnergonExtError
-from energon_ext.packing import packing_of, repacking
 from energon_ext.plan.cursor import digest_of_state, restore_cursor
 from energon_ext.plan.packed_rows import PackedRows
 from energon_ext.plan.run import Run
+from energon_ext.plan.spec import PACKING, describe_repacking
 from energon_ext.state.files import write_file
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.tokenizers.tokenizers import load_tokenizer
@@ -51,7 +51,7 @@ def show(saved: Path) -> None:
     echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{progress}")
     echo(f"data digest {state['data_digests'][-1][1]}, state digest {digest_of_state(state)}")
     echo(f"breakpoints count {state['axis']}")
-    echo(", ".join(f"{k}={v!r}" for k, v in sorted(state["fingerprint"].items())))
+    echo(", ".join(f"{k}={v!r}" for k, v in sorted(cursor.spec.compared().items())))
     rows = [("source", "documents read", "tokens read")]
     for key, source in state["plan"]["sources"].items():
         rows.append((key, f"{source['documents']:,}", f"{source['tokens']:,}"))
@@ -72,6 +72,7 @@ def show(saved: Path) -> None:
 @option.special_tokens
 @_packing
 @option.encoder
+@option.module
 @option.trusted_module
 @click.pass_context
 def diff(
@@ -114,13 +115,13 @@ def diff(
     position = dataset.position(cursor.step, cursor.state["plan"]["row"])
     echo(_changes(changes, dataset.shares_of_sources(position)))
     unit = dataset.clock.axis.change_from(cursor.state["axis"])
-    packed = repacking(cursor.state["fingerprint"], dataset.fingerprint)
+    packed = describe_repacking(cursor.spec.compared(), dataset.fingerprint)
     steps, documents = _skipped_steps(cursor, dataset), _changed_documents(dataset)
     for line in filter(None, (unit, packed, *steps, *documents)):
         echo(line)
     may_change = {}
     if not cursor.inside and all(rows.may_be_repacked for rows in dataset.rows):
-        may_change = packing_of(dataset.fingerprint)
+        may_change = {k: v for k, v in dataset.fingerprint.items() if k in PACKING}
     fixed = {k: v for k, v in dataset.fingerprint.items() if k not in (ENCODER, *may_change)}
     for rule, fields in (("must stay", fixed), ("may change", may_change)):
         if fields:
@@ -140,6 +141,7 @@ def diff(
 @click.option("--global-batch-size", type=option.Count(1), help="Rows per step in the next run.")
 @option.forecast
 @option.encoder
+@option.module
 @option.trusted_module
 def forecast(
     saved: Path,
@@ -181,6 +183,7 @@ def forecast(
 @option.metadataset
 @option.split
 @option.encoder
+@option.module
 @option.trusted_module
 def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
     """Discard live weights of METADATASET that CHECKPOINT has not used.

@@ -12,13 +12,12 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from megatron.energon import DefaultTaskEncoder, WorkerConfig
+from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.chats.template_names import named_template
 from energon_ext.cli import option
-from energon_ext.config.mix import Mix, mix_of
-from energon_ext.encoders.load import get_train_dataset
+from energon_ext.encoders.load import get_train_dataset, load_mix
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.preferences import PreferenceTaskEncoder
 from energon_ext.encoders.pretrain import PackedTaskEncoder
@@ -142,13 +141,6 @@ def task_encoder_of(
     return make_encoder(loaded, **options)
 
 
-class _MixReader(DefaultTaskEncoder):
-    """Returns the mix of a metadataset in place of its dataset, so that no sample is encoded."""
-
-    def build_train_datasets(self, *, datasets: Any, **stages: Any) -> Mix:
-        return mix_of(datasets)
-
-
 def weights_of(
     metadataset: Path,
     *,
@@ -166,14 +158,7 @@ def weights_of(
     task_encoder = encoder and task_encoder_of(
         metadataset, split_part, trusted_modules, encoder, **options
     )
-    mix: Any = get_train_dataset(
-        metadataset,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=1,
-        split_part=split_part,
-        task_encoder=_MixReader(),
-        trusted_modules=trusted_modules,
-    )
+    mix, _ = load_mix(metadataset, split_part=split_part, trusted_modules=trusted_modules)
     if not sample_entries(mix.entries):
         return None
     task_encoder = task_encoder or task_encoder_of(
@@ -181,9 +166,7 @@ def weights_of(
         default_tokenizer=lambda *names: UnknownTokenizer(),
         **options,
     )
-    if isinstance(task_encoder, PackedTaskEncoder) and any(
-        map(task_encoder.splice_of, mix.entries)
-    ):
+    if isinstance(task_encoder, PackedTaskEncoder) and task_encoder.splices_some(mix.entries):
         return None
     open_live_weights(mix, [])
     limits = {entry.key: entry.max_epochs for entry in mix.entries}

@@ -3,8 +3,10 @@
 """Arguments and options shared by several commands."""
 
 import functools
+import importlib
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any, Callable
 
@@ -59,10 +61,31 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 metadataset = click.argument("metadataset", type=INPUT)
 split = click.option("--split", "split_part", default="train", help="Split of the metadataset.")
+
+
+def import_module(ctx: click.Context, param: click.Parameter, name: str | None) -> None:
+    """Import a module of the user's, which may register packers, costs and formats."""
+    if name is None:
+        return
+    sys.path.insert(0, os.getcwd())
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise click.UsageError(f"--module {name}: cannot be imported ({error}).") from error
+
+
 encoder = click.option(
     "--encoder",
     metavar="MODULE:FUNCTION",
     help="Function that returns the run's own task encoder.  [default: as described in the state]",
+)
+module = click.option(
+    "--module",
+    metavar="MODULE",
+    is_eager=True,
+    expose_value=False,
+    callback=import_module,
+    help="Module of yours to import first; it registers packers, costs or formats of documents.",
 )
 trusted_module = click.option(
     "--trusted-module", "trusted_modules", multiple=True, help="Module that the YAML may import."

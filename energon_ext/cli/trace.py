@@ -49,6 +49,7 @@ from energon_ext.tokenizers.tokenizers import load_tokenizer
 )
 @option.split
 @option.encoder
+@option.module
 @option.trusted_module
 @option.as_json
 def trace(
@@ -107,7 +108,8 @@ def trace(
         raise ConfigError("Give the --step to show, or the --document to search for.")
     planned = _planned_step(replay, step)
     blend = planned.blend
-    if doubt := replay.doubt(step, blend):
+    doubts = replay.doubt(step, blend), None if not cursors else cursors[-1].doubt_order()
+    for doubt in filter(None, doubts):
         click.echo(doubt, err=True)
     if (saved := replay.saved_before(step)) is not None:
         _print_changes(saved, blend)

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import megatron.energon
-from megatron.energon import TaskEncoder, WorkerConfig
+from megatron.energon import DefaultTaskEncoder, TaskEncoder, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
+from megatron.energon.metadataset.loader_interface import DatasetBlendMode
 
 from energon_ext.arguments import check_integer, choices
 from energon_ext.config.metadataset import errors_of_energon
+from energon_ext.config.mix import Mix, mix_of
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_energon
@@ -114,6 +116,35 @@ def get_val_datasets(
             split_part=split_part,
             **options,
         )
+
+
+class _MixReader(DefaultTaskEncoder):
+    """Returns the mix of a metadataset in place of its dataset, so that no sample is encoded."""
+
+    def build_train_datasets(
+        self, *, datasets: Any, blend_mode: DatasetBlendMode = DatasetBlendMode.NONE, **stages: Any
+    ) -> Any:
+        return mix_of(datasets), blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
+
+
+def load_mix(
+    path: str | Path | EPath, *, split_part: str, trusted_modules: Iterable[str]
+) -> tuple[Mix, bool]:
+    """Load a mix for training, and whether it repeats as a whole; no sample is encoded.
+
+    Raises:
+        ConfigError: the YAML or a folder is invalid.
+    """
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    found: Any = get_train_dataset(
+        path,
+        worker_config=config,
+        batch_size=1,
+        task_encoder=_MixReader(),
+        split_part=split_part,
+        trusted_modules=trusted_modules,
+    )
+    return found
 
 
 @contextlib.contextmanager

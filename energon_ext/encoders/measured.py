@@ -17,12 +17,13 @@ from energon_ext.config.mix import Entry
 from energon_ext.encoders.text_sources import (
     cached_samples,
     cached_source,
-    ensure_encoded,
+    open_cached,
     sample_entries,
+    stored_source,
 )
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.keyed import KeyedPermutation
-from energon_ext.prepare.cache import Cached
+from energon_ext.prepare.cache import Cached, ensure_prepared
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
@@ -46,16 +47,15 @@ _COMPARED, _COMPARED_SECONDS = 16, 1.0
 
 
 def ensure_measured(
-    encoder: TaskEncoder, methods: SampleMethods, entries: Sequence[Entry], is_rebuilt: bool
+    encoder: TaskEncoder, methods: SampleMethods, entries: Sequence[Entry]
 ) -> dict[str, LengthTable]:
     """Return the lengths of all sources of samples, by source key; none if they are not packed."""
     wanted = sample_entries(entries) if methods.are_packed else []
     cached = {entry.key: cached_lengths(encoder, methods, entry) for entry in wanted}
     before = [entry for entry in wanted if cached[entry.key].is_complete]
-    ensure_encoded(list(cached.values()), is_rebuilt)
+    ensure_prepared(list(cached.values()))
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
-    if not is_rebuilt:
-        _compare_some(encoder, methods, before, tables)
+    _compare_some(encoder, methods, before, tables)
     for key, table in tables.items():
         if table.num_too_long:
             logger.warning(
@@ -115,7 +115,7 @@ def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -
     return cached_samples(
         entry,
         source,
-        {"path": source.path, "first": units[0].description["path"]},  # differs by split
+        _files_of(source, units),
         encoding=methods.identity,
         encode=functools.partial(measure_all, methods, bad, entry.key),
         writer=LengthWriter,
@@ -128,6 +128,37 @@ def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -
         grows=True,
         judges=(source.bad, bad),
     )
+
+
+def find_measured(entry: Entry, encoding: Any, row_tokens: int) -> LengthTable:
+    """Return the lengths of a source of samples that some encoder has measured.
+
+    Args:
+        encoding: names the lengths.
+        row_tokens: positions of a row; longer samples are in no row.
+
+    Raises:
+        EncoderNeededError: there are none.
+    """
+    source = stored_source(entry)
+    units = _units(entry, source)
+    path = entry.metadataset or entry.dataset.paths[0]
+    return open_cached(
+        entry,
+        source,
+        _files_of(source, units),
+        encoding=encoding,
+        units=units,
+        open_folder=functools.partial(LengthTable.open, longest=row_tokens),
+        verb="measured",
+        command=lambda: f"energon-ext measure {path} --encoder MODULE:FUNCTION",
+        grows=True,
+    )
+
+
+def _files_of(source: SampleSource, units: Sequence[Unit]) -> dict[str, Any]:
+    """Return what cached lengths depend on in the files of a source."""
+    return {"path": source.path, "first": units[0].description["path"]}  # differs by split
 
 
 def measure_all(

@@ -14,32 +14,27 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
 
 from energon_ext.arguments import check_integer
-from energon_ext.config.mix import Entry, mix_of
+from energon_ext.config.mix import Entry, Mix, mix_of
+from energon_ext.encoders.plan_mix import Passes, check_blend, plan_mix
 from energon_ext.encoders.planned_mixin import PlannedMixin
-from energon_ext.encoders.planned_samples import (
-    reason_to_stream,
-)
-from energon_ext.encoders.planning import Planning
+from energon_ext.encoders.planned_samples import reason_to_stream
 from energon_ext.encoders.sources import (
     absent_sources,
     check_fields,
-    check_omissions,
     check_unlimited,
     even_virtual_epoch,
-    open_live_weights,
     stream_source,
 )
+from energon_ext.encoders.splicing import find_pad_id
 from energon_ext.encoders.streamed_mixin import StreamedMixin
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.mixture.checks import check_mixture
-from energon_ext.mixture.tree import IN_ORDER, blend_of
+from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.length import check_all_rows_are_read
 from energon_ext.plan.topology import Topology
 from energon_ext.samples.methods import can_pack
-from energon_ext.splice.frames import Frames
 from energon_ext.streamed.spread import line_up
-from energon_ext.weights import ConstantWeight, ScheduleAxis
+from energon_ext.weights import ScheduleAxis
 
 logger = log_of(__name__)
 
@@ -105,74 +100,66 @@ class DynamicBlendMixin(PlannedMixin, StreamedMixin):
         if not repeat:
             check_unlimited(mix.entries)
         # Sources of a plain blend repeat separately; an epochized blend repeats as a whole.
-        epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        sources, planning = self._build_sources(
-            mix.entries, stages, worker_config, repeat=repeat, repeats=repeat and not epochized
+        passes = Passes(
+            repeat=repeat,
+            as_whole=blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS,
+            batches=even_virtual_epoch(virtual_epoch_length, worker_config),
         )
-        check_omissions(mix, sources)
-        open_live_weights(mix, sources)
-        clock = Clock(
-            mix.axis_with(self.schedule_axis),
-            Topology.of(worker_config, stages.get("batch_size"), self.rows_per_step),
-            self.tokens_per_sample if planning is None else planning.row_tokens,
-            mix.run.skip.ranges,
-        )
-        check_mixture(
-            mix.tree,
-            clock.axis,
-            {source.key: source.max_epochs for source in sources},
-            absent_sources(sources, worker_config),
-            _splices_of(sources),
-            clock.end,
-        )
-        passes = {
-            "pass_batches": even_virtual_epoch(virtual_epoch_length, worker_config),
-            "repeats": repeat and epochized,
-            "restarts": not repeat,
-        }
-        blend: dict[str, Any] = {"tree": mix.tree, "clock": clock, "worker_config": worker_config}
-        if planning is None:
-            blend["fingerprint"] = self.state_fingerprint()
-            return self.build_streamed_blend(sources, passes, stages, **blend)
-        return self._plan_run(sources, passes, planning, **blend)
-
-    def _build_sources(
-        self,
-        entries: Sequence[Entry],
-        stages: Mapping[str, Any],
-        worker_config: WorkerConfig,
-        *,
-        repeat: bool,
-        repeats: bool,
-        validating: bool = False,
-    ) -> tuple[list[Any], Planning | None]:
-        """Build all sources, and what planned ones were built with; None if they are streamed.
-
-        Args:
-            repeat: whether the dataset is read again and again.
-            repeats: whether each source is.
-        """
-        self._check_entries(entries)
+        topology = Topology.of(worker_config, stages.get("batch_size"), self.rows_per_step)
         is_complete = repeat or self.make_padding is not None
-        encoder = cast(TaskEncoder, self)
-        is_complete |= validating and can_pack(encoder)  # or the dataset is refused
+        reason = self._find_reason_to_stream(mix.entries, stages, is_complete)
+        if reason is None:
+            return self._plan(mix, topology, passes, worker_config)
+        sources = [
+            stream_source(
+                entry,
+                self.build_streamed_source(
+                    entry, worker_config=worker_config, repeat=passes.repeats_sources
+                ),
+            )
+            for entry in mix.entries
+        ]
+        line_up(sources)
+        end, skip = self.schedule_axis, mix.run.skip.ranges
+        clock = Clock(mix.axis_with(end), topology, self.tokens_per_sample, skip)
+        check_blend(mix, sources, clock, absent_sources(sources, worker_config))
+        settings = self.spec(mix.entries, worker_config.seed_offset).compared()
+        del settings["seed"]
+        return self.build_streamed_blend(
+            sources,
+            {
+                "pass_batches": passes.batches,
+                "repeats": repeat and passes.as_whole,
+                "restarts": not repeat,
+            },
+            stages,
+            tree=mix.tree,
+            clock=clock,
+            worker_config=worker_config,
+            fingerprint=settings,
+        )
+
+    def _plan(
+        self, mix: Mix, topology: Topology, passes: Passes, worker_config: WorkerConfig
+    ) -> PlannedDataset:
+        """Return a dataset that reads the planned rows of a mix."""
+        spec = self.spec(mix.entries, worker_config.seed_offset)
+        self._check_cost(spec.row_tokens, "the encoder has no length_of")
+        columns = self.open_columns(mix.entries, passes.validating)
+        live = self.make_live(spec)
+        run = plan_mix(mix, spec, topology, columns, live, passes, self.schedule_axis)
+        return self._make_dataset(run, find_pad_id(mix.entries, spec), worker_config)
+
+    def _find_reason_to_stream(
+        self, entries: Sequence[Entry], stages: Mapping[str, Any], is_complete: bool
+    ) -> str | None:
+        """Check the entries; return and log why samples must be streamed, None if planned."""
+        self._check_entries(entries)
         reason = self._reason_to_stream(entries, stages, is_complete)
         if reason is not None:
             logger.info("Samples are streamed, which fixes the ranks x workers: %s.", reason)
             self._check_cost(0, reason)
-            if validating:  # by Energon's own method
-                return [], None
-            datasets = [
-                self.build_streamed_source(entry, worker_config=worker_config, repeat=repeats)
-                for entry in entries
-            ]
-            sources = [stream_source(*each) for each in zip(entries, datasets)]
-            line_up(sources)
-            return sources, None
-        seed = worker_config.seed_offset
-        planning = self.make_planning(entries, seed, repeat=repeats, validating=validating)
-        self._check_cost(planning.row_tokens, "the encoder has no length_of")
-        return [self.build_source(entry, planning) for entry in entries], planning
+        return reason
 
     def _check_cost(self, row_tokens: int, reason: str) -> None:
         if self.cost is not None and not row_tokens:
@@ -196,20 +183,15 @@ class DynamicBlendMixin(PlannedMixin, StreamedMixin):
             ConfigError: some rows do not fill a batch on every rank, and nothing completes it.
         """
         mix, options = mix_of(datasets), {**stages, "batch_size": batch_size}
-        sources, planning = self._build_sources(
-            mix.entries, options, worker_config, repeat=False, repeats=False, validating=True
-        )
-        if planning is None:
+        # Without padding, packed samples are planned and refused if some rows would be left over.
+        is_complete = self.make_padding is not None or can_pack(cast(TaskEncoder, self))
+        if self._find_reason_to_stream(mix.entries, options, is_complete) is not None:
             return super().build_val_datasets(  # type: ignore[misc]  # of the next base class
                 datasets=datasets, worker_config=worker_config, limit=limit, **options
             )
-        tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
+        passes = Passes(repeat=False, validating=True, batches=limit or 0)
         topology = Topology.of(worker_config, batch_size, None)
-        clock = Clock(mix.axis, topology, planning.row_tokens)
-        passes = {"pass_batches": limit or 0, "restarts": True}
-        dataset = self._plan_run(
-            sources, passes, planning, tree=tree, clock=clock, worker_config=worker_config
-        )
+        dataset = self._plan(mix, topology, passes, worker_config)
         check_all_rows_are_read(dataset.run, type(self).__qualname__)
         return dataset
 
@@ -230,9 +212,3 @@ class DynamicBlendMixin(PlannedMixin, StreamedMixin):
             return "blend_sample_size needs samples that have been read"
         encoder = cast(TaskEncoder, self)
         return reason_to_stream(encoder, entries, stages, is_complete)
-
-
-def _splices_of(sources: Sequence[Any]) -> dict[str, Any]:
-    """Return the splice of each spliced source, by key."""
-    rows = {source.key: getattr(source, "first_rows", None) for source in sources}
-    return {key: each.config for key, each in rows.items() if isinstance(each, Frames)}

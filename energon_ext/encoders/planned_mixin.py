@@ -10,19 +10,20 @@ from megatron.energon import TaskEncoder, WorkerConfig
 
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.measured import ensure_measured
-from energon_ext.encoders.planned_samples import describe_samples, plan_samples_of, plan_tokens_of
-from energon_ext.encoders.planning import Planning
+from energon_ext.encoders.plan_mix import Live
+from energon_ext.encoders.planned_samples import open_lengths, open_sample_reader
+from energon_ext.encoders.planning import MAX_BUFFER_DOCS
 from energon_ext.errors import ConfigError
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.reader import BatchReader
-from energon_ext.mixture.tree import Tree
-from energon_ext.plan.clock import Clock
-from energon_ext.plan.cost import Cost
-from energon_ext.plan.run import Run, RunOptions
-from energon_ext.plan.source import PlannedSource
+from energon_ext.packing import BestFitPacker
+from energon_ext.plan.cost import Cost, cost_to_json
+from energon_ext.plan.run import Run
+from energon_ext.plan.spec import DOCUMENTS, SAMPLES, KindSpec, Spec
 from energon_ext.samples.context import current_context, encoder_context
-from energon_ext.samples.methods import SampleMethods, can_pack, packer_of
+from energon_ext.samples.methods import SampleMethods, find
 from energon_ext.state.match import ENCODER
+from energon_ext.tokens.documents import Lengths
 
 
 class PlannedMixin:
@@ -42,9 +43,6 @@ class PlannedMixin:
     #: Cost of the lengths in a row, if samples are packed by length; the rows of a step are then
     #: balanced, so that ranks finish together. A cost that ``length_of`` returns is added.
     cost: Cost | None = None
-
-    #: Whether the encoder was rebuilt from a state, without the code that encodes a sample.
-    is_rebuilt: bool = False
 
     #: Makes padding of a row that was read, to complete the last step: an encoded sample, or the
     #: result of ``pack_selected_samples``, in which nothing counts any more.
@@ -83,20 +81,23 @@ class PlannedMixin:
 
     # Planned sources -----------------------------------------------------------------------------
 
-    def make_planning(
-        self, entries: Sequence[Entry], seed: int, *, repeat: bool, validating: bool = False
-    ) -> Planning:
-        """Return what building the planned sources needs; measures samples if necessary."""
+    def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
+        """Return what decides the rows of a run over some sources, beside the metadataset."""
         encoder = cast(TaskEncoder, self)
         methods = self.find_methods()
-        return Planning(
-            seed=seed,
-            repeat=repeat,
-            validating=validating,
+        packer = methods.packer.to_json() if methods.are_packed else None
+        samples = KindSpec(packer=packer, encoding=methods.identity, block=self.sample_block)
+        kinds = {SAMPLES: samples}
+        if methods.are_packed and find(encoder, "pack_tokens") is not None:
+            kinds[DOCUMENTS] = KindSpec(packer=BestFitPacker(methods.packer.seq_len).to_json())
+        return Spec(
             row_tokens=methods.packer.seq_len if methods.are_packed else self.tokens_per_sample,
-            block=self.sample_block,
-            methods=methods,
-            lengths=ensure_measured(encoder, methods, entries, self.is_rebuilt),
+            kinds=kinds,
+            seed=seed,
+            buffer_docs=MAX_BUFFER_DOCS,
+            pads=self.make_padding is not None,
+            cost=cost_to_json(self.cost),
+            own=self.state_fingerprint(),
         )
 
     def find_methods(self) -> SampleMethods:
@@ -104,37 +105,33 @@ class PlannedMixin:
         encoder = cast(TaskEncoder, self)
         return SampleMethods.of(encoder)
 
-    def build_source(self, entry: Entry, planning: Planning) -> PlannedSource:
-        """Plan the rows of one source."""
-        if entry.documents is not None:
-            return plan_tokens_of(entry, planning)
-        encoder = cast(TaskEncoder, self)
-        return plan_samples_of(encoder, entry, planning)
+    def open_columns(self, entries: Sequence[Entry], validating: bool) -> dict[str, Lengths]:
+        """Open the lengths of each source, and measure samples if necessary.
 
-    def _plan_run(
-        self,
-        sources: Sequence[PlannedSource],
-        passes: Mapping[str, Any],
-        planning: Planning,
-        *,
-        tree: Tree,
-        clock: Clock,
-        worker_config: WorkerConfig,
+        Args:
+            validating: whether each document is read once, in order.
+        """
+        encoder = cast(TaskEncoder, self)
+        methods = self.find_methods()
+        tables = ensure_measured(encoder, methods, entries)
+        return {entry.key: open_lengths(entry, tables.get(entry.key), methods) for entry in entries}
+
+    def make_live(self, spec: Spec) -> Live:
+        """Return what the encoder has of its spec as live objects."""
+        encoder = cast(TaskEncoder, self)
+        methods = self.find_methods()
+        open_reader = functools.partial(open_sample_reader, encoder, methods, spec)
+        return Live(packers={SAMPLES: methods.packer}, cost=self.cost, open_reader=open_reader)
+
+    def _make_dataset(
+        self, run: Run, pad_id: int | None, worker_config: WorkerConfig
     ) -> PlannedDataset:
-        padding = self._padding()
-        options = RunOptions(
-            seed=worker_config.seed_offset,
-            fills_last_step=padding is not None,
-            fingerprint=self.state_fingerprint(),
-            encoder=self.describe(planning),
-            cost=self.cost,
-            **passes,
-        )
-        run = Run(sources, tree=tree, clock=clock, options=options)
-        keys = tuple(sorted({key for source in sources for key in source.parts}))
-        context = {"source_keys": keys, "pad_id": planning.pad_id}
+        """Return a dataset that reads the batches of a run."""
+        keys = tuple(sorted({key for source in run.sources.values() for key in source.parts}))
+        context = {"source_keys": keys, "pad_id": pad_id}
         readers = [source.reader for source in run.sources.values()]
         assemble = functools.partial(self._batch_of, context)
+        padding = self._padding()
         pad = None if padding is None else functools.partial(_pad, run.keys, padding)
         batches = BatchReader(readers, assemble, pad)
         return PlannedDataset(run, batches, worker_config=worker_config)
@@ -155,23 +152,9 @@ class PlannedMixin:
         make = self.make_padding
         return None if make is None else lambda read: make(read())
 
-    def describe(self, planning: Planning) -> dict[str, Any]:
-        """Return JSON values from which the encoder can be rebuilt, for a state."""
-        assert planning.methods is not None, "the planning of samples has the encoder's methods"
-        has_padding = self.make_padding is not None
-        fingerprint = self.state_fingerprint()
-        return describe_samples(planning.methods, fingerprint, self.cost, has_padding)
-
     def state_fingerprint(self) -> dict[str, Any]:
         """Return JSON values that a state depends on; add whatever changes your samples."""
-        fingerprint: dict[str, Any] = {ENCODER: type(self).__qualname__}
-        if self.sample_block != 1:
-            fingerprint["sample_block"] = self.sample_block
-        encoder = cast(TaskEncoder, self)
-        if can_pack(encoder):
-            packer = packer_of(encoder)
-            fingerprint |= {"seq_len": packer.seq_len, "packing": packer.to_json()}
-        return fingerprint
+        return {ENCODER: type(self).__qualname__}
 
 
 def _pad(

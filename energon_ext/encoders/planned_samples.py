@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Plans the samples of any TaskEncoder by number, if the encoder and its sources allow it."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,19 +10,18 @@ from megatron.energon.task_encoder.base import get_stateless
 
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.planning import Planning, document_range, shuffles_over_epochs
+from energon_ext.encoders.planning import document_range, shuffles_over_epochs
 from energon_ext.encoders.sources import open_alone
-from energon_ext.packing import BestFitPacker, Packer
-from energon_ext.plan.cost import AttentionCost, Cost
-from energon_ext.plan.source import PlannedSource
+from energon_ext.plan.source import Reader
+from energon_ext.plan.spec import Spec
+from energon_ext.prepare.lengths import LengthTable
 from energon_ext.samples.context import encoder_context
 from energon_ext.samples.methods import SampleMethods, can_pack, find, overrides
 from energon_ext.samples.numbered import NumberedSamples
 from energon_ext.samples.one_each import OneEach
-from energon_ext.samples.packers import rebuild_packer
 from energon_ext.samples.reader import SampleReader
 from energon_ext.samples.stored_files import fingerprint_files, num_samples
-from energon_ext.tokenizers.protocol import check_tokenizer, check_written, saved_tokenizer
+from energon_ext.tokenizers.protocol import check_tokenizer, check_written
 from energon_ext.tokens.documents import Lengths
 from energon_ext.tokens.reader import DocumentReader
 
@@ -65,48 +63,29 @@ def reason_to_stream(
     return None
 
 
-def plan_samples_of(encoder: TaskEncoder, entry: Entry, planning: Planning) -> PlannedSource:
-    """Plan the rows of one source: one sample each, or samples packed by their lengths."""
-    methods, table = planning.methods, planning.lengths.get(entry.key)
-    assert methods is not None, "the planning of samples has the encoder's methods"
-    factory, packer = entry.dataset, methods.packer
-    count = num_samples(factory)
-    numbers = range(*document_range(entry, count))
+def open_lengths(entry: Entry, table: LengthTable | None, methods: SampleMethods) -> Lengths:
+    """Return the lengths of one source: its documents, a table, or one for each sample."""
+    if entry.documents is not None:
+        check_tokenizer(methods.tokenizer)
+        check_written(entry.documents, methods.tokenizer)
+        return entry.documents
+    if table is not None:
+        return table
+    return OneEach(num_samples(entry.dataset), fingerprint_files(entry.dataset))
+
+
+def open_sample_reader(
+    encoder: TaskEncoder, methods: SampleMethods, spec: Spec, entry: Entry, lengths: Lengths
+) -> Reader:
+    """Open what reads the rows of one source: samples, or documents by ``pack_tokens``."""
+    if entry.documents is not None:
+        pack = _pack_with(methods, entry.key)
+        return DocumentReader(entry.documents, entry.key, spec.row_tokens, pack)
+    numbers = range(*document_range(entry, len(lengths)))
     excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
-    lengths: Lengths = OneEach(count, fingerprint_files(factory)) if table is None else table
-
-    def rebuild(packing: Mapping[str, Any]) -> Packer:
-        read = [number for number in numbers if number not in excluded]
-        return rebuild_packer(packing, current=packer, lengths=lengths, numbers=read, key=entry.key)
-
-    samples = NumberedSamples(open_alone(encoder, entry), str(factory.paths[0]))
-    reader = SampleReader(methods, entry.key, planning.seed, numbers, excluded, samples, table)
-    return planning.pack(
-        entry,
-        lengths,
-        reader,
-        packer,
-        block=planning.block,
-        kind="samples",
-        former_packer=None if table is None else rebuild,
-    )
-
-
-def plan_tokens_of(entry: Entry, planning: Planning) -> PlannedSource:
-    """Plan the rows of token files, which the encoder's ``pack_tokens`` builds."""
-    methods, documents = planning.methods, entry.documents
-    assert methods is not None, "the planning of samples has the encoder's methods"
-    assert documents is not None, "a source of samples has no tokens to plan"
-    check_tokenizer(methods.tokenizer)
-    check_written(documents, methods.tokenizer)
-    packer = BestFitPacker(methods.packer.seq_len)
-    return planning.pack(
-        entry,
-        documents,
-        DocumentReader(documents, entry.key, packer.seq_len, _pack_with(methods, entry.key)),
-        packer,
-        former_packer=lambda packing: dataclasses.replace(packer, seq_len=packing["seq_len"]),
-    )
+    samples = NumberedSamples(open_alone(encoder, entry), str(entry.dataset.paths[0]))
+    table = lengths if isinstance(lengths, LengthTable) else None
+    return SampleReader(methods, entry.key, spec.seed, numbers, excluded, samples, table)
 
 
 def _pack_with(methods: SampleMethods, key: str) -> Callable[[Row], Any]:
@@ -119,20 +98,3 @@ def _pack_with(methods: SampleMethods, key: str) -> Callable[[Row], Any]:
             return pack(row)
 
     return pack_tokens
-
-
-def describe_samples(
-    methods: SampleMethods, fingerprint: Mapping[str, Any], cost: Cost | None, has_padding: bool
-) -> dict[str, Any]:
-    """Return JSON values from which the same rows can be planned without the user's code."""
-    packer = {**methods.packer.to_json(), "seq_len": methods.packer.seq_len}
-    has_tokens = methods.pack_tokens is not None
-    return {
-        "class": "samples",
-        "cost": vars(cost) if isinstance(cost, AttentionCost) else None,
-        "fingerprint": fingerprint,
-        "has_padding": has_padding,
-        "lengths": methods.identity,
-        "packer": packer if methods.are_packed else None,
-        "tokenizer": saved_tokenizer(methods.tokenizer) if has_tokens else None,
-    }

@@ -24,14 +24,18 @@ from energon_ext.chats.records import Conversation
 from energon_ext.chats.templates import ChatTemplate
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.planning import Planning
+from energon_ext.encoders.plan_mix import Live
+from energon_ext.encoders.planned_samples import open_sample_reader
 from energon_ext.encoders.reference import open_references
 from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.pair_losses import REF_LOG_PROBS
+from energon_ext.plan.source import Reader
+from energon_ext.plan.spec import Spec
 from energon_ext.prepare.log_probs import LogProbTable
 from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
+from energon_ext.tokens.documents import Lengths
 
 
 @edataclass
@@ -249,17 +253,17 @@ write_reference` must have written. Without it they have none.
         if (reason := super()._reason_to_stream(*arguments)) is not None:
             raise ConfigError(f"{type(self).__name__}: pairs must be planned, but {reason}.")
 
-    def make_planning(self, entries: Sequence[Entry], seed: int, **how: bool) -> Planning:
-        """Return what building the sources needs, with the reference's log-probabilities."""
-        planning = super().make_planning(entries, seed, **how)
+    def make_live(self, spec: Spec) -> Live:
+        live = super().make_live(spec)
         if self.reference is None:
-            return planning
-        tables = open_references(self, entries)
-        assert planning.methods is not None, "the planning of samples has the encoder's methods"
-        pack = functools.partial(self._pack_with_reference, tables)
-        return dataclasses.replace(
-            planning, methods=dataclasses.replace(planning.methods, pack=pack)
-        )
+            return live
+        return dataclasses.replace(live, open_reader=functools.partial(self._open_reader, spec))
+
+    def _open_reader(self, spec: Spec, entry: Entry, lengths: Lengths) -> Reader:
+        """Open what reads pairs together with the reference's log-probabilities."""
+        pack = functools.partial(self._pack_with_reference, open_references(self, [entry]))
+        methods = dataclasses.replace(self.find_methods(), pack=pack)
+        return open_sample_reader(self, methods, spec, entry, lengths)
 
 
 def _check_pair(tokens: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> None:

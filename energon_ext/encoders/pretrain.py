@@ -8,6 +8,7 @@ row has one source.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,26 +20,24 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.planning import Planning, count_buffer_docs
-from energon_ext.encoders.splicing import check_names, check_splices, names_of, plan_splice
+from energon_ext.encoders.plan_mix import Live, read_documents
+from energon_ext.encoders.planning import count_buffer_docs
+from energon_ext.encoders.splicing import check_names, choose_splice
 from energon_ext.encoders.text import Document, TextDecoder, TextEncoder, cook_text, is_text
 from energon_ext.encoders.text_key import check_text_keys
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized, has_same_tokens
 from energon_ext.errors import ConfigError, SampleError, log_of
-from energon_ext.packing import Packer, make_packer, saved_packer
-from energon_ext.plan.cost import AttentionCost, Cost
-from energon_ext.plan.source import PlannedSource
+from energon_ext.packing import Packer, make_packer
+from energon_ext.plan.cost import AttentionCost, Cost, cost_to_json
+from energon_ext.plan.spec import DOCUMENTS, Cut, KindSpec, Spec, SpliceSpec
 from energon_ext.samples.context import current_context
-from energon_ext.splice.config import SpliceFields
 from energon_ext.tokenizers.protocol import (
     Tokenizer,
     check_tokenizer,
     check_written,
-    saved_tokenizer,
 )
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.documents import Documents, Lengths
-from energon_ext.tokens.reader import DocumentReader
 
 logger = log_of(__name__)
 
@@ -159,72 +158,75 @@ have no transition to train.
     def _rebuilt_by_command(self, tokenizer: str) -> TextEncoder:
         return PackedTaskEncoder(load_tokenizer(tokenizer), self.seq_len)
 
-    def lengths_of(self, files: Documents, key: str) -> Lengths:
-        """Return the lengths of the documents of token files as they are packed."""
-        return files
-
     def token_file_meta(self) -> dict[str, Any]:
         """Return the content of the ``.meta.json`` next to token files of this encoder."""
         return {"tokenizer": self.tokenizer.fingerprint(), "vocab_size": self.tokenizer.vocab_size}
 
-    def splice_of(self, entry: Entry) -> SpliceFields | None:
-        """Return the splice of a source, from its entry; None to pack it as usual."""
-        splice = entry.splice
-        is_named = splice is not None and splice.dataset_name in (None, *names_of(entry.key))
-        return splice if is_named else None
+    def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
+        has_text = any(entry.documents is None for entry in entries)
+        documents = KindSpec(
+            packer=self._packer.to_json(),
+            encoding=encoding_of(self) if has_text else None,
+            cut=self._cut(),
+            splice=self._splice_spec(),
+        )
+        return Spec(
+            row_tokens=self.seq_len,
+            kinds={DOCUMENTS: documents},
+            seed=seed,
+            buffer_docs=max(self.packing_buffer_docs, count_buffer_docs(len(entries))),
+            cost=cost_to_json(self.cost),
+            loss={
+                "alignment": self.alignment,
+                "mask_boundary_loss": self.mask_boundary_loss,
+                "train_on_eos": self.train_on_eos,
+            },
+            own=self.state_fingerprint(),
+        )
+
+    def _cut(self) -> Cut | None:
+        """Return how documents are cut; None to read all of each."""
+        return None
+
+    def splices_some(self, entries: Sequence[Entry]) -> bool:
+        """Return True if some sources are spliced."""
+        return any(choose_splice(entry, self._splice_spec()) for entry in entries)
+
+    def _splice_spec(self) -> SpliceSpec | None:
+        """Return how documents are spliced; None if they cannot be."""
+        return SpliceSpec(
+            named_documents=self.named_documents,
+            starts=self.validation_starts,
+            offsets=self.validation_offsets,
+            pad_id=self.tokenizer.pad_id,
+            vocab_size=self.tokenizer.vocab_size,
+        )
 
     def state_fingerprint(self) -> dict[str, Any]:
-        return {
-            **super().state_fingerprint(),
-            "tokenizer": self.tokenizer.fingerprint(),
-            **self._row_options(),
-        }
-
-    def _row_options(self) -> dict[str, Any]:
-        """Return what a state depends on in addition to the tokenizer."""
-        packing = {**self._packer.to_json(), "alignment": None}
-        return {
-            "seq_len": self.seq_len,
-            "packing": packing.pop("name"),
-            **{f"packing_{name}": value for name, value in packing.items() if value is not None},
-            "alignment": self.alignment,
-            "mask_boundary_loss": self.mask_boundary_loss,
-            "train_on_eos": self.train_on_eos,
-        }
-
-    def saved_options(self) -> dict[str, Any]:
-        """Return the arguments that rebuild the encoder as JSON values, except a custom cost."""
-        cost = self.cost if isinstance(self.cost, AttentionCost) else None
-        return {
-            **self._row_options(),
-            "packing_buffer_docs": self.packing_buffer_docs,
-            "balance": None if self.cost is None else "attention",
-            "cost": None if cost is None else vars(cost),
-        }
+        return {**super().state_fingerprint(), "tokenizer": self.tokenizer.fingerprint()}
 
     # The planned dataset --------------------------------------------------------------------
 
-    def build_source(self, entry: Entry, planning: Planning) -> PlannedSource:
-        """Plan the rows of one source, which are frames if it is spliced."""
-        splice, files = self.splice_of(entry), self.token_files(entry, planning)
-        if splice is not None:
-            return plan_splice(self, splice, files, entry, planning)
-        lengths = self.lengths_of(files, entry.key)
-        return planning.pack(
-            entry,
-            lengths,
-            DocumentReader(files, entry.key, self.seq_len),
-            self._packer,
-            former_packer=saved_packer if lengths is files else None,
-        )
+    def open_columns(self, entries: Sequence[Entry], validating: bool) -> dict[str, Lengths]:
+        """Open the token files of each source, and tokenize the text among them if necessary."""
+        if not validating:  # validation builds one dataset per source
+            self._check_chosen(entries)
+        check_text_keys(self, entries)
+        found: dict[str, Lengths] = {**ensure_tokenized(self, entries)}
+        for entry in entries:
+            if entry.documents is not None:
+                self.check_documents(entry.documents, entry)
+                found[entry.key] = entry.documents
+        return found
 
-    def token_files(self, entry: Entry, planning: Planning) -> Documents:
-        """Return the token files of a source: its own, or those tokenized from its text."""
-        files = entry.documents
-        if files is None:
-            return planning.token_files[entry.key]
+    def check_documents(self, files: Documents, entry: Entry) -> None:
+        """Raise ConfigError for token files that the encoder cannot read."""
         check_written(files, self.tokenizer)
-        return files
+
+    def make_live(self, spec: Spec) -> Live:
+        open_reader = functools.partial(read_documents, row_tokens=self.seq_len)
+        packers = {DOCUMENTS: self._packer}
+        return Live(packers=packers, cost=self.cost, open_reader=open_reader)
 
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
@@ -238,38 +240,11 @@ have no transition to train.
     def _padding(self) -> Callable[[Callable[[], Any]], Any]:
         return lambda read: Row([], slice_sources=[])
 
-    def describe(self, planning: Planning) -> dict[str, Any]:
-        """Return the tokenizer, the options and the nearest class of this package, as JSON."""
-        classes = (c for c in type(self).__mro__ if c.__module__.startswith("energon_ext."))
-        return {
-            "class": next(classes).__name__,
-            "tokenizer": saved_tokenizer(self.tokenizer),
-            "options": self.saved_options(),
-            "encoding": encoding_of(self) if planning.token_files else None,
-        }
-
     def _reason_to_stream(self, *arguments: Any) -> None:
         """Return None: text is always planned."""
 
-    def make_planning(
-        self, entries: Sequence[Entry], seed: int, *, repeat: bool, validating: bool = False
-    ) -> Planning:
-        """Check the entries, and tokenize the text among them if necessary."""
-        if not validating:  # validation builds one dataset per source
-            self._check_chosen(entries)
-        check_text_keys(self, entries)
-        return Planning(
-            seed=seed,
-            repeat=repeat,
-            validating=validating,
-            row_tokens=self.seq_len,
-            buffer_docs=max(self.packing_buffer_docs, count_buffer_docs(len(entries))),
-            pad_id=check_splices(self, entries),
-            token_files=ensure_tokenized(self, entries),
-        )
-
     def _check_entries(self, entries: Sequence[Entry]) -> None:
-        """Accept splices, which :meth:`make_planning` checks."""
+        """Accept splices, which are checked when sources are planned."""
 
     def _check_chosen(self, entries: Sequence[Entry]) -> None:
         """Raise ConfigError for a splice whose ``dataset_name`` is not a source of the run."""

@@ -16,15 +16,15 @@ from energon_ext.chats.records import Conversation, pair, read_conversation
 from energon_ext.chats.template_names import default_template, named_template
 from energon_ext.chats.templates import ChatTemplate
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.planning import Planning
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sources import reject_splices
 from energon_ext.encoders.text import Document, TextEncoder
 from energon_ext.errors import ConfigError, SampleError
+from energon_ext.plan.spec import Cut
 from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer
-from energon_ext.tokens.cut import OVER_LONG, CutLengths
-from energon_ext.tokens.documents import Documents, Lengths
+from energon_ext.tokens.cut import OVER_LONG
+from energon_ext.tokens.documents import Documents
 
 
 @edataclass
@@ -158,27 +158,31 @@ class SFTTaskEncoder(PackedTaskEncoder):
             for sample, each in zip(samples, encoded)
         ]
 
-    def token_files(self, entry: Entry, planning: Planning) -> Documents:
-        """Return the token files of a source, which must have label weights for the answers."""
-        files = super().token_files(entry, planning)
-        if entry.documents is not None:
-            self._check_template_of(files)
-            if prefix := files.unweighted:
-                raise ConfigError(
-                    f"{entry.key}: {prefix} has no label weights, so questions would be trained "
-                    f"like answers; write it with `energon-ext prepare --chat`, or use a "
-                    f"PackedTaskEncoder."
-                )
-            if files.names_tokenizer:  # or nothing says how it was written
-                self._check_answers_of(files)
-        return files
+    def _check_entries(self, entries: Sequence[Entry]) -> None:
+        """Reject splices: frames have no label weights."""
+        reject_splices(self, entries)
+
+    def check_documents(self, files: Documents, entry: Entry) -> None:
+        """Raise ConfigError for token files that the encoder cannot read.
+
+        They must have label weights for the answers.
+        """
+        super().check_documents(files, entry)
+        self._check_template_of(files)
+        if prefix := files.unweighted:
+            raise ConfigError(
+                f"{entry.key}: {prefix} has no label weights, so questions would be trained "
+                f"like answers; write it with `energon-ext prepare --chat`, or use a "
+                f"PackedTaskEncoder."
+            )
+        if files.names_tokenizer:  # or nothing says how it was written
+            self._check_answers_of(files)
 
     def _check_template_of(self, files: Documents) -> None:
         """Raise ConfigError if the files were written with another template, if it is known."""
         if not isinstance(self.tokenizer, UnknownTokenizer):
-            written = self.saved_encoding or self.token_file_meta()
             name = self.chat_template.name or "this encoder's own"
-            files.check_written("chat template", name, written["chat_template"])
+            files.check_written("chat template", name, self.token_file_meta()["chat_template"])
 
     def _check_answers_of(self, files: Documents) -> None:
         """Raise ConfigError if the files were written with other answers than asked for."""
@@ -191,18 +195,14 @@ class SFTTaskEncoder(PackedTaskEncoder):
                     f"{written!r}; prepare it again, or leave the option out."
                 )
 
-    def lengths_of(self, files: Documents, key: str) -> Lengths:
-        return CutLengths(
-            files,
-            source=key,
-            max_tokens=self.seq_len + 1,
+    def _cut(self) -> Cut:
+        return Cut(
             over_long=self.over_long,
             untrained=None if self.train_on_eos else self.tokenizer.eos_id,
         )
 
-    def splice_of(self, entry: Entry) -> None:
-        """Return None, and reject a splice: frames have no label weights."""
-        reject_splices(self, [entry])
+    def _splice_spec(self) -> None:
+        """Return None, since frames have no label weights."""
 
     def command_options(self) -> list[str] | None:
         options = super().command_options()
@@ -218,23 +218,8 @@ class SFTTaskEncoder(PackedTaskEncoder):
     def token_file_meta(self) -> dict[str, Any]:
         return {**super().token_file_meta(), **self._conversations.options(), "rules": RULES}
 
-    def saved_options(self) -> dict[str, Any]:
-        fixed = ("packing", "mask_boundary_loss")
-        options = {k: v for k, v in super().saved_options().items() if k not in fixed}
-        return {
-            **options,
-            "chat_template": self.chat_template.fingerprint(),
-            "answers": self._conversations.answers,
-            "answer_end": self._conversations.answer_end,
-            "over_long": self.over_long,
-        }
-
     def state_fingerprint(self) -> dict[str, Any]:
-        return {
-            **super().state_fingerprint(),
-            **self._conversations.options(),
-            "over_long": self.over_long,
-        }
+        return {**super().state_fingerprint(), **self._conversations.options()}
 
 
 def template_of(

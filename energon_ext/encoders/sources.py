@@ -85,6 +85,14 @@ def open_alone(task_encoder: TaskEncoder, entry: Entry) -> SavableDataset:
         return task_encoder._load_dataset(loaded, 0, worker_config=ALONE)
 
 
+def open_stored(entry: Entry) -> SavableDataset:
+    """Open the samples of one source as they are stored, without cooking them."""
+    factory = copy.copy(entry.dataset)
+    factory.worker_config = ALONE
+    with quiet_energon():
+        return factory.build(0)
+
+
 def stream_source(entry: Entry, dataset: SavableDataset) -> StreamedSource:
     """Return the samples of an entry as a source."""
     return StreamedSource(

@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Encoders with a default splice for sources whose YAML entry has none."""
 
+import dataclasses
 from typing import Any, ClassVar, Mapping, Sequence
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.splicing import check_name, check_splice, names_of
+from energon_ext.encoders.splicing import check_name, check_splice
 from energon_ext.errors import ConfigError
+from energon_ext.plan.spec import SpliceSpec
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.config import SpliceFields
 from energon_ext.tokenizers.protocol import Tokenizer
@@ -57,7 +59,6 @@ class SpliceTaskEncoder(PackedTaskEncoder):
                 f"splice: a {type(self.splice).__name__} found, {type(self).__name__} needs a "
                 f"{self.config_class.__name__}."
             )
-        check_splice(self, self.splice)
         check_integer("validation_starts", validation_starts, 1)
         check_integer("validation_offsets", validation_offsets, 1)
         if not isinstance(spliced_subflavors or {}, Mapping):
@@ -68,28 +69,19 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         self.named_documents = named_documents
         self.validation_starts = validation_starts
         self.validation_offsets = validation_offsets
+        check_splice(self.spec([], 0), self.splice)
 
-    def saved_options(self) -> dict[str, Any]:
-        return {
-            **super().saved_options(),
-            "splice": self.splice.to_json(),
-            "spliced_subflavors": self.spliced_subflavors,
-            "named_documents": self.named_documents,
-        }
-
-    def splice_of(self, entry: Entry) -> SpliceFields | None:
-        """Return the splice of a source's entry, or ``splice`` if its subflavors and name match."""
-        required = (self.spliced_subflavors or {}).items()
-        is_chosen = self.splice.dataset_name in (None, *names_of(entry.key)) and all(
-            entry.subflavors.get(field) == value for field, value in required
-        )
-        return super().splice_of(entry) or (self.splice if is_chosen else None)
+    def _splice_spec(self) -> SpliceSpec:
+        spec = super()._splice_spec()
+        assert spec is not None, "the documents of a PackedTaskEncoder can be spliced"
+        subflavors = dict(self.spliced_subflavors or {})
+        return dataclasses.replace(spec, config=self.splice.to_json(), subflavors=subflavors)
 
     def _check_chosen(self, entries: Sequence[Entry]) -> None:
         super()._check_chosen(entries)
         keys = [entry.key for entry in entries]
         check_name(self.splice, keys)
-        if not any(map(self.splice_of, entries)):
+        if not self.splices_some(entries):
             raise ConfigError(
                 f"No source to splice among {', '.join(keys)}: spliced_subflavors is "
                 f"{self.spliced_subflavors}. Give these subflavors to a source, or leave it None."

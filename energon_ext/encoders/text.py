@@ -33,15 +33,11 @@ class TextEncoder(TaskEncoder):
 
     Attributes:
         encoding_fingerprint: JSON values that change whenever the tokens of any sample change.
-        saved_encoding: encoding of the run whose encoder was rebuilt from a state, or None.
-        is_rebuilt: whether it was rebuilt so, without the code that encodes a sample.
     """
 
     tokenizer: Tokenizer
     seq_len: int
     encoding_fingerprint: Any = None
-    saved_encoding: dict[str, Any] | None = None
-    is_rebuilt: bool = False
 
     def encode_document(self, sample: Any) -> Document:
         """Encode a sample as a document."""

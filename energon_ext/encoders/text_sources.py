@@ -170,44 +170,91 @@ def _encode(
 def ensure_tokenized(encoder: TextEncoder, entries: Sequence[Entry]) -> dict[str, TokenFiles]:
     """Return the token files of all text sources, by source key."""
     cached = {entry.key: cached_text(encoder, entry) for entry in sample_entries(entries)}
-    ensure_encoded(list(cached.values()), encoder.is_rebuilt)
+    ensure_prepared(list(cached.values()))
     return {key: item.open() for key, item in cached.items()}
-
-
-def ensure_encoded(wanted: Sequence[Cached], is_rebuilt: bool) -> None:
-    """Prepare missing entries, unless the encoder cannot, since it was rebuilt from a state."""
-    for item in wanted if is_rebuilt else ():
-        if not item.is_complete:
-            raise EncoderNeededError(
-                f"{item.name}: not {item.verb}, and a state does not contain the encoder; run "
-                f"`{item.command()}` first, or give --encoder."
-            )
-    ensure_prepared(wanted)
 
 
 def cached_text(encoder: TextEncoder, entry: Entry) -> Cached:
     """Return the cache entry for the token files of a text source, which may not exist yet."""
     source = cached_source(encoder, entry)
-    split = [getattr(part, "split_part_files", None) for part in parts_of(entry.dataset)]
     num_bytes = source.version.get("bytes")
     bad = BadSamples(source.path, encoder.decoder)
     return cached_samples(
         entry,
         source,
-        {"files": dict(source.version), "split": split},
-        encoding=encoder.saved_encoding or encoding_of(encoder),
+        _files_of_text(entry, source),
+        encoding=encoding_of(encoder),
         encode=functools.partial(encode_all, encoder, bad),
         check=functools.partial(_check_own_code, encoder, source),
         writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
         meta=encoder.token_file_meta(),
         units=sample_units(source),
         seconds=None if num_bytes is None else num_bytes / BYTES_PER_SECOND,
-        open_folder=lambda folder: open_token_files(folder / SPLIT),
+        open_folder=_open_text,
         verb="tokenized",
         command=functools.partial(_command, encoder, entry),
         advice=_NOT_TEXT,
         judges=(source.bad, bad),
     )
+
+
+def find_text(entry: Entry, encoding: Any) -> TokenFiles:
+    """Return the tokens of a text source that some encoder has cached.
+
+    Args:
+        encoding: names the tokens, see :func:`encoding_of`.
+
+    Raises:
+        EncoderNeededError: there are none.
+    """
+    source = stored_source(entry)
+    command = f"energon-ext tokenize {_path_of(entry)} --encoder MODULE:FUNCTION"
+    files, units = _files_of_text(entry, source), sample_units(source)
+    options = {"open_folder": _open_text, "verb": "tokenized", "command": lambda: command}
+    return open_cached(entry, source, files, encoding=encoding, units=units, **options)
+
+
+def _files_of_text(entry: Entry, source: SampleSource) -> dict[str, Any]:
+    """Return what the cached tokens of a text source depend on in its files."""
+    split = [getattr(part, "split_part_files", None) for part in parts_of(entry.dataset)]
+    return {"files": dict(source.version), "split": split}
+
+
+def _open_text(folder: Path) -> TokenFiles:
+    return open_token_files(folder / SPLIT)
+
+
+def stored_source(entry: Entry) -> SampleSource:
+    """Return the samples of a source as they are stored; nothing can decode or cook them."""
+    files, count = fingerprint_files(entry.dataset), num_samples(entry.dataset)
+    path = str(entry.dataset.paths[0])
+    version = {**files, "times": times_of_files(entry.dataset)}
+    refuse = functools.partial(_refuse_to_make, path)
+    return SampleSource(path, version, count, refuse, refuse, BadSamples(path, None))
+
+
+def open_cached(
+    entry: Entry, source: SampleSource, files: Mapping[str, Any], **options: Any
+) -> Any:
+    """Open what is cached of a source, without the encoder that makes it.
+
+    Raises:
+        EncoderNeededError: it is not complete.
+    """
+    refuse = functools.partial(_refuse_to_make, source.path)
+    cached = cached_samples(
+        entry, source, files, encode=refuse, writer=refuse, meta={}, seconds=None, **options
+    )
+    if not cached.is_complete:
+        raise EncoderNeededError(
+            f"{cached.name}: not {cached.verb}, and a state does not contain the encoder; run "
+            f"`{cached.command()}` first, or give --encoder."
+        )
+    return cached.open()
+
+
+def _refuse_to_make(path: str, *arguments: Any) -> Any:
+    raise EncoderNeededError(f"{path}: a state does not contain the encoder; give --encoder.")
 
 
 def cached_source(encoder: TaskEncoder, entry: Entry) -> SampleSource:
@@ -290,9 +337,13 @@ def _custom_code(encoder: TextEncoder) -> list[str]:
 
 def _command(encoder: TextEncoder, entry: Entry) -> str:
     """Return the command that tokenizes the text of a source before a run."""
-    path = str(entry.metadataset or entry.dataset.paths[0])
     options = encoder.command_options() or ["--encoder", "MODULE:FUNCTION"]
-    return " ".join(["energon-ext", "tokenize", path, *options])
+    return " ".join(["energon-ext", "tokenize", _path_of(entry), *options])
+
+
+def _path_of(entry: Entry) -> str:
+    """Return the path by which a command finds a source."""
+    return str(entry.metadataset or entry.dataset.paths[0])
 
 
 def has_same_tokens(encoder: TextEncoder, make: Callable[[], TextEncoder]) -> bool:

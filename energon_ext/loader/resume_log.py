@@ -5,8 +5,8 @@
 from typing import Any, Mapping
 
 from energon_ext.errors import log_of, printable
-from energon_ext.packing import repacking
 from energon_ext.plan.run import Run
+from energon_ext.plan.spec import Spec, describe_repacking
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.streamed.blend import StreamedBlend
 
@@ -23,9 +23,11 @@ def log_resume(
     logger.info("Resuming the data of %d sources:\n  %s", len(changes), lines)
     if change := blend.clock.axis.change_from(state["axis"]):
         logger.warning(change)
-    if change := repacking(state["fingerprint"], blend.fingerprint):
+    planned = isinstance(blend, Run)
+    saved = Spec.from_json(state["spec"]).compared() if planned else state["fingerprint"]
+    if change := describe_repacking(saved, blend.fingerprint):
         logger.warning(change)
-    before, now = state["fingerprint"].get(ENCODER), blend.fingerprint.get(ENCODER)
+    before, now = saved.get(ENCODER), blend.fingerprint.get(ENCODER)
     if before != now:
         advice = "check that it reads documents the same way"
         logger.warning("The TaskEncoder was %s and is now %s; %s.", before, now, advice)

@@ -21,7 +21,7 @@ from dataclasses import fields
 from typing import Any
 
 from energon_ext.arguments import choices
-from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.errors import ConfigError, EncoderNeededError, StateFormatError
 from energon_ext.packing.apart import pack_apart
 from energon_ext.packing.best_fit import BestFitPacker
 from energon_ext.packing.packer import Packer
@@ -65,40 +65,38 @@ def make_packer(name: str | Packer, seq_len: int, **options: Any) -> Packer:
     return PACKERS[name](seq_len, **options)
 
 
-def packing_of(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an encoder's fingerprint that determine how rows are packed."""
-    names = ("seq_len", "alignment", "mask_boundary_loss")
-    return {k: v for k, v in fingerprint.items() if k in names or k.startswith("packing")}
+def build_packer(packer_class: type[Packer], row_tokens: int, options: Mapping[str, Any]) -> Packer:
+    """Build a packer of a class with saved options; StateFormatError if it has no such option."""
+    known = [field.name for field in fields(packer_class)]
+    for option in options:
+        if option not in known:
+            raise StateFormatError(f"packer: no option {option!r}; the state is damaged.")
+    return packer_class(row_tokens, **options)
 
 
-def repacking(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return a log line if a resume changes how rows are packed, else an empty string."""
-    before, after = packing_of(saved), packing_of(now)
-    changed = [
-        f"{name} {before.get(name)!r}, now {after.get(name)!r}"
-        for name in {**before, **after}
-        if before.get(name) != after.get(name)
-    ]
-    return f"Rows are packed differently from here on: {'; '.join(changed)}." if changed else ""
+def load_packer(
+    packer: Mapping[str, Any], row_tokens: int, current: Packer | None = None
+) -> Packer:
+    """Build a packer from its own JSON.
 
-
-def saved_packer(fields: Mapping[str, Any]) -> Packer:
-    """Build the packer that the fields of a fingerprint describe.
+    Args:
+        row_tokens: positions of its rows.
+        current: a packer of a class that is not in ``PACKERS``, if it may be of that.
 
     Raises:
-        ConfigError: the packer is a class of the user's.
-        StateFormatError: the fields are damaged.
+        EncoderNeededError: no packer has this name here.
+        ConfigError: an option is out of range.
     """
-    if not {"packing", "seq_len"} <= fields.keys():
-        raise StateFormatError(f"packing: {fields!r:.80} found; the state is damaged.")
-    options = {
-        name.removeprefix("packing_"): value
-        for name, value in fields.items()
-        if name.startswith("packing_")
-    }
-    alignment = fields.get("alignment", 1)
-    options["alignment"] = None if alignment == 1 else alignment
-    return make_packer(fields["packing"], fields["seq_len"], **options)
+    options = dict(packer)
+    name = options.pop("name", None)
+    if current is not None and name == current.name:
+        return build_packer(type(current), row_tokens, options)
+    if name not in list(PACKERS):
+        raise EncoderNeededError(
+            f"The rows of this run were packed by a packer {name!r}, which is not registered here; "
+            f"give --module with the module that does, or --encoder."
+        )
+    return make_packer(name, row_tokens, **options)
 
 
 __all__ = [
@@ -108,6 +106,7 @@ __all__ = [
     "Packer",
     "Pieces",
     "SequentialPacker",
+    "load_packer",
     "make_packer",
     "pack_apart",
 ]

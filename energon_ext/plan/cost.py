@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Callable
 
 import numpy as np
 
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.keyed import sha256
 
 #: Maps lengths of pieces of documents, int64 [n], to their costs, float64 [n], in any unit.
@@ -193,6 +194,42 @@ class VisionCost:
         """Return the costs of images, given their numbers of patches."""
         patches = patches.astype(np.float64)
         return self.linear * patches + self.quadratic * patches**2
+
+
+#: All costs of rows by name, which states contain. A module of yours may add its own.
+COSTS: dict[str, Callable[..., Cost]] = {"attention": AttentionCost}
+
+
+def cost_to_json(cost: Cost | None) -> dict[str, Any] | None:
+    """Return the name and the options of a cost; the name alone if it is not in ``COSTS``."""
+    if cost is None:
+        return None
+    for name, cost_class in COSTS.items():
+        if type(cost) is cost_class:
+            return {"name": name, **vars(cost)}
+    return {"name": getattr(cost, "__qualname__", type(cost).__qualname__)}
+
+
+def load_cost(cost: Mapping[str, Any] | None) -> Cost | None:
+    """Build a cost from its JSON; None for none, and for one that is not in ``COSTS``.
+
+    Raises:
+        StateFormatError: its options are damaged.
+    """
+    if not is_known(cost):
+        return None
+    options = dict(cost or {})
+    try:
+        return None if cost is None else COSTS[options.pop("name")](**options)
+    except (TypeError, ValueError) as error:
+        raise StateFormatError(
+            f"cost: {cost!r:.200} found ({error}); the state is damaged."
+        ) from error
+
+
+def is_known(cost: Mapping[str, Any] | None) -> bool:
+    """Return False for the JSON of a cost that is not in ``COSTS``."""
+    return cost is None or cost.get("name") in list(COSTS)
 
 
 def digest_of_cost(cost: Cost, row_tokens: int) -> str:

@@ -14,11 +14,11 @@ import json
 from typing import Any, Mapping
 
 from energon_ext.errors import ConfigError
-from energon_ext.packing import packing_of
 from energon_ext.plan.clock import RowLengths
 from energon_ext.plan.progress import Progress
 from energon_ext.plan.rows import Rows
 from energon_ext.plan.run import Run
+from energon_ext.plan.spec import PACKING, Spec
 from energon_ext.state.match import (
     SourceChange,
     check_fingerprint,
@@ -29,7 +29,6 @@ from energon_ext.state.schema import (
     STATE_CLASS,
     STATE_VERSION,
     digest_of,
-    is_count,
     read_format,
     without_seal,
 )
@@ -51,8 +50,7 @@ def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
     return {
         "__class__": STATE_CLASS,
         "version": STATE_VERSION,
-        "fingerprint": dict(run.fingerprint),
-        "encoder": dict(run.options.encoder),
+        "spec": run.spec.to_json(),
         "axis": run.clock.axis.counted,
         "rows_per_step": run.topology.rows_per_step,
         "row_lengths": [list(each) for each in progress.plan.row_lengths],
@@ -142,11 +140,11 @@ def _restore(run: Run, state: Mapping[str, Any]) -> list[SourceChange]:
         # New members start with the last weights used: later ones may not be decided yet.
         position = max(0, saved["step"] - 1)
     matched = match_sources(saved["sources"], run.source_names)
-    packing = packing_of(state["fingerprint"])
+    spec = Spec.from_json(state["spec"])
     for number, key in enumerate(run.keys):
         if key in matched:
             source = saved["sources"][matched[key]]
-            _restore_rows(plan.rows(number), source["rows"], source["packing"] or packing, run)
+            _restore_rows(plan.rows(number), source["rows"], _packing(source, spec), run.spec)
             plan.documents[number], plan.tokens[number] = source["documents"], source["tokens"]
     plan.step, plan.row, plan.row_lengths = saved["step"], saved["row"], row_lengths
     plan.adopt_rows()
@@ -154,7 +152,7 @@ def _restore(run: Run, state: Mapping[str, Any]) -> list[SourceChange]:
     plan.mixture.restore_state(saved["mixture"], renamed, position)
     claimed = set(matched.values())
     run.retained = {
-        key: {**source, "packing": source["packing"] or packing}
+        key: {**source, "packing": _packing(source, spec)}
         for key, source in saved["sources"].items()
         if key not in claimed
     }
@@ -164,14 +162,20 @@ def _restore(run: Run, state: Mapping[str, Any]) -> list[SourceChange]:
     return compare_sources([saved["sources"]], run.source_names)
 
 
+def _packing(source: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
+    """Return what packed the rows of a saved source; of one that is away, it is saved with it."""
+    packing: Mapping[str, Any] | None = source["packing"]
+    return spec.packing(source["rows"]["kind"]) if packing is None else packing
+
+
 def _check_configuration(run: Run, state: Mapping[str, Any]) -> None:
-    """Compare fingerprints; the packing may change if no step is fixed and all sources allow it."""
-    saved, current = dict(state["fingerprint"]), dict(run.fingerprint)
+    """Compare specs; the packing may change if no step is fixed and all sources allow it."""
+    saved, current = Spec.from_json(state["spec"]).compared(), run.spec.compared()
     is_open = state["done"] or state["inside"] is not None
     if not is_open and all(each.first_rows.may_be_repacked for each in run.sources.values()):
         for fields in (saved, current):
-            for name in packing_of(fields):
-                del fields[name]
+            for name in PACKING:
+                fields.pop(name, None)
     check_fingerprint(saved, current)
 
 
@@ -188,18 +192,18 @@ def _check_not_skipped(run: Run, state: Mapping[str, Any]) -> None:
 def _row_lengths(state: Mapping[str, Any], current: int) -> RowLengths:
     """Return the lengths of earlier rows; the saved length is one if the current one differs."""
     earlier = tuple((row, length) for row, length in state["row_lengths"])
-    length, row = state["fingerprint"].get("seq_len"), state["plan"]["row"]
-    if is_count(length) and row and current not in (0, length):
+    length, row = state["spec"]["row_tokens"], state["plan"]["row"]
+    if length and row and current not in (0, length):
         earlier += ((row, length),)
     return earlier
 
 
 def _restore_rows(
-    rows: Rows, state: Mapping[str, Any], packing: Mapping[str, Any], run: Run
+    rows: Rows, state: Mapping[str, Any], packing: Mapping[str, Any], spec: Spec
 ) -> None:
-    """Restore rows to a state, which was packed with the options ``packing``."""
+    """Restore rows to a state, which was packed as ``packing`` says."""
     rows.check_state(state)
-    current = packing_of(run.fingerprint)
+    current = spec.packing(rows.kind)
     if not rows.may_be_repacked:
         check_fingerprint(packing, current, rows.key)
     rows.restore_state(state, None if packing == current else packing)

@@ -109,7 +109,7 @@ def _settings_of(blend: Blend) -> dict[str, Any]:
         options = blend.options
         settings["cost"] = blend.step_settings["cost"]
         settings["virtual_epoch_length"] = options.pass_batches
-        settings["repeat"] = [options.repeats, options.restarts, options.fills_last_step]
+        settings["repeat"] = [options.repeats, options.restarts, blend.spec.pads]
     else:
         settings.pop("rank", None)  # ranks that stream read different samples
     return settings

@@ -11,6 +11,7 @@ import numpy as np
 
 from energon_ext.packing import Packer, Pieces
 from energon_ext.plan.rows import Window
+from energon_ext.plan.spec import DOCUMENTS
 from energon_ext.tokens.documents import Lengths
 
 _NOTHING = np.zeros(0, np.int64)
@@ -85,8 +86,8 @@ class PackWindow(Window):
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> "PackWindow":
         stops = state["carried"]["stops"]
-        # The blocks of samples belong to the fingerprint of their encoder.
-        blocks = state.get("blocks", (1, 1) if state["kind"] == "planned" else None)
+        # The blocks of samples belong to the spec.
+        blocks = state.get("blocks", (1, 1) if state["kind"] == DOCUMENTS else None)
         return cls(
             pass_start=state["pass_start"],
             epoch=state["epoch"],

@@ -18,13 +18,17 @@ from typing import Any, Mapping
 import numpy as np
 
 from energon_ext.errors import ConfigError, StateFormatError
-from energon_ext.packing import BestFitPacker, Packer, PackPlan, Pieces, pack_apart, saved_packer
+from energon_ext.packing import BestFitPacker, Packer, PackPlan, Pieces, load_packer, pack_apart
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.pack_window import PackWindow
 from energon_ext.plan.rows import Rows
+from energon_ext.plan.spec import DOCUMENTS
 from energon_ext.plan.taken_rows import TakenPackedRows
 from energon_ext.state.match import check_fingerprint
 from energon_ext.tokens.documents import Lengths
+
+#: Builds a packer from ``(its JSON, positions of a row, the current packer)``.
+LoadPacker = Callable[[Mapping[str, Any], int, Packer], Packer]
 
 #: Documents in the first pack plan of a run.
 _FIRST_DOCS = 64
@@ -45,8 +49,9 @@ class PackedRows(Rows):
         first: number of the document that the order calls 0.
         excluded: numbers of documents that no later pack plan takes, sorted, int64 [n].
         kind: names the kind of rows in a state.
-        former_packer: rebuilds a packer from the fields of a fingerprint, so that rows may be
-            packed with other options after a resume; None if they must not.
+        load_packer: builds an earlier packer of these rows from its JSON, the positions of a row
+            and the current packer, so that rows may be packed in another way after a resume; None
+            if they must not.
 
     Raises:
         ConfigError: all documents are empty or excluded, or an excluded one does not exist.
@@ -71,15 +76,15 @@ class PackedRows(Rows):
         buffer_docs: int,
         first: int = 0,
         excluded: np.ndarray | None = None,
-        kind: str = "planned",
-        former_packer: Callable[[Mapping[str, Any]], Packer] | None = saved_packer,
+        kind: str = DOCUMENTS,
+        load_packer: LoadPacker | None = load_packer,
     ):
         super().__init__(source, lengths.fingerprint())
         self.kind = kind
         self.lengths = lengths
         self._packer = packer
-        self._former_packer = former_packer
-        self.may_be_repacked = former_packer is not None
+        self._load_packer = load_packer
+        self.may_be_repacked = load_packer is not None
         self._order = order
         self._first = first
         self._buffer_docs = buffer_docs
@@ -103,7 +108,7 @@ class PackedRows(Rows):
         raise ConfigError(f"{self.key}: all documents are {reason}; remove the source.")
 
     def options(self) -> dict[str, Any]:
-        has_blocks = self.kind == "planned" and self._order.block > 1
+        has_blocks = self.kind == DOCUMENTS and self._order.block > 1
         return {
             "max_epochs": self._order.epochs,
             "packing_buffer_docs": self._buffer_docs,
@@ -253,8 +258,8 @@ class PackedRows(Rows):
         self.check_state(state)
         packer = self._packer
         if packing is not None:
-            assert self._former_packer is not None, "only rows that may be repacked are restored so"
-            packer = self._former_packer(packing)
+            assert self._load_packer is not None, "only rows that may be repacked are restored so"
+            packer = self._load_packer(packing["packer"], packing["row_tokens"], self._packer)
         same = packer.seq_len == self._packer.seq_len
         lengths = self.lengths if same else self.lengths.for_rows(packer.seq_len)
         window = self.window = PackWindow.from_json(state)

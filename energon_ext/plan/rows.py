@@ -155,6 +155,7 @@ class Rows(ABC):
         """Continue from :meth:`state_at`.
 
         Args:
-            packing: fields of the fingerprint that name the packer of the rows in the state, if it
-                is not the current one; only if the rows may be repacked.
+            packing: what packed the rows in the state, as in
+                :meth:`~energon_ext.plan.spec.Spec.packing`, if rows are packed in another way now;
+                only if they may be repacked.
         """

@@ -24,6 +24,7 @@ from energon_ext.plan.plan import Plan
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round, rounds_of
 from energon_ext.plan.rows import Rows
 from energon_ext.plan.source import PlannedSource
+from energon_ext.plan.spec import Spec
 from energon_ext.plan.step import Step
 from energon_ext.state.schema import digest_of
 
@@ -32,27 +33,20 @@ logger = log_of(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Everything that a run depends on in addition to its sources, weights and topology.
+    """What a run depends on in addition to its sources, weights and topology.
 
     Attributes:
-        seed: selects the random numbers of the draw.
+        spec: what decides its rows beside the metadataset.
         pass_batches: batches per rank in one pass; 0 for all.
         repeats: whether sources are read again, in another order, when all have ended.
         restarts: whether every pass starts with the first row.
-        fills_last_step: whether padding completes the last step; if not, its rows are dropped.
-        fingerprint: JSON values saved with a state, which is refused if they differ.
-        encoder: JSON values from which the encoder can be rebuilt.
-        cost: cost of rows; if given, the rows of a step are distributed so that all ranks take
-            equally long.
+        cost: that of ``spec``; None if it has none, or one that is not known here.
     """
 
-    seed: int = 0
+    spec: Spec = field(default_factory=Spec)
     pass_batches: int = 0
     repeats: bool = False
     restarts: bool = False
-    fills_last_step: bool = True
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    encoder: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost | None = None
 
 
@@ -89,7 +83,8 @@ class Run(Blend):
     ):
         super().__init__(sources, tree, clock)
         self.options = options or RunOptions()
-        self.fingerprint = {**self.options.fingerprint, "seed": self.options.seed}
+        self.spec = self.options.spec
+        self.fingerprint = self.spec.compared()
         self.restart()
 
     def restart(self) -> None:
@@ -97,7 +92,7 @@ class Run(Blend):
         self.retained: dict[str, Any] = {}
         self.earlier_digests: tuple[tuple[int, str], ...] = ()
         self.dropped_rows = 0
-        seed, row_tokens = str(self.options.seed), self.clock.row_tokens
+        seed, row_tokens = str(self.spec.seed), self.clock.row_tokens
         mixture = Mixture(self.tree, self.keys, seed=seed, row_tokens=row_tokens)
         first_rows = [source.first_rows for source in self.sources.values()]
         self.plan = Plan(first_rows, mixture, repeats=self.options.repeats)
@@ -146,7 +141,7 @@ class Run(Blend):
             step = plan.next(rows, clock.at(plan.step, plan.row, plan.row_lengths))
             if step is None:
                 return
-            if not self.options.fills_last_step and step.num_rows < rows:
+            if not self.spec.pads and step.num_rows < rows:
                 self.dropped_rows = step.num_rows
                 return
             if self.options.cost is not None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from energon_ext.errors import ConfigError
-from energon_ext.packing import BestFitPacker, Packer, PackPlan, Pieces
+from energon_ext.packing import BestFitPacker, Packer, PackPlan, Pieces, build_packer
 from energon_ext.tokens.documents import Lengths
 
 
@@ -141,29 +141,30 @@ class OwnPacker(Packer):
 
 
 def rebuild_packer(
-    packing: Mapping[str, Any],
-    *,
+    packer: Mapping[str, Any],
+    row_tokens: int,
     current: Packer,
+    *,
     lengths: Lengths,
     numbers: Sequence[int],
     key: str,
 ) -> Packer:
-    """Rebuild the packer of earlier rows of samples from the fields of a fingerprint.
+    """Rebuild the packer of earlier rows of samples.
 
     Args:
+        packer, row_tokens: its JSON, and the positions of its rows.
         current: packer of later rows.
         lengths, numbers: those of the samples that the source ``key`` reads.
 
     Raises:
         ConfigError: the packer no longer exists, or samples that it packed do not fit later rows.
     """
-    before = packing["seq_len"]
-    _check_fit(before, current.seq_len, lengths, numbers, key)
-    options = dict(packing["packing"])
-    if options.pop("name") == WholePacker.name:
-        return WholePacker(before, **options)
+    _check_fit(row_tokens, current.seq_len, lengths, numbers, key)
+    options = dict(packer)
+    if options.pop("name", None) == WholePacker.name:
+        return build_packer(WholePacker, row_tokens, options)
     if isinstance(current, OwnPacker):
-        return current.with_seq_len(before)
+        return current.with_seq_len(row_tokens)
     raise ConfigError(
         f"{key}: earlier rows were packed by select_samples_to_pack, which this encoder lacks; "
         f"keep the method, or start a new run."

@@ -46,7 +46,7 @@ _PLANNED = {
     "pass_start": COUNT,
 }
 _ROWS = {
-    "planned": _PLANNED,
+    "documents": _PLANNED,
     "samples": _PLANNED,
     "spliced": {"kind": str, "documents": {str: object}, "next_row": COUNT, "pass_start": COUNT},
 }
@@ -88,11 +88,10 @@ _SOURCE = {
     "documents": COUNT,
     "tokens": COUNT,
     "names": [str],
-    "packing": (None, {str: object}),
+    "packing": (None, {"row_tokens": COUNT, "packer": (None, {str: object})}),
 }
 _STATE = {
-    "fingerprint": {str: object},
-    "encoder": {str: object},
+    "spec": {str: object},
     "axis": str,
     "rows_per_step": COUNT,
     "row_lengths": [_check_range],

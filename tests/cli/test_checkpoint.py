@@ -178,23 +178,30 @@ def test_a_refusal_names_the_source_and_the_change(data):
     assert "book: tokens: saved 960, now 936" in lines(result)[-1]
 
 
-def test_the_encoder_is_rebuilt_with_the_saved_options(data):
+def test_the_next_run_is_planned_with_the_saved_options(data):
     encoder = PackedTaskEncoder(ByteTokenizer(), 64, alignment=4, packing_carry=0.5)
     saved, _ = save_planned_run(data, encoder=encoder)
     result = diff(saved, data / "mix.yaml")
     assert result.exit_code == 0, result.output
-    assert "alignment=4" in result.output and "packing_carry=0.5" in result.output
+    assert "alignment=4" in result.output and "'carry': 0.5" in result.output
     assert "task_encoder" not in result.output
 
 
-def test_an_extra_fingerprint_field_is_refused_by_name(data):
+def test_an_extra_fingerprint_field_must_stay(data):
     class Marked(PackedTaskEncoder):
         def state_fingerprint(self):
             return {**super().state_fingerprint(), "marks": [1, 2]}
 
     saved, _ = save_planned_run(data, encoder=Marked(ByteTokenizer(), 32))
     result = diff(saved, data / "mix.yaml")
+    assert result.exit_code == 0 and "marks=[1, 2]" in result.output
+    options = ("--encoder", "tests.cli.test_checkpoint:unmarked")
+    result = diff(saved, data / "mix.yaml", *options)
     assert result.exit_code == 1 and "marks: saved [1, 2], now None" in result.output
+
+
+def unmarked():
+    return PackedTaskEncoder(ByteTokenizer(), 32)
 
 
 def test_spliced_documents_are_restored_too(data):

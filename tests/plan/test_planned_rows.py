@@ -465,7 +465,7 @@ def test_blocks_are_an_option_from_two_documents_on():
 def test_the_initial_state_is_empty():
     rows = planned(LENGTHS)
     assert state_of(rows) == {
-        "kind": "planned",
+        "kind": "documents",
         "documents": rows.lengths.fingerprint(),
         "epoch": 0,
         "position": 0,
@@ -526,7 +526,7 @@ def test_a_state_of_other_documents_is_refused_with_the_differences():
     }
     with pytest.raises(StateMismatchError) as refused:
         resumed({"kind": "spliced", "documents": {}, "next_row": 0})
-    assert refused.value.differences["web: kind"] == ("spliced", "planned")
+    assert refused.value.differences["web: kind"] == ("spliced", "documents")
 
 
 def test_a_source_of_empty_documents_is_refused():

@@ -11,10 +11,12 @@ import pytest
 
 from energon_ext.errors import StateMismatchError
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
+from energon_ext.packing import make_packer
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cursor import fork_at, restore_cursor, save_cursor
 from energon_ext.plan.packed_rows import PackedRows
 from energon_ext.plan.run import Run, RunOptions
+from energon_ext.plan.spec import KindSpec, Spec
 from energon_ext.plan.topology import Topology
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 from tests.plan.memory_documents import planned_source
@@ -22,7 +24,7 @@ from tests.plan.memory_documents import planned_source
 RULES = pytest.mark.parametrize("rule", [BLEND, INTERLEAVE])
 
 
-def run_of(sources=4, rule=INTERLEAVE, epochs=None, **options):
+def run_of(sources=4, rule=INTERLEAVE, epochs=None, pads=True):
     """Return a run over documents in memory, with eight rows per step."""
     rng = np.random.default_rng(0)
     built = [
@@ -31,7 +33,9 @@ def run_of(sources=4, rule=INTERLEAVE, epochs=None, **options):
     ]
     weights = {source.key: ConstantWeight(1 + n % 3) for n, source in enumerate(built)}
     clock = Clock(ScheduleAxis(), Topology(8), 16)
-    return Run(built, tree=blend_of(weights, rule), clock=clock, options=RunOptions(**options))
+    documents = KindSpec(packer=make_packer("bin", 16).to_json())
+    options = RunOptions(spec=Spec(row_tokens=16, kinds={"documents": documents}, pads=pads))
+    return Run(built, tree=blend_of(weights, rule), clock=clock, options=options)
 
 
 def take(items, count):
@@ -86,7 +90,7 @@ def test_a_fork_copies_the_rows_of_a_source_when_it_first_draws_from_it(monkeypa
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_fork_draws_from_sources_that_have_ended_only_further_ahead(epochs):
-    options = {"epochs": epochs, "fills_last_step": False}
+    options = {"epochs": epochs, "pads": False}
     whole = contents(take(run_of(**options).draw_steps(), 1000))
     run, steps = run_of(**options), len(whole) // 8
     hand_out(run, steps - 2)
@@ -108,7 +112,8 @@ def test_a_fork_at_a_cursor_is_where_the_cursor_was_saved():
 def test_a_refused_cursor_leaves_the_run_where_it_was():
     run = run_of()
     hand_out(run, 7)
-    cursor = {**save_cursor(run), "fingerprint": {"seed": 1}}
+    cursor = save_cursor(run)
+    cursor["spec"]["seed"] = 1
     with pytest.raises(StateMismatchError):
         restore_cursor(run, cursor)
     assert (

@@ -434,19 +434,23 @@ def test_a_run_with_a_custom_packer_cannot_be_traced(data):
     loader = loader_for(dataset_of(path, encoder=OwnPacker()))
     save_cursor(data / "run", 0, loader.state_dict())
     line = error_line(energon_ext("trace", data / "run", path, "--step", 0))
-    assert "packed by its encoder's own select_samples_to_pack" in line
+    assert "packed by a packer 'select_samples_to_pack', which is not registered here" in line
 
 
-def test_a_state_with_a_damaged_encoder_is_refused(data):
+def test_a_state_with_a_damaged_spec_is_refused(data):
     path = mix(data)
     state = loader_for(dataset_of(path, encoder=PackedCaptions())).state_dict()
     del state["energon_ext_digest"]
-    for damage in ({"packer": {"name": "whole samples"}}, {"fingerprint": 7}):
-        damaged = seal({**state, "encoder": {**state["encoder"], **damage}})
-        folder = data / f"run_{next(iter(damage))}"
-        save_cursor(folder, 0, damaged)
-        line = error_line(energon_ext("trace", folder, path, "--step", 0))
-        assert "The data state is damaged" in line
+    kind = state["spec"]["kinds"]["samples"]
+    damages = {
+        "own": {"own": 7},
+        "kinds": {"kinds": {"samples": {**kind, "block": -1}}},
+        "packer": {"kinds": {"samples": {**kind, "packer": {**kind["packer"], "more": 1}}}},
+    }
+    for name, damage in damages.items():
+        save_cursor(data / name, 0, seal({**state, "spec": {**state["spec"], **damage}}))
+        line = error_line(energon_ext("trace", data / name, path, "--step", 0))
+        assert f"{name}" in line and "the state is damaged" in line
 
 
 def test_all_samples_of_a_batch_are_prefetched_before_reading(data, monkeypatch):

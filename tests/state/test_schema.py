@@ -41,9 +41,8 @@ LIST, MAPPING = {"list", "tuple"}, {"mapping"}
 
 #: The values that each place of STATE accepts.
 ACCEPTED = {
-    "fingerprint": MAPPING,
-    "fingerprint.seed": set(VALUES),
-    "encoder": MAPPING,
+    "spec": MAPPING,
+    "spec.row_tokens": set(VALUES),
     "axis": {"text"},
     "rows_per_step": COUNT,
     "row_lengths": LIST,
@@ -114,8 +113,7 @@ def source(**rows):
 STATE = {
     "__class__": STATE_CLASS,
     "version": 6,
-    "fingerprint": {"seed": 0},
-    "encoder": {"seq_len": 8},
+    "spec": {"row_tokens": 8},
     "axis": "steps",
     "rows_per_step": 8,
     "row_lengths": [[8, 64]],
@@ -126,7 +124,7 @@ STATE = {
         "mixture": {"root": {"identity": "i", "credits": {"web": 0.5}, "tokens": 60}},
         "sources": {
             "web": source(
-                kind="planned",
+                kind="documents",
                 documents={"tokens": 99},
                 epoch=1,
                 position=7,
@@ -197,7 +195,7 @@ def test_fixed_mappings_have_exactly_their_keys():
             parent, last = parent_of(state, place)
             parent[added] = parent[last]
             assert refused_at(state) == (place.rpartition(".")[0] or "state"), place
-    assert refused_at({**STATE, "fingerprint": {3: "x"}}) == "fingerprint"
+    assert refused_at({**STATE, "spec": {3: "x"}}) == "spec"
 
 
 def test_a_wrong_class_or_version_is_reported_first():
