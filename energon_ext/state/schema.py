@@ -27,6 +27,10 @@ STOCK_RUN = (
 
 #: The shape of a count.
 COUNT = "an integer >= 0"
+_MAX_COUNT = 2**62
+
+#: Fields of a fingerprint that are positions within a row, which are int32.
+_POSITIONS = ("seq_len", "alignment")
 _PLANNED = {
     "kind": str,
     "documents": {str: object},
@@ -69,6 +73,14 @@ def _check_blocks(value: Any, where: str) -> None:
     _require(is_pair and all(is_count(each) and each for each in value), value, "two sizes", where)
 
 
+def _check_fingerprint(value: Any, where: str) -> None:
+    check_shape(value, {str: object}, where)
+    for name in _POSITIONS:
+        found = value.get(name)
+        is_position = type(found) is not int or 0 <= found < 2**31
+        _require(is_position, found, "an integer from 0 to 2^31 - 1", f"{where}.{name}")
+
+
 def _check_span(value: Any, where: str) -> None:
     is_span = isinstance(value, (list, tuple)) and len(value) == 2 and is_count(value[0])
     _require(is_span and isinstance(value[1], str), value, "a step and a digest", where)
@@ -79,10 +91,10 @@ _SOURCE = {
     "documents": COUNT,
     "tokens": COUNT,
     "names": [str],
-    "packing": (None, {str: object}),
+    "packing": (None, _check_fingerprint),
 }
 _STATE = {
-    "fingerprint": {str: object},
+    "fingerprint": _check_fingerprint,
     "encoder": {str: object},
     "axis": str,
     "rows_per_step": COUNT,
@@ -213,8 +225,8 @@ def _check_mapping(value: Any, shape: dict[Any, Any], where: str) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """Return True if a value is an integer >= 0 that fits into int64."""
-    return type(value) is int and 0 <= value < 2**63
+    """Return True if a value is an integer >= 0 that fits into int64, also when a run goes on."""
+    return type(value) is int and 0 <= value <= _MAX_COUNT
 
 
 def _require(holds: bool, found: Any, needed: str, where: str) -> None:

@@ -219,6 +219,19 @@ def test_a_tokenizer_that_multiplies_text_is_refused(normalizer, tmp_path):
         tokenizer(tmp_path, normalizer)
 
 
+@pytest.mark.parametrize("is_folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("number", [2**24, 2**31, 10**400], ids=["2^24", "2^31", "10^400"])
+def test_a_tokenizer_with_a_huge_id_is_refused_before_it_takes_memory(number, is_folder, tmp_path):
+    pytest.importorskip("transformers")
+    tokenizer(tmp_path, None)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["b"] = number
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"has the token id \d+; ids are below 16,777,216"):
+        HFTokenizer(tmp_path if is_folder else path)
+
+
 def test_normalizers_of_known_tokenizers_are_accepted(tmp_path):
     llama = sequence({"type": "Prepend", "prepend": "▁"}, replace("▁", String=" "))
     clip = sequence({"type": "NFC"}, replace(" ", Regex=r"\s+"), {"type": "Lowercase"})
