@@ -35,6 +35,7 @@ from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import IN_ORDER, blend_of
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.length import check_all_rows_are_read
+from energon_ext.plan.lookup import STREAMED
 from energon_ext.plan.topology import Topology
 from energon_ext.samples.methods import can_pack
 from energon_ext.splice.frames import Frames
@@ -200,9 +201,11 @@ class DynamicBlendMixin(PlannedMixin, StreamedMixin):
             mix.entries, options, worker_config, repeat=False, repeats=False, validating=True
         )
         if planning is None:
-            return super().build_val_datasets(  # type: ignore[misc]  # of the next base class
+            built = super().build_val_datasets(  # type: ignore[misc]  # of the next base class
                 datasets=datasets, worker_config=worker_config, limit=limit, **options
             )
+            setattr(built, STREAMED, True)
+            return cast(SavableDataset, built)
         tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
         topology = Topology.of(worker_config, batch_size, None)
         clock = Clock(mix.axis, topology, planning.row_tokens)
