@@ -232,11 +232,8 @@ def _columns(stored: StoredObject, chosen: str | None) -> tuple[str, str | None]
             f"{stored.url}: column {found[0]} is {types[found[0]]}; lists of integers are needed, "
             f"one per document."
         )
-    if packed := [name for name in _PACKED if name in types]:
-        raise ConfigError(
-            f"{stored.url}: column {packed[0]} says that a row is several packed documents, which "
-            f"would be read as one; give the documents before packing, one per row."
-        )
+    if packed := next((name for name in _PACKED if name in types), None):
+        raise ConfigError(f"{stored.url}: {packed} marks packed documents; give one per row.")
     weights = [name for name in WEIGHTS_COLUMNS if name in types and name != found[0]]
     if len(weights) > 1:
         raise ConfigError(

@@ -133,7 +133,7 @@ def test_the_key_may_be_on_the_entry_of_a_metadataset(tmp_path):
                 "seq_start_id": ([[0, 2]], INTS),
             },
             None,
-            "column seq_start_id says that a row is several packed documents",
+            "seq_start_id marks packed documents; give one per row",
         ),
         ({"tokens": ([[1], None], INTS)}, None, "row 1 of tokens is null or contains a null"),
         (
