@@ -89,7 +89,7 @@ def explain_deaths(workers: int) -> Iterator[None]:
         check_open_files()
         cause = "It may have run out of memory: see `dmesg`."
         if "bus error" in reason.lower():
-            cause = "A file that it read may have been overwritten in place."
+            cause = "A file was overwritten in place, or its disk cannot be read: see `dmesg`."
         raise WorkerError(f"A data worker died: {reason}. {cause}") from error
 
 

@@ -110,6 +110,21 @@ def test_a_file_truncated_under_workers_is_named_in_the_trainer(mix, tmp_path):
     assert not still_alive(left)
 
 
+def read_from_a_failing_disk(mix):
+    """The kernel sends this signal if a page of a mapped file cannot be read."""
+    loader = new_loader(mix, 1, seq_len=64)
+    hashes(loader, 1)
+    os.kill(pids()[0], signal.SIGBUS)
+    return said(take, loader, 500), pids()
+
+
+def test_a_disk_that_fails_under_a_map_is_suspected_in_the_trainer(mix, tmp_path):
+    words, left = outcome(read_from_a_failing_disk, mix, stderr=tmp_path / "stderr")
+    assert words.startswith("WorkerError: A data worker died: ")
+    assert words.endswith("was overwritten in place, or its disk cannot be read: see `dmesg`.")
+    assert not still_alive(left)
+
+
 # Killed processes ---------------------------------------------------------------------------------
 
 
