@@ -29,9 +29,11 @@ def check_choice(where: str, value: Any, allowed: Iterable[str]) -> None:
 
 
 def check_integer(where: str, value: Any, least: int) -> None:
-    """Raise ConfigError unless a value is an integer >= ``least``."""
+    """Raise ConfigError unless a value is an integer >= ``least`` that fits into int64."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ConfigError(f"{where}: {value!r} found, an integer >= {least} is needed.")
+    if int(value) >= 2**63:
+        raise ConfigError(f"{where}: a number >= 2^63 found, an integer below it is needed.")
 
 
 def check_number(

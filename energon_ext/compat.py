@@ -6,6 +6,7 @@ They may change in any release. Each has one function here and a test in ``tests
 that fails if the installed library has another name.
 """
 
+import sys
 from typing import Any
 
 from megatron.energon import WorkerConfig
@@ -98,6 +99,18 @@ def drop_rust_client(client: Any) -> None:
 def attempts_of(client: Any) -> int:
     """Return how often a client sends a request that fails."""
     return int(getattr(client._retry_config, "attempts", 1))  # None: not configured
+
+
+# OpenAI -----------------------------------------------------------------------------------------
+
+
+def http_timeout_of(client: Any) -> Any:
+    """Return the time-out of an HTTP client of ``openai``, which then tries again.
+
+    The client is one of ``httpx``, or of ``httpx2`` since version 3.
+    """
+    library = type(client).__mro__[1].__module__.partition(".")[0]
+    return sys.modules[library].ReadTimeout
 
 
 # Hugging Face -----------------------------------------------------------------------------------

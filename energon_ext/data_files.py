@@ -75,13 +75,51 @@ def read_json(path: str | Path, max_bytes: int) -> Any:
     """Return the content of a JSON file.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: as for :func:`parse_json`.
         ConfigError, OSError: as for :func:`read_data`.
     """
+    return parse_json(read_data(path, max_bytes))
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Return the value of JSON that others may have written.
+
+    Raises:
+        ValueError: it is not JSON, has too many levels, has a key twice in one object, or an
+            integer of more than 64 bits.
+
+    Example:
+        >>> parse_json('{"web": 1, "web": 2}')
+        Traceback (most recent call last):
+        ValueError: the key 'web' is there twice
+    """
     try:
-        return json.loads(read_data(path, max_bytes))
+        return json.loads(content, parse_int=_parse_integer, object_pairs_hook=_make_object)
     except RecursionError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError("too many lists and objects within each other") from error
+
+
+def _parse_integer(digits: str) -> int:
+    number = int(digits) if len(digits) <= 20 else 2**64
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"the integer {digits:.20}... has more than 64 bits")
+    return number
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r:.80} is there twice")
+    return found
+
+
+def count_of(value: Any) -> int:
+    """Return a value from a file that is a count; ValueError if it is none that fits into int64."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r:.40} is not a count")
+    return value
 
 
 def read_to_limit(file: BinaryIO, max_bytes: int, path: object) -> bytes:

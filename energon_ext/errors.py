@@ -12,9 +12,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-#: Control characters, line separators and bidi overrides, which a terminal obeys instead of
-#: showing, and lone surrogates, which cannot be written to a file.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Control characters, line separators, marks of text direction and characters without a form, that
+#: a terminal obeys or omits instead of showing, and lone surrogates, which cannot be written to
+#: a file. Not the joiners U+200C and U+200D, without which some scripts and emoji are misspelt.
+CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ufeff\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
+)
 MAX_TEXT = 20_000  # characters of a text shown to people
 _LOGIN = re.compile(r"(?<!dss)(:/{1,2})[^/\s]*@")  # dss://name@version is not a login
 

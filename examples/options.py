@@ -70,4 +70,8 @@ def add_data_arguments(parser):
     add("--micro-batch-rows", type=count, help="default: all rows of a data-parallel rank")
     add("--num-workers", type=count_or_none, default=0, help="worker processes per rank")
     add("--eval-interval", type=count, help="steps between two evaluations of the split val")
-    add("--eval-iters", type=count, default=4, help="micro-batches per evaluation")
+    add(
+        "--eval-iters",
+        type=count,
+        help="micro-batches per evaluation; default: 4, at least one per source",
+    )

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Loads the tokenizer, the training data of a rank and the validation split for the examples."""
 
+import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron_gpt import forward
 
@@ -14,6 +16,7 @@ from energon_ext import (
 )
 from energon_ext.megatron import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.megatron.validation import ValidationLoader
+from energon_ext.state.together import collective_device
 
 
 def build_tokenizer(args):
@@ -55,7 +58,7 @@ def validation(args, task_encoder, model):
     """Return a function of the step that evaluates the split val at every ``--eval-interval``."""
     if args.eval_interval is None:
         return lambda step: {}
-    loader = None
+    loader, datasets = None, []
     if parallel_state.get_tensor_model_parallel_rank() == 0:
         datasets = get_val_datasets(
             args.metadataset,
@@ -63,12 +66,14 @@ def validation(args, task_encoder, model):
             batch_size=args.micro_batch_rows,
             task_encoder=task_encoder,
         )
-        loader = ValidationLoader(datasets, args.eval_iters)
+    batches_per_evaluation = _batches_per_evaluation(args, len(datasets))
+    if datasets:
+        loader = ValidationLoader(datasets, batches_per_evaluation)
 
     def evaluate(step):
         if step % args.eval_interval and step != args.train_iters:
             return {}
-        batches = [next(loader) if loader else None for _ in range(args.eval_iters)]
+        batches = [next(loader) if loader else None for _ in range(batches_per_evaluation)]
         token_losses = []
         losses = forward(args, model, batches, token_losses)
         if not losses:  # on all pipeline stages but the last
@@ -82,3 +87,16 @@ def validation(args, task_encoder, model):
         }
 
     return evaluate
+
+
+def _batches_per_evaluation(args, sources):
+    """Return the micro-batches of an evaluation, at least one of each source; on all ranks."""
+    found = torch.tensor(sources, device=collective_device())
+    dist.all_reduce(found, dist.ReduceOp.MAX)  # only ranks that load know the sources
+    batches = args.eval_iters or max(4, int(found))
+    if batches < int(found):
+        raise ConfigError(
+            f"--eval-iters {batches}: too few for {int(found)} validation sources; raise it, or "
+            f"leave it out."
+        )
+    return batches

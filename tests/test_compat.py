@@ -150,3 +150,11 @@ def test_every_function_of_the_module_has_a_test_here():
     text = Path(__file__).read_text()
     functions = [name for name in vars(compat) if callable(vars(compat)[name]) and name.islower()]
     assert [name for name in functions if f"compat.{name}(" not in text] == []
+
+
+def test_the_openai_client_tries_again_after_the_time_out_of_its_http_library():
+    openai = pytest.importorskip("openai")
+    timeout = compat.http_timeout_of(openai.DefaultAsyncHttpxClient())
+    from openai._base_client import timeout_exceptions
+
+    assert issubclass(timeout, timeout_exceptions())

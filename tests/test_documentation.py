@@ -213,6 +213,7 @@ OF_OTHERS = {
     *("dataloader_provider.py", "data_schedule.py", "utils/seqlen_balancing.py"),
     *("1_s1_get_tokenlens_v3-sft.py", "2_do_hashbacket.py", "3_s2_prepare_rawsamples-vqa.py"),
     *("4_convert_packedsample_to_wds.py", "5_make_mix_wds_config.py"),
+    "prepare_gpt_sft_packed_data.py",
 }
 
 

@@ -320,13 +320,17 @@ def test_a_tokenizer_that_begins_texts_with_its_bos_token_does_so_here(tmp_path)
         single="<s> $A", special_tokens=[("<s>", 0)]
     )
     adding = save("adding")
-    theirs = transformers.AutoTokenizer.from_pretrained(adding)("a b")["input_ids"]
+    loaded = transformers.AutoTokenizer.from_pretrained(adding)
+    theirs = loaded("a b")["input_ids"]
     assert theirs == [0, 2, 3]
     bare = tmp_path / "bare.json"
     bare.write_bytes((adding / "tokenizer.json").read_bytes())
     for path in (adding, adding / "tokenizer.json", bare):
         assert load_tokenizer(path).encode("a b") == [*theirs, 1]
         assert load_tokenizer(path, bos_token="none").encode("a b") == [2, 3, 1]
+        # A bos token in the text itself is kept, as by transformers.
+        assert loaded("<s> a b")["input_ids"] == [0, 0, 2, 3]
+        assert load_tokenizer(path).encode("<s> a b") == [0, 0, 2, 3, 1]
         assert HFTokenizer(path, add_bos=False).encode("a b") == [2, 3, 1]
     assert load_tokenizer(plain).encode("a b") == [2, 3, 1]
     assert load_tokenizer(plain, bos_token="<s>").encode("a b") == [0, 2, 3, 1]

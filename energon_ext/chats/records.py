@@ -16,6 +16,7 @@ from energon_ext.chats.fields import TEXT_OF_PROMPTS, check_ignored, check_media
 from energon_ext.chats.labels import labels_of_record
 from energon_ext.chats.roles import SHAREGPT_CALL, SHAREGPT_ROLES
 from energon_ext.chats.stored_json import (
+    are_messages,
     has_null,
     read_json,
     read_lists,
@@ -104,7 +105,7 @@ def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
     """
     stored, _ = as_stored(record)
     original, record = record, remove_nulls(stored)
-    name = next((each for each in ("messages", "conversations", "prompt") if each in record), None)
+    name = next(iter(_message_lists(record)), "prompt" if "prompt" in record else None)
     if name is None:
         raise SampleError(f"needs `prompt` or `messages`; it has {sorted(map(str, record))}")
     if isinstance(record[name], str) and name == "prompt":
@@ -148,7 +149,8 @@ def as_stored(record: Any) -> tuple[dict[str, Any], list[str]]:
 def _has_nulls_in_tools(record: Mapping[str, Any]) -> bool:
     if has_null(record.get("tools")):
         return True
-    lists = (record.get(name) for name in ("messages", "conversations", "completion", "response"))
+    names = ("messages", "conversations", "conversation", "completion", "response")
+    lists = (record.get(name) for name in names)
     messages = [m for each in lists if isinstance(each, (list, tuple)) for m in each]
     return any(has_null(m.get("tool_calls")) for m in messages if isinstance(m, Mapping))
 
@@ -160,7 +162,7 @@ def _format_of(
     record: Mapping[str, Any],
 ) -> tuple[str, Callable[[Mapping[str, Any]], list[Any]], tuple[str, ...]]:
     """Return the name of a format, its reader, and the fields that it uses."""
-    lists = [each for each in ("messages", "conversations") if each in record]
+    lists = _message_lists(record)
     if len(lists) == 2:
         raise SampleError("`messages` and `conversations` are both given; remove one of them")
     if lists:
@@ -186,6 +188,18 @@ def _format_of(
         f"needs `messages`, `conversations`, `prompt` and `response`, or `instruction` and "
         f"`output`; it has {sorted(map(str, record))}"
     )
+
+
+def _message_lists(record: Mapping[str, Any]) -> list[str]:
+    """Return the fields with the messages of a record.
+
+    WildChat and LMSYS-Chat name theirs ``conversation``, which elsewhere is a label, such as an id.
+    """
+    names = [name for name in ("messages", "conversations") if name in record]
+    found = record.get("conversation")
+    is_other = bool(names) or "prompt" in record or "instruction" in record
+    is_list = isinstance(found, (list, tuple)) and are_messages(found)
+    return ["conversation"] if is_list and not is_other else names
 
 
 def _is_sharegpt(messages: Any) -> bool:

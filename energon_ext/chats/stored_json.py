@@ -19,7 +19,7 @@ _TOO_DEEP = f"has more than {_MOST_LEVELS} lists and objects within each other"
 
 #: Fields of a record that may have messages, and those that may have a text instead.
 _NEVER_TEXT = ("messages", "conversations")
-_LISTS = (*_NEVER_TEXT, "prompt", "completion", "response", "chosen", "rejected")
+_LISTS = (*_NEVER_TEXT, "conversation", "prompt", "completion", "response", "chosen", "rejected")
 
 #: Fields of a message, at least one of which a message has.
 _SAID = ("content", "tool_calls", "function_call")
@@ -141,11 +141,11 @@ def _messages_of(value: Any, name: str) -> list[Any] | None:
         keys = [key for key, each in found.items() if each is not None]
         found, inner = _parse(found["messages"]), found["messages"]
         is_text = is_text or found is not inner
-    elif is_text and _are_messages([found]):
+    elif is_text and are_messages([found]):
         found = [found]
     if not (is_text or keys) or not isinstance(found, list):
         return None
-    if name not in _NEVER_TEXT and not _are_messages(found):
+    if name not in _NEVER_TEXT and not are_messages(found):
         return None
     if len(keys) > 1:
         other = next(key for key in keys if key != "messages")
@@ -175,7 +175,7 @@ def _parse_or_none(text: str) -> Any:
         return None
 
 
-def _are_messages(values: Sequence[Any]) -> bool:
+def are_messages(values: Sequence[Any]) -> bool:
     """Return True for what can only be messages: other JSON may have a `role` or `from`, too."""
     if not values or not all(isinstance(each, Mapping) for each in values):
         return False

@@ -136,6 +136,9 @@ def _source_list(words: Sequence[Any], where: str) -> SourceList:
     """Parse a list as Megatron does: pairs of weight and prefix, or prefixes alone."""
     if not words:
         raise ConfigError(f"{where}: the list is empty; name a source.")
+    for word in map(str, words):
+        if not word.isascii() and word.encode(errors="replace").decode() != word:
+            raise ConfigError(f"{where}: {word} found, whose bytes are not UTF-8; rename it.")
     weights = [_number(word) for word in words[::2]]
     if len(words) % 2 or all(map(math.isnan, weights)):
         return SourceList([without_suffix(str(word)) for word in words], None)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Options with which a command opens a metadataset as a run would, and the resulting dataset."""
 
-import json
 import os
 import pkgutil
 import sys
@@ -17,6 +16,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.chats.template_names import named_template
 from energon_ext.cli import option
+from energon_ext.data_files import parse_json
 from energon_ext.encoders.load import get_train_dataset, load_mix
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.preferences import PreferenceTaskEncoder
@@ -241,8 +241,8 @@ def make_encoder(
 def _json_object(option_name: str, text: str) -> dict[str, Any]:
     """Return the JSON object that is the value of an option."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise ConfigError(f"{option_name}: {text!r:.200} is not JSON ({error}).") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{option_name}: {text!r:.200} found, a JSON object is needed.")

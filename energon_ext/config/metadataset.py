@@ -63,6 +63,12 @@ def errors_of_energon(where: str) -> Iterator[None]:
     except _ERRORS as error:
         reason = one_line(error)
         raise ConfigError(f"{where}: {reason}.") from error
+    except SystemError as error:  # around whatever the index of an auxiliary dataset raised
+        reason = one_line(error.__cause__ or error)
+        raise ConfigError(
+            f"{where}: an auxiliary dataset cannot be opened ({reason}); run `energon prepare` on "
+            f"it again."
+        ) from error
 
 
 @dataclass

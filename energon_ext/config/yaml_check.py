@@ -29,7 +29,7 @@ from energon_ext.config.yaml_classes import (
     check_splits,
 )
 from energon_ext.config.yaml_file import read_mapping, read_splits
-from energon_ext.errors import CONTROL, ConfigError, printable
+from energon_ext.errors import ConfigError, printable
 from energon_ext.samples.jsonl_index import ensure_index
 from energon_ext.storage.object_store import as_msc
 from energon_ext.tokens.formats import find_format
@@ -37,6 +37,10 @@ from energon_ext.tokens.formats import find_format
 MAX_NESTED = 16
 MAX_SOURCES = 100_000
 MAX_SAMPLES = 2**40  # per shard
+
+#: Characters that no path may have; other marks of text direction are in names of files.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # a byte that is not UTF-8, as Python writes it
 
 #: Options that the caller sets, and that a dataset.yaml would override.
 LOADER_FIELDS = (
@@ -282,7 +286,9 @@ def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
     """Return a joined path; ConfigError for control characters and what EPath only asserts."""
     if not isinstance(path, (str, PurePath, EPath)) or not str(path):
         raise ConfigError(f"{where}: {path!r:.80} found, a path is needed.")
-    if CONTROL.search(str(path)):
+    if _SURROGATE.search(str(path)):
+        raise ConfigError(f"{where}: {path} found, whose bytes are not UTF-8; rename it.")
+    if _CONTROL.search(str(path)):
         raise ConfigError(f"{where}: {path} found, which contains control characters.")
     try:
         return join(as_msc(path))

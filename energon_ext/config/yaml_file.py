@@ -4,7 +4,6 @@
 
 import contextlib
 import functools
-import json
 import os
 import re
 import threading
@@ -17,7 +16,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.eyaml import load_yaml
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
-from energon_ext.data_files import open_data, read_to_limit
+from energon_ext.data_files import open_data, parse_json, read_to_limit
 from energon_ext.errors import ConfigError
 from energon_ext.storage.object_store import file_name
 
@@ -54,7 +53,7 @@ def _read(path: EPath, is_json: bool) -> bytes:
 def _mapping_of(data: bytes, path: str, is_json: bool) -> dict[str, Any]:
     try:
         data.decode("utf-8")
-        content = json.loads(data) if is_json else _parse(data, path)
+        content = parse_json(data) if is_json else _parse(data, path)
     except ConfigError:
         raise
     except ryml.ExceptionParse as error:

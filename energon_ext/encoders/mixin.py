@@ -31,6 +31,7 @@ from energon_ext.errors import ConfigError, log_of
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.length import check_all_rows_are_read
+from energon_ext.plan.lookup import STREAMED
 from energon_ext.plan.topology import Topology
 from energon_ext.samples.methods import can_pack
 from energon_ext.streamed.spread import line_up
@@ -186,9 +187,11 @@ class DynamicBlendMixin(PlannedMixin, StreamedMixin):
         # Without padding, packed samples are planned and refused if some rows would be left over.
         is_complete = self.make_padding is not None or can_pack(cast(TaskEncoder, self))
         if self._find_reason_to_stream(mix.entries, options, is_complete) is not None:
-            return super().build_val_datasets(  # type: ignore[misc]  # of the next base class
+            built = super().build_val_datasets(  # type: ignore[misc]  # of the next base class
                 datasets=datasets, worker_config=worker_config, limit=limit, **options
             )
+            setattr(built, STREAMED, True)
+            return cast(SavableDataset, built)
         passes = Passes(repeat=False, validating=True, batches=limit or 0)
         topology = Topology.of(worker_config, batch_size, None)
         dataset = self._plan(mix, topology, passes, worker_config)

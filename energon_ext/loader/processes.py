@@ -87,9 +87,9 @@ def explain_deaths(workers: int) -> Iterator[None]:
         if "DataLoader worker" not in reason:
             raise
         check_open_files()
-        cause = "It may have run out of memory: see `dmesg`."
+        cause = "It may have run out of memory, or a disk cannot be read: see `dmesg`."
         if "bus error" in reason.lower():
-            cause = "A file that it read may have been overwritten in place."
+            cause = "A file was overwritten in place, or its disk cannot be read: see `dmesg`."
         raise WorkerError(f"A data worker died: {reason}. {cause}") from error
 
 

@@ -10,6 +10,7 @@ line counts.
 """
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from energon_ext.data_files import open_data
+from energon_ext.data_files import open_data, parse_json
 from energon_ext.errors import ConfigError
 from energon_ext.metrics.labels import short_labels
 from energon_ext.plan.blend import Blend
@@ -30,9 +31,29 @@ MEASURED = re.compile("rollout/reward/mean$|eval/")  # fields that measure a pol
 VALIDATION = re.compile("val/(loss|memorized)")
 
 
+#: Largest numbers of an event: counts that can be added up over all steps, and what float32 holds.
+_MAX_COUNT, _MAX_NUMBER = 2**36, 3.5e38
+
+
 def _number(value: Any, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"{where}: {value!r:.80} found, a number is needed; the line is damaged.")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or (math.isfinite(value) and abs(value) > _MAX_NUMBER):
+        raise ConfigError(
+            f"{where}: {value!r:.80} found, a number is needed that float32 can hold; the line is "
+            f"damaged."
+        )
+
+
+def _count(value: Any, where: str) -> None:
+    check_shape(value, COUNT, where)
+    if value > _MAX_COUNT:
+        raise ConfigError(f"{where}: {value} found, at most {_MAX_COUNT:,} is possible.")
+
+
+def _sources(value: Any, where: str) -> None:
+    check_shape(value, [str], where)
+    if not value:
+        raise ConfigError(f"{where}: empty; a run reads at least one source.")
 
 
 Event = dict[str, Any]
@@ -44,7 +65,7 @@ Answer = tuple[str, float, str]
 FIELDS: dict[str, Event] = {
     "start": {
         "step": COUNT,
-        "sources": [str],
+        "sources": _sources,
         "documents": {str: COUNT},
         "epoch_tokens": {str: COUNT},
         "rows_per_step": COUNT,
@@ -58,8 +79,8 @@ FIELDS: dict[str, Event] = {
         "loss": _number,
         "tokens_per_second": _number,
         "planned_share": {str: _number},
-        "tokens": {str: COUNT},
-        "documents": {str: COUNT},
+        "tokens": {str: _count},
+        "documents": {str: _count},
         "loss_by_source": {str: _number},
         "batch_hash": str,
     },
@@ -265,8 +286,8 @@ def _events(path: Path) -> Iterator[tuple[str, Event]]:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
             where = f"{path}:{number}"
             try:
-                event = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                event = parse_json(line)
+            except ValueError as error:
                 reason = error if len(line) < MAX_LINE_BYTES else f"over {MAX_LINE_BYTES:,} bytes"
                 raise ConfigError(f"{where}: damaged, not JSON ({reason}).") from error
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):

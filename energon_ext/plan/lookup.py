@@ -9,14 +9,22 @@ from typing import Any
 from energon_ext.errors import ConfigError
 from energon_ext.plan.blend import Blend
 
+#: Attribute that marks a validation dataset as one that Energon streams.
+STREAMED = "_is_streamed_validation"
+
 
 def find_blend(dataset_or_loader: Any) -> Any:
     """Return the :class:`~energon_ext.plan.blend.Blend` inside a dataset or loader.
 
     Raises:
         ConfigError: there is none, since the TaskEncoder lacks the mixin, or since it is validation
-            that is not planned.
+            whose samples are streamed.
     """
+    if getattr(dataset_or_loader, STREAMED, False):
+        raise ConfigError(
+            "Validation whose samples are streamed, for the reason in the log, has no blend; read "
+            "it by megatron.energon.get_savable_loader."
+        )
     candidates = [dataset_or_loader]
     while candidates:
         candidate = candidates.pop()
@@ -29,7 +37,5 @@ def find_blend(dataset_or_loader: Any) -> Any:
             candidates.append(candidate.dataset)
     raise ConfigError(
         f"No blend of sources in {type(dataset_or_loader).__name__}; build the dataset with "
-        f"energon_ext.PackedTaskEncoder, or a TaskEncoder with energon_ext.DynamicBlendMixin. "
-        f"Validation that is not planned, for the reason in the log, is read by "
-        f"megatron.energon.get_savable_loader."
+        f"energon_ext.PackedTaskEncoder, or a TaskEncoder with energon_ext.DynamicBlendMixin."
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from energon_ext.state.schema import COUNT, check_shape
+from energon_ext.state.schema import COUNT, check_positions, check_shape
 
 #: Names of the kinds of sources.
 DOCUMENTS, SAMPLES = "documents", "samples"
@@ -159,6 +159,9 @@ class Spec:
     def from_json(cls, value: Any, where: str = "spec") -> Spec:
         """Return a spec from :meth:`to_json`; raise StateFormatError for anything else."""
         check_shape(value, _SHAPE, where)
+        for each in (value, value["loss"], *value["kinds"].values()):
+            check_positions(each, where)
+            check_positions(each.get("packer") or {}, f"{where}.packer")
         kinds = {name: _kind(kind) for name, kind in value["kinds"].items()}
         return cls(**{**value, "kinds": kinds})
 

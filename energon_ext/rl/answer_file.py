@@ -3,6 +3,7 @@
 """A binary file next to a state, for the tensors of answers."""
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,29 @@ def read_tensors(values: Any, folder: Path | None, file: dict[str, str]) -> Any:
             f"{path}: is damaged, or belongs to another state. Copy it again, or resume from "
             f"another checkpoint."
         )
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        tensors = [torch.from_numpy(arrays[f"arr_{n}"]) for n in range(len(arrays.files))]
+    try:
+        tensors = _tensors_in(content)
+    except Exception as error:  # NumPy's reader raises anything for a file that others wrote
+        raise StateFormatError(
+            f"{path}: has no tensors ({type(error).__name__}); resume from another checkpoint."
+        ) from error
 
     def replace(value: Any) -> Any:
         if isinstance(value, dict):
             if {*value} == {_TENSOR}:
-                return tensors[value[_TENSOR]]
+                number = value[_TENSOR]
+                if type(number) is not int or not 0 <= number < len(tensors):
+                    raise StateFormatError(f"{path}: has no tensor {number!r:.40}.")
+                return tensors[number]
             return {key: replace(each) for key, each in value.items()}
         return [replace(each) for each in value] if isinstance(value, list) else value
 
     return replace(values)
+
+
+def _tensors_in(content: bytes) -> list[torch.Tensor]:
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        if any(each.compress_type != zipfile.ZIP_STORED for each in file.infolist()):
+            raise ValueError("compressed, which no state is")
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return [torch.from_numpy(arrays[f"arr_{n}"]) for n in range(len(arrays.files))]

@@ -194,6 +194,8 @@ class OpenAISampler:
                 return f"{len(answer.tokens)} tokens, but max_new_tokens is {self.max_new_tokens}"
             if {*map(type, answer.tokens)} - {int}:
                 return "token ids that are not integers"
+            if max(map(abs, answer.tokens), default=0) >= 2**31:
+                return "token ids that int32 cannot hold"
             if {*map(type, answer.log_probs)} - {int, float}:
                 return "log-probabilities that are not numbers"
         return None

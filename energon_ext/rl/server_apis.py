@@ -53,7 +53,7 @@ class Api:
         path: path of the URL.
         build_request: question -> body of the request.
         read_answers: body of the answer -> the responses; raises KeyError, TypeError, ValueError or
-            IndexError if it is something else.
+            IndexError if it is something else; what the fields hold is checked by the sampler.
         own_parameters: sampling parameters that ``build_request`` sets itself.
     """
 
@@ -112,11 +112,12 @@ def _sglang_answers(body: Any) -> list[Response]:
         about = answer["meta_info"]
         # (log-probability, token id, text) of each token
         drawn = [(log_prob, token) for log_prob, token, _ in about["output_token_logprobs"]]
+        reason = about.get("finish_reason")
         responses.append(
             Response(
                 [token for _, token in drawn],
                 [log_prob for log_prob, _ in drawn],
-                (about.get("finish_reason") or {}).get("type"),
+                reason["type"] if isinstance(reason, dict) else reason,
             )
         )
     return responses

@@ -8,6 +8,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, AsyncIterator
 
+from energon_ext.compat import http_timeout_of
+from energon_ext.data_files import parse_json
 from energon_ext.errors import SamplerError, log_of, printable
 from energon_ext.rl.response import Response
 from energon_ext.rl.sampler import Unanswered
@@ -48,11 +50,13 @@ class ServerCall:
         self._turn = asyncio.Semaphore(sampler.max_concurrent)
         self._outage = _Outage(sampler.base_url, sampler.outage_seconds)
         limit = sampler.timeout_seconds
+        http_client = openai.DefaultAsyncHttpxClient(
+            event_hooks={"request": [self._strip_headers], "response": [self._limit_size]},
+            follow_redirects=False,  # prompts and the key are for this server only
+        )
+        http_client.send = self._limit_time(http_client.send, http_timeout_of(http_client))
         self._client = openai.AsyncOpenAI(
-            http_client=openai.DefaultAsyncHttpxClient(
-                event_hooks={"request": [self._strip_headers], "response": [self._limit_size]},
-                follow_redirects=False,  # prompts and the key are for this server only
-            ),
+            http_client=http_client,
             base_url=sampler.base_url,
             api_key=sampler.api_key or "none",  # otherwise the client reads the environment's
             timeout=openai.Timeout(limit, connect=min(limit, _CONNECT_SECONDS)),
@@ -110,7 +114,7 @@ class ServerCall:
         """Ask until the answers are there, also while the server restarts or aborts answers."""
         while True:
             try:
-                content = await self._client.post(self._api.path, cast_to=object, body=body)
+                content = await self._client.post(self._api.path, cast_to=str, body=body)
             except self._openai.APITimeoutError:
                 raise
             except self._openai.APIConnectionError as error:
@@ -121,7 +125,7 @@ class ServerCall:
                 if error.status_code not in _OUTAGE or not await self._outage.wait(fault):
                     raise
             else:
-                answers = self._api.read_answers(content)
+                answers = self._api.read_answers(parse_json(content))
                 if not any(answer.finish_reason == _ABORTED for answer in answers):
                     self._outage.end()
                     return answers
@@ -138,6 +142,18 @@ class ServerCall:
             del request.headers[name]
         if key is not None:
             request.headers["Authorization"] = key
+
+    def _limit_time(self, send: Any, timeout: Any) -> Any:
+        """Bound the time of a whole answer; the client's own limit begins again at every byte."""
+
+        async def limited(request: Any, **options: Any) -> Any:
+            try:
+                sent = send(request, **options)
+                return await asyncio.wait_for(sent, self._sampler.timeout_seconds)
+            except asyncio.TimeoutError as error:
+                raise timeout("the whole answer", request=request) from error
+
+        return limited
 
     async def _limit_size(self, response: Any) -> None:
         """Make reading a response raise an error once its decompressed bytes exceed the maximum."""

@@ -26,6 +26,10 @@ STOCK_RUN = (
 
 #: The shape of a count.
 COUNT = "an integer >= 0"
+_MAX_COUNT = 2**62
+
+#: Numbers of positions of a row, which are int32.
+_POSITIONS = ("row_tokens", "alignment")
 _PLANNED = {
     "kind": str,
     "documents": {str: object},
@@ -78,6 +82,20 @@ def _check_spans(value: Any, where: str) -> None:
     _require(len(value) > 0, value, "at least one span", where)
 
 
+def check_positions(value: Mapping[str, Any], where: str) -> None:
+    """Raise StateFormatError for numbers of positions that no row has."""
+    for name in _POSITIONS:
+        found = value.get(name)
+        is_position = type(found) is not int or 0 <= found < 2**31
+        _require(is_position, found, "an integer from 0 to 2^31 - 1", f"{where}.{name}")
+
+
+def _check_packing(value: Any, where: str) -> None:
+    check_shape(value, {"row_tokens": COUNT, "packer": (None, {str: object})}, where)
+    check_positions(value, where)
+    check_positions(value["packer"] or {}, f"{where}.packer")
+
+
 def _check_span(value: Any, where: str) -> None:
     is_span = isinstance(value, (list, tuple)) and len(value) == 2 and is_count(value[0])
     _require(is_span and isinstance(value[1], str), value, "a step and a digest", where)
@@ -88,7 +106,7 @@ _SOURCE = {
     "documents": COUNT,
     "tokens": COUNT,
     "names": [str],
-    "packing": (None, {"row_tokens": COUNT, "packer": (None, {str: object})}),
+    "packing": (None, _check_packing),
 }
 _STATE = {
     "spec": {str: object},
@@ -203,8 +221,8 @@ def _check_mapping(value: Any, shape: dict[Any, Any], where: str) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """Return True if a value is an integer >= 0 that fits into int64."""
-    return type(value) is int and 0 <= value < 2**63
+    """Return True if a value is an integer >= 0 that fits into int64, also when a run goes on."""
+    return type(value) is int and 0 <= value <= _MAX_COUNT
 
 
 def _require(holds: bool, found: Any, needed: str, where: str) -> None:

@@ -7,6 +7,7 @@ node to a local folder.
 """
 
 import errno
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from energon_ext.storage.whole_file import open_whole
 _Result = TypeVar("_Result")
 
 DEADLINE_SECONDS = 120.0
+
+#: Most objects below a folder.
+MAX_OBJECTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -158,14 +162,18 @@ def _unquote(etag: str | None) -> str | None:
 
 
 def objects_below(folder: str) -> Iterable[StoredObject]:
-    """Return the objects in a folder and its subfolders."""
+    """Return the objects in a folder and its subfolders; ConfigError if there are too many."""
     profile = folder.split("/")[2]
 
     def list_objects(client: Any, key: str) -> list[StoredObject]:
         urls = ((f"msc://{profile}/{each.key.lstrip('/')}", each) for each in _below(client, key))
-        return [StoredObject(url, o.content_length, _unquote(o.etag)) for url, o in urls]
+        listed = itertools.islice(urls, MAX_OBJECTS + 1)
+        return [StoredObject(url, o.content_length, _unquote(o.etag)) for url, o in listed]
 
-    return ask(folder, list_objects) or []
+    found = ask(folder, list_objects) or []
+    if len(found) > MAX_OBJECTS:
+        raise ConfigError(f"{folder}: has more than {MAX_OBJECTS:,} objects below it.")
+    return found
 
 
 def has_below(folder: str, ending: str) -> bool:

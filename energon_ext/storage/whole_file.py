@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+#: Errors of a file system without hard links.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+
 
 @contextlib.contextmanager
 def open_whole(path: Path) -> Iterator[BinaryIO]:
@@ -40,26 +43,48 @@ def open_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def create(path: Path, content: bytes) -> bool:
-    """Create a small file; return False if it exists.
+    """Create a small file with its content at once; return False if it exists.
 
-    A process that reads it at once may find it empty.
+    Where the file system has no hard links, a process that reads it at once may find it empty.
 
     Raises:
         OSError: the file cannot be written; it names the path, and no file is left.
     """
-    with name_path(path):
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            return False
-        try:
-            with open(descriptor, "wb") as file:
+    if os.path.lexists(path):
+        return False
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with name_path(path, temporary):
+            with open(temporary, "xb") as file:
                 file.write(content)
                 _flush(file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            raise
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return _create_in_place(path, content)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return True
+
+
+def _create_in_place(path: Path, content: bytes) -> bool:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            _flush(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
     return True
 
 

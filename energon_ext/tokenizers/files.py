@@ -23,6 +23,10 @@ _FILE_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s*")
 _TIKTOKEN_NAMES = re.compile("(r50k|p50k|cl100k|o200k)_(base|edit|harmony)")
 
+#: Token ids are below this number; the library makes room for all ids up to the largest.
+MAX_IDS = 2**24
+_MAYBE_LARGER = re.compile(rb":\s*\d{8}")  # as most files have none, they are not parsed here
+
 #: Maximum number of characters into which the steps around a tokenizer's model may expand one.
 MAX_GROWTH = 16
 
@@ -33,6 +37,8 @@ def load_with_transformers(name: str, what: str) -> Any:
     for path in Path(name).glob("*"):  # a folder may also contain large model files
         if path.suffix in _FILE_SUFFIXES and path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{what}: {path} has more than {MAX_FILE_BYTES:,} bytes.")
+        if path.name == "tokenizer.json":
+            _check_ids(read_data(path, MAX_FILE_BYTES), what)
     with errors_of_library(f"{what}: transformers cannot load it", "Check the path or the name."):
         loaded = transformers.AutoTokenizer.from_pretrained(
             name, use_fast=True, trust_remote_code=False
@@ -88,6 +94,7 @@ def load_tokenizer_file(path: str) -> Any:
     what = f"Tokenizer file {path!r}"
     tokenizers = optional_module("tokenizers", what, "tokenizers", "energon_ext[hf]")
     content = read_data(path, MAX_FILE_BYTES)
+    _check_ids(content, what)
     advice = "Give the file that `tokenizer.save()` wrote."
     with errors_of_library(f"{what} is not a tokenizer.json", advice):
         loaded = tokenizers.Tokenizer.from_buffer(content)
@@ -166,6 +173,23 @@ def errors_of_library(what: str, advice: str = "Use a different one.") -> Iterat
             raise
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"{what} ({first_line:.500}). {advice}") from error
+
+
+def _check_ids(content: bytes, what: str) -> None:
+    """Raise ConfigError if a ``tokenizer.json`` has ids that no model has embeddings for."""
+    if not _MAYBE_LARGER.search(content):
+        return
+    try:
+        vocabulary = json.loads(content)["model"]["vocab"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return  # the library says what is wrong
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else ()
+    largest = max((each for each in ids if isinstance(each, int)), default=0)
+    if largest >= MAX_IDS:
+        raise ConfigError(
+            f"{what}: has the token id {largest!s:.20}; ids are below {MAX_IDS:,}. Use a different "
+            f"one."
+        )
 
 
 def _check_growth(tokenizer: Any, what: str) -> None:

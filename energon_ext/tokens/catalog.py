@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_ext.data_files import cache_path, read_data
+from energon_ext.data_files import cache_path, count_of, parse_json, read_data
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256, sha256_of_file
 from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
@@ -202,7 +202,7 @@ def read_catalog(path: Path, listing: Listing) -> Catalog | None:
     """Read the catalog of a source; None if there is none that can be read and fits its names."""
     try:
         line, digest, _ = read_data(path, _MAX_BYTES).split(b"\n")
-        content = json.loads(line) if sha256(line).encode() == digest else None
+        content = parse_json(line) if sha256(line).encode() == digest else None
         if content is None or content["version"] != _VERSION or content["names"] != _names(listing):
             return None
         rows = list(zip(*(content[name] for name in _COLUMNS), strict=True))
@@ -210,8 +210,8 @@ def read_catalog(path: Path, listing: Listing) -> Catalog | None:
             _pair(prefix, files, row, content["metas"])
             for (prefix, files), row in zip(listing.items(), rows)
         ]
-        stamps = [Stamp((int(row[6][0]), int(row[6][1])), str(row[7])) for row in rows]
-    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        stamps = [Stamp((count_of(row[6][0]), count_of(row[6][1])), str(row[7])) for row in rows]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None  # damaged, or of another version; making it again costs only time
     return _catalog(path, pairs, stamps)
 
@@ -225,9 +225,9 @@ _COLUMNS = (
 def _pair(prefix: str, files: set[str], row: Sequence[Any], metas: Sequence[Any]) -> Pair:
     _, documents, sequences, tokens, kind, is_one, _, _, meta = row
     dtype = np.dtype(kind)
-    if min(documents, sequences, tokens) < 0 or dtype.kind not in "iu":
-        raise ValueError("impossible counts")
-    header = dtype, int(sequences), int(documents), int(tokens) * dtype.itemsize
+    if dtype.kind not in "iu":
+        raise ValueError("not a type of tokens")
+    header = dtype, count_of(sequences), count_of(documents), count_of(tokens) * dtype.itemsize
     found = metas[meta]
     weights_bytes = None
     if WEIGHTS_SUFFIX in files:

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ``.meta.json`` of a pair: the tokenizer that wrote it, and the type of its label weights."""
 
-import json
 from functools import lru_cache
 from typing import Any, Mapping
 
 import numpy as np
 
-from energon_ext.data_files import read_data
+from energon_ext.data_files import parse_json, read_data
 from energon_ext.errors import ConfigError
 
 #: Tokenizer and type of the weights of a pair that `energon-ext prepare` wrote.
@@ -29,7 +28,7 @@ def read_meta(name: str, path: str) -> Mapping[str, Any] | None:
         return None
     try:
         return _parse_meta(content)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{name}: not written by `energon-ext prepare` ({error}).") from error
 
 
@@ -92,7 +91,7 @@ def check_written(
 @lru_cache(64)
 def _parse_meta(content: bytes) -> Mapping[str, Any]:
     """Parse a meta file; cached by content, as thousands of pairs may share one tokenizer."""
-    meta = json.loads(content)
+    meta = parse_json(content)
     if not isinstance(meta, dict) or "tokenizer" not in meta:
         raise ValueError("it has no `tokenizer`")
     return meta

@@ -14,15 +14,15 @@ it is trained.
 
 import functools
 import gzip
-import json
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from energon_ext.data_files import open_data, read_data
+from energon_ext.data_files import open_data, parse_json, read_data
 from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file
 from energon_ext.storage.object_store import StoredObject
@@ -37,6 +37,13 @@ _TYPES = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 _NAMES = {dtype.name: dtype for dtype in _TYPES.values()}
 
 _TOKENS, _MASKS = "token_ids_part_", ("labels_mask_part_", "labels_mask_")
+
+#: The header of an array of integers, as all writers of the format put it, and its fields.
+_MAX_HEADER = 1 << 16
+_FIELDS = (
+    re.compile(rb"'descr': '([<>|=]?[iu][1248])'"),
+    re.compile(rb"'shape': \((\d{1,18})L?,\)"),
+)
 
 #: Lines of a ``.csv.gz`` or tokens that are read at once, and the longest line.
 _CHUNK_LINES, _CHUNK_TOKENS, _MAX_LINE = 1 << 16, 1 << 22, 1 << 16
@@ -161,10 +168,12 @@ def _described(path: str, field: str) -> Any:
 
 def _description(file: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(read_data(file, _MAX_DESCRIPTION_BYTES))
+        found = parse_json(read_data(file, _MAX_DESCRIPTION_BYTES))
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except ValueError as error:
         raise ConfigError(f"{file}: not JSON ({error}).") from error
     if not isinstance(found, dict) or set(found) - {"dtype", "end_token"}:
         raise ConfigError(f"{file}: an object with `dtype` and `end_token` is needed.")
@@ -196,29 +205,25 @@ def _open_shard(stored: StoredObject, total: int | None) -> np.ndarray:
 def _header(stored: StoredObject) -> tuple[np.dtype | None, int]:
     """Return the type and the first byte of the tokens; (None, 0) if there is no header."""
     with open_data(stored.url) as file:
-        if file.read(6) != np.lib.format.MAGIC_PREFIX:
+        start = file.read(8)
+        if start[:6] != np.lib.format.MAGIC_PREFIX:
             return None, 0
-        file.seek(0)
-        try:
-            version = np.lib.format.read_magic(file)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read(file)
-        except ValueError as error:
-            raise ConfigError(f"{stored.url}: its header is damaged ({error!s:.200}).") from error
+        size = file.read(2 if start[6:7] == b"\x01" else 4)
+        header = file.read(min(int.from_bytes(size, "little"), _MAX_HEADER))
         begin = file.tell()
-    if dtype.kind not in "ui" or len(shape) != 1:
+    # Not NumPy's parser: it evaluates the text, however long it is.
+    dtype_found, shape_found = (field.search(header) for field in _FIELDS)
+    if dtype_found is None or shape_found is None:
         raise ConfigError(
-            f"{stored.url}: an array of {dtype} with the shape {shape}; one row of integers is "
-            f"needed."
+            f"{stored.url}: its header is {header.decode('latin1').strip()!r:.200}; that of an "
+            f"array with one row of integers is needed."
         )
-    if begin + shape[0] * dtype.itemsize != stored.size:
+    dtype = np.dtype(dtype_found[1].decode())
+    described = begin + int(shape_found[1]) * dtype.itemsize
+    if described != stored.size:
         raise ConfigError(
-            f"{stored.url}: has {stored.size} bytes, its header describes "
-            f"{begin + shape[0] * dtype.itemsize}; copy it again."
+            f"{stored.url}: has {stored.size} bytes, its header describes {described}; copy it "
+            f"again."
         )
     return dtype, begin
 
@@ -267,7 +272,7 @@ def _ends_in(table: str) -> Iterator[np.ndarray]:
             while line := file.readline(_MAX_LINE):
                 number += 1
                 start, stop = map(int, line.split(b",", 2)[:2])
-                if start != end or stop <= start:
+                if start != end or not start < stop < 2**63:
                     raise ValueError(f"{start} to {stop} after a document that ends at {end}")
                 ends.append(end := stop)
                 if len(ends) == _CHUNK_LINES:

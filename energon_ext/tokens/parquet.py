@@ -33,6 +33,9 @@ _UNTRAINED = -100
 #: A column of Hugging Face tokenizers that must be 1 everywhere: documents have no padding.
 _ATTENTION = "attention_mask"
 
+#: Columns that say where several documents in one row end (Bridge's packed SFT, TRL's packing).
+_PACKED = ("seq_start_id", "cu_seqlens", "seq_lengths")
+
 #: Types of a column of weights.
 _NUMBERS = ("is_integer", "is_floating", "is_boolean")
 
@@ -229,6 +232,8 @@ def _columns(stored: StoredObject, chosen: str | None) -> tuple[str, str | None]
             f"{stored.url}: column {found[0]} is {types[found[0]]}; lists of integers are needed, "
             f"one per document."
         )
+    if packed := next((name for name in _PACKED if name in types), None):
+        raise ConfigError(f"{stored.url}: {packed} marks packed documents; give one per row.")
     weights = [name for name in WEIGHTS_COLUMNS if name in types and name != found[0]]
     if len(weights) > 1:
         raise ConfigError(

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ``prepared.json`` of `energon-ext prepare`, which lists and counts the pairs it wrote."""
 
-import json
 import os
 from dataclasses import dataclass
 
 import numpy as np
 
+from energon_ext.data_files import count_of, parse_json
 from energon_ext.errors import ConfigError
 from energon_ext.tokens.index import PREPARED, Header
 
@@ -48,14 +48,14 @@ def parse_prepared(content: bytes, folder: str) -> Prepared:
     """Parse the ``prepared.json`` of a folder; ConfigError if it is not one."""
     files, counts = {}, {}
     try:
-        for unit in json.loads(content)["units"]:
+        for unit in parse_json(content)["units"]:
             for name, known in unit["files"].items():
                 path = os.path.join(folder, name)
-                files[path] = PreparedFile(int(known["bytes"]), str(known["sha256"]))
+                files[path] = PreparedFile(count_of(known["bytes"]), str(known["sha256"]))
             for split, documents in unit["documents"].items():
                 prefix = os.path.join(folder, split, unit["name"])
-                counts[prefix] = int(documents), int(unit["tokens"][split])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                counts[prefix] = count_of(documents), count_of(unit["tokens"][split])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{folder}/{PREPARED}: not written by `energon-ext prepare` ({error!r})."
         ) from error

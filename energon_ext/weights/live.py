@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from energon_ext.arguments import check_integer, choices
-from energon_ext.data_files import open_data, read_to_limit
+from energon_ext.data_files import open_data, parse_json, read_to_limit
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError, log_of
 from energon_ext.keyed import sha256
 from energon_ext.weights.schedule import Segment, WeightSpec, parse_value
@@ -157,9 +157,11 @@ class LiveWeights:
 
     def _append(self, data: bytes, where: str) -> None:
         try:
-            value = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where}: {data[:80]!r} found, a JSON object is needed.") from error
+            value = parse_json(data)
+        except ValueError as error:
+            raise ConfigError(
+                f"{where}: {data[:80]!r} found, a JSON object is needed ({error})."
+            ) from error
         line = self._check_line(value, where)
         names = line.weights if self._names is None else self._names
         for name in line.weights:

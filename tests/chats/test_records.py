@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Records of each format, with the messages worked out by hand, and the fields that refuse one."""
 
+import json
 import re
 from pathlib import Path
 
@@ -383,6 +384,48 @@ def test_labels_of_well_known_data_sets_are_ignored_and_counted(data_set):
     checked = check_messages([described, TURN[1]])
     assert checked.rendered == TURN
     assert checked.notes == {f"ignored field: messages.{name}": 1 for name in labels.message}
+
+
+WILDCHAT = {
+    "conversation_hash": "c1", "model": "gpt-4", "turn": 1, "toxic": False, "country": "Portugal",
+    "openai_moderation": [{"flagged": False}],
+    "conversation": [
+        {**TURN[0], "language": "English", "country": "Portugal", "toxic": False, "header": None},
+        {**TURN[1], "language": "English", "redacted": False, "turn_identifier": 7},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["list", "JSON text"])
+def test_a_conversation_of_wildchat_is_its_messages_with_its_labels(as_text):
+    stored = WILDCHAT["conversation"]
+    record = {**WILDCHAT, "conversation": json.dumps(stored) if as_text else stored}
+    found = read_conversation(record)
+    # A template may write the language, as of any message.
+    assert check_messages(found.messages).rendered == [{**m, "language": "English"} for m in TURN]
+    ignored = WILDCHAT.keys() - {"conversation"}
+    text = {"messages given as JSON text: conversation"} if as_text else set()
+    notes = {"format: OpenAI messages", *(f"ignored field: {name}" for name in ignored)}
+    assert found.notes.keys() == notes | text
+    assert read_prompt({"conversation": TURN[:1], "answer": "4"}) == (
+        read_prompt({"messages": TURN[:1]})[0],
+        {"answer": "4"},
+    )
+
+
+@pytest.mark.parametrize(
+    "record", [{"messages": TURN}, {"prompt": "2 + 2", "response": "4"}], ids=["messages", "pair"]
+)
+def test_a_conversation_next_to_another_format_is_a_label(record):
+    for value in ("c1", [user("Another one."), answer("Yes.")]):
+        found = read_conversation({**record, "conversation": value})
+        assert found.messages == TURN and found.notes["ignored field: conversation"] == 1
+
+
+@pytest.mark.parametrize("value", ["c1", [], [{"human": "a", "assistant": "b"}], [1], {"a": TURN}])
+def test_a_conversation_that_is_no_list_of_messages_is_refused_with_the_names(value):
+    with pytest.raises(SampleError, match="needs `messages`, .*; it has .'conversation'."):
+        read_conversation({"conversation": value})
 
 
 def test_a_text_under_the_name_of_a_label_alone_is_a_text():

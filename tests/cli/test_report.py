@@ -285,7 +285,7 @@ def test_evaluations_are_drawn_from_the_first_and_absent_documents_are_not(tmp_p
     assert sorted(texts[0]) == ["all 3.00", "doc0 4.00", "doc1 2.00"] and texts[1] == ["doc1 0.25"]
     path.write_text(path.read_text().replace("0.25", '"x"'))
     line = error_line(energon_ext("report", tmp_path))
-    assert "evaluation.val/memorized/b/doc1: 'x' found, a number is needed" in line
+    assert "evaluation.val/memorized/b/doc1: 'x' found, a number is needed that float32" in line
 
 
 def test_single_step_and_resumed_runs_can_be_drawn(tmp_path):

@@ -110,6 +110,21 @@ def test_a_file_truncated_under_workers_is_named_in_the_trainer(mix, tmp_path):
     assert not still_alive(left)
 
 
+def read_from_a_failing_disk(mix):
+    """The kernel sends this signal if a page of a mapped file cannot be read."""
+    loader = new_loader(mix, 1, seq_len=64)
+    hashes(loader, 1)
+    os.kill(pids()[0], signal.SIGBUS)
+    return said(take, loader, 500), pids()
+
+
+def test_a_disk_that_fails_under_a_map_is_suspected_in_the_trainer(mix, tmp_path):
+    words, left = outcome(read_from_a_failing_disk, mix, stderr=tmp_path / "stderr")
+    assert words.startswith("WorkerError: A data worker died: ")
+    assert words.endswith("disk cannot be read: see `dmesg`.")
+    assert not still_alive(left)
+
+
 # Killed processes ---------------------------------------------------------------------------------
 
 
@@ -134,7 +149,8 @@ def test_a_killed_reader_or_planner_is_reported_and_the_run_continues_from_its_s
     )
     assert re.fullmatch(
         r"WorkerError: A data worker died: DataLoader worker \(pid.*\) (is killed by signal: "
-        r"Killed|exited unexpectedly)\. It may have run out of memory: see `dmesg`\.",
+        r"Killed|exited unexpectedly)\. It may have run out of memory, or a disk cannot be read: "
+        r"see `dmesg`\.",
         words,
     )
     assert not still_alive(left)
@@ -166,7 +182,7 @@ def test_a_process_that_dies_while_the_trainer_computes_is_reported_at_once(mix,
     )
     assert words == (
         f"A data worker died: DataLoader worker (pid {victim}) is killed by signal: Killed. "
-        "It may have run out of memory: see `dmesg`."
+        "It may have run out of memory, or a disk cannot be read: see `dmesg`."
     )
     assert (cause, keeps_state) == ("RuntimeError", True)
     assert not still_alive(left)

@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Small inputs that ask for endless work or huge memory are refused."""
 
+import contextlib
 import json
+import os
+import sqlite3
 import tarfile
 
 import numpy as np
 import pytest
-from megatron.energon import DefaultTaskEncoder
+from megatron.energon import Cooker, DefaultTaskEncoder, TextSample, cooker, stateless
+from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
 from energon_ext.chats.templates import HFChatTemplate
@@ -15,7 +19,7 @@ from energon_ext.errors import EnergonExtError, SampleError
 from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
-from tests.support import config, loader_for, write_dataset, write_mix, write_tokens
+from tests.support import CRUDE, config, loader_for, write_dataset, write_mix, write_tokens
 
 
 class Streamed(DynamicBlendMixin, DefaultTaskEncoder):
@@ -127,6 +131,17 @@ def test_a_tar_member_larger_than_its_stored_bytes_is_refused(header, message, e
         read(tmp_path / "d", encoder)
 
 
+@pytest.mark.parametrize("encoder", [None, Streamed()], ids=["planned", "streamed"])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE])
+def test_a_link_or_device_in_a_tar_is_not_followed(kind, encoder, tmp_path):
+    info = tarfile.TarInfo("000000.txt")
+    info.type, info.linkname = kind, str(tmp_path / "secret")
+    (tmp_path / "secret").write_text("secret")
+    write_first_member(tmp_path / "d", info.tobuf(tarfile.GNU_FORMAT), b"")
+    with pytest.raises(EnergonExtError, match="No valid files found in sample"):
+        read(tmp_path / "d", encoder)
+
+
 def test_an_ordinary_extended_header_is_read(tmp_path):
     write_first_member(tmp_path / "d", pax(comment="written by hand"), b"abc")
     assert read(tmp_path / "d").tokens is not None
@@ -139,6 +154,53 @@ def test_an_index_with_huge_offsets_is_refused(tmp_path):
     ends.tofile(folder / "shard_000.tar.idx")
     with pytest.raises(ConfigError, match="35,184,372,.* bytes, must be 0 to 2,147,483,648"):
         read(folder)
+
+
+@stateless
+@cooker(need_primary=True)
+def cook_from_store(sample, primary):
+    """Read the text by the name of its sample, which Energon looks up in its SQLite index."""
+    text = primary[f"{sample['__key__']}.txt"]
+    return TextSample(**basic_sample_keys(sample), text=str(text))
+
+
+class FromStore(DynamicBlendMixin, DefaultTaskEncoder):
+    cookers = [Cooker(cook_from_store)]
+
+
+class FromStoreStreamed(FromStore):
+    plan_samples = False
+
+
+def change_index(path, statement):
+    with contextlib.closing(sqlite3.connect(path)) as index, index:
+        index.execute(statement)
+
+
+INDEX_DAMAGES = {
+    "missing": (lambda p: p.unlink(), "an auxiliary dataset cannot be opened .*not a file"),
+    "text": (lambda p: p.write_bytes(b"x" * 9000), "cannot be opened .*not a database"),
+    "a pipe": (lambda p: (p.unlink(), os.mkfifo(p)), "cannot be opened .*not a file"),
+    "empty": (lambda p: p.write_bytes(b""), "no such table: samples"),
+    "beyond the shard": (
+        lambda p: change_index(p, "UPDATE sample_parts SET content_byte_offset = 1 << 62"),
+        "samples in a row cannot be used, .*Invalid argument",
+    ),
+    "of terabytes": (
+        lambda p: change_index(p, "UPDATE sample_parts SET content_byte_size = 1 << 42"),
+        "samples in a row cannot be used, .*MemoryError",
+    ),
+}
+
+
+@pytest.mark.parametrize("encoder", [FromStore, FromStoreStreamed])
+@pytest.mark.parametrize("damage", INDEX_DAMAGES)
+def test_a_damaged_sqlite_index_is_an_error_of_its_source(damage, encoder, tmp_path):
+    change, message = INDEX_DAMAGES[damage]
+    write_dataset(tmp_path / "d", ["some text"] * 9, dataset_config=CRUDE)
+    change(tmp_path / "d" / ".nv-meta" / "index.sqlite")
+    with pytest.raises(EnergonExtError, match=rf"\bd\b.*: .*{message}"):
+        read(tmp_path / "d", encoder())
 
 
 # Parquet and metrics ------------------------------------------------------------------------------
@@ -217,6 +279,19 @@ def sequence(*steps):
 def test_a_tokenizer_that_multiplies_text_is_refused(normalizer, tmp_path):
     with pytest.raises(ConfigError, match="expands one character to more than 16"):
         tokenizer(tmp_path, normalizer)
+
+
+@pytest.mark.parametrize("is_folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("number", [2**24, 2**31, 10**400], ids=["2^24", "2^31", "10^400"])
+def test_a_tokenizer_with_a_huge_id_is_refused_before_it_takes_memory(number, is_folder, tmp_path):
+    pytest.importorskip("transformers")
+    tokenizer(tmp_path, None)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["b"] = number
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"has the token id \d+; ids are below 16,777,216"):
+        HFTokenizer(tmp_path if is_folder else path)
 
 
 def test_normalizers_of_known_tokenizers_are_accepted(tmp_path):

@@ -4,14 +4,16 @@
 
 import io
 import logging
+import os
 import tarfile
 
 import pytest
 
 from energon_ext import PackedTaskEncoder, PromptTaskEncoder, get_train_dataset
-from energon_ext.errors import EnergonExtError, SamplerError, log_of
+from energon_ext.errors import EnergonExtError, SamplerError, log_of, printable
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
-from tests.support import CRUDE, config, loader_for, prepare_shards
+from tests.cli.command import energon_ext, error_line
+from tests.support import CRUDE, config, loader_for, prepare_shards, write_mix, write_tokens
 from tests.test_house_rules import MODULES
 
 
@@ -52,3 +54,31 @@ def test_member_names_are_logged_without_control_characters(encoder, tmp_path, c
 
 def test_the_reason_of_a_sampler_error_is_printable():
     assert SamplerError("http://me:secret@host \x1b").reason == "http://***@host \\x1b"
+
+
+@pytest.mark.parametrize(
+    "mark", ["\u061c", "\u200e", "\u200f", "\u200b", "\u2066", "\ufeff", "\U000e0041", "\u180e"]
+)
+def test_marks_of_direction_and_characters_without_a_form_are_escaped(mark):
+    assert printable(f"a{mark}b") == f"a{ascii(mark)[1:-1]}b"
+
+
+def test_joiners_of_scripts_and_emoji_are_printed_as_they_are():
+    text = "می\u200cخواهم 👩\u200d💻 क्\u200dष"
+    assert printable(text) == text
+
+
+def test_a_path_that_is_not_utf_8_is_called_so(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.yaml")
+    found = error_line(energon_ext("plan", path))
+    assert r"\udcff.yaml found, whose bytes are not UTF-8; rename it." in found
+    found = error_line(energon_ext("import", tmp_path / "o.yaml", path))
+    assert r"SOURCES: " in found and "whose bytes are not UTF-8" in found
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_may_have_marks_of_text_direction(tmp_path):
+    write_tokens(tmp_path / "\u200eweb", [[5, 6, 7]] * 9)
+    mix = write_mix(tmp_path / "mix.yaml", [("\u200eweb", 1)])
+    result = energon_ext("plan", mix)
+    assert result.exit_code == 0 and "\u200e" not in result.output and r"\u200eweb" in result.output

@@ -295,29 +295,37 @@ def test_a_resume_may_extend_the_run(mixes, tmp_path):
     assert [*steps_of(run_dir)] == [1, 2, 3]
 
 
-def with_validation(mix, path):
+def with_validation(mix, path, times=1):
     """Write a metadataset with the same sources in the splits train and val."""
     content = json.loads(mix.read_text())
     entries = content["splits"]["train"]["blend"]
     for entry in entries:
         entry["path"] = str(mix.parent / entry["path"])
-    content["splits"]["val"] = {"blend": [{"path": entry["path"]} for entry in entries]}
+    content["splits"]["val"] = {"blend": [{"path": entry["path"]} for entry in entries] * times}
     path.write_text(json.dumps(content))
     return path
 
 
 def test_a_split_model_evaluates_like_the_whole_one(mixes, tmp_path):
-    mix = with_validation(mixes["tokens"], tmp_path / "mix.yaml")
-    options = ("--train-iters", "1", "--eval-interval", "1", "--eval-iters", "1")
+    mix = with_validation(mixes["tokens"], tmp_path / "mix.yaml", times=3)
+    options = ("--train-iters", "1", "--eval-interval", "1")
     evaluations = []
     for name, split in (("whole", ()), ("stages", STAGES), ("tensors", TENSORS)):
         run(mix, tmp_path / name, *options, *split, ranks=2 if split else 1)
         evaluations.append(events(tmp_path / name, "evaluation"))
     whole, *others = evaluations
     assert [event["step"] for event in whole] == [0, 1]
+    assert all(len([name for name in event if "loss/" in name]) == 6 for event in whole)
     for other in others:
         for one, two in zip(whole, other, strict=True):
             assert two == pytest.approx(one, abs=1e-5)
+
+
+def test_an_evaluation_too_short_for_all_sources_is_refused(mixes, tmp_path):
+    mix = with_validation(mixes["tokens"], tmp_path / "mix.yaml")
+    options = ("--train-iters", "1", "--eval-interval", "1", "--eval-iters", "1")
+    stderr = run(mix, tmp_path / "run", *options, succeeds=False)
+    assert "--eval-iters 1: too few for 2 validation sources; raise it, or leave it out" in stderr
 
 
 def test_without_a_terminal_a_run_prints_progress_lines_and_its_result(mixes, tmp_path):

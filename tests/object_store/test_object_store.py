@@ -87,6 +87,17 @@ def test_batches_of_a_pair_folder_or_pattern_equal_local_ones(path, scheme, pair
     assert hashes(loader_for(stored, read_ahead_bytes=2048), 6) == expected
 
 
+def test_a_folder_with_endlessly_many_objects_is_refused(store, tmp_path, monkeypatch):
+    (tmp_path / "many").mkdir()
+    for number in range(3):
+        (tmp_path / "many" / f"{number}.jsonl").write_text("{}")
+    store.put(tmp_path / "many", "many")
+    monkeypatch.setattr(object_store, "MAX_OBJECTS", 2)
+    for refuse in (open_token_files, lambda url: input_files([url], (".jsonl",))):
+        with pytest.raises(ConfigError, match="many: has more than 2 objects below it"):
+            refuse("s3://corpus/many")
+
+
 def test_a_folder_of_a_store_with_several_splits_is_refused(store, tmp_path):
     for name in ("web_train", "web_valid"):
         write_tokens(tmp_path / "data" / name, [[5, 6, 7]])

@@ -29,6 +29,7 @@ class Server(ThreadingHTTPServer):
         self.says = "out of luck"
         self.policy = None
         self.generation_config = {}  # the model's sampling parameters, for those not in a request
+        self.raw = None  # the bytes of every answer
         self.misfortunes = []  # faults of the next requests, in order
         self.refuses = None  # status and content of the answer to every request
         self.forbidden_path = None
@@ -64,6 +65,8 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             while not server.release.wait(0.05):
                 self.wfile.write(b" ")
+        elif server.raw is not None:
+            self._send(200, server.raw)
         elif happens == "drop":
             self.connection.shutdown(socket.SHUT_RDWR)
         elif isinstance(happens, tuple):
@@ -85,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404, {"detail": "Not Found"})
 
     def _send(self, status, content, headers=()):
-        data = json.dumps(content).encode()
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)

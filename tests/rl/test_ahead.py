@@ -3,16 +3,20 @@
 """Answers that are asked for ahead, while the trainer trains: which weights, resumes, failures."""
 
 import functools
+import io
 import json
 import threading
 import time
+import zipfile
 
+import numpy as np
 import pytest
 
 from energon_ext import ConfigError
 from energon_ext.errors import DataExhaustedError, SamplerError, StateFormatError
-from energon_ext.keyed import stable_hash
+from energon_ext.keyed import sha256, stable_hash
 from energon_ext.rl import RLDataset
+from energon_ext.state.schema import check_seal, seal
 from tests.rl.policy import WAIT_SECONDS, Policy
 from tests.rl.prompts import prompt_dataset, write_sums
 from tests.state.mutations import mutations
@@ -226,6 +230,12 @@ def test_a_file_of_answers_that_is_missing_or_changed_is_refused(sums, tmp_path)
         file.write_bytes(changed)
         with pytest.raises(StateFormatError, match="is damaged, or belongs to another state"):
             restore(tmp_path)
+    for hostile in (b"x", packed_tensors(), header_bomb()):  # under a digest of its own
+        file.write_bytes(hostile)
+        known = {"name": file.name, "digest": sha256(hostile)}
+        resealed = seal({**check_seal(state), "file": known})
+        with pytest.raises(StateFormatError, match="npz: has no tensors"):
+            build(sums, Policy(), ahead=1).restore_state(resealed, tmp_path)
     file.unlink()
     with pytest.raises(StateFormatError, match="cannot be read"):
         restore(tmp_path)
@@ -234,3 +244,18 @@ def test_a_file_of_answers_that_is_missing_or_changed_is_refused(sums, tmp_path)
     for _, mutated in mutations(state, 50, seed=0):
         with pytest.raises(StateFormatError):
             build(sums, Policy(), ahead=1).restore_state(mutated, tmp_path)
+
+
+def packed_tensors():
+    file = io.BytesIO()
+    np.savez_compressed(file, np.zeros(1 << 20))
+    return file.getvalue()
+
+
+def header_bomb():
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as arrays:
+        header = b"-" * 9000 + b"1"  # MemoryError of NumPy's parser
+        size = len(header).to_bytes(2, "little")
+        arrays.writestr("arr_0.npy", b"\x93NUMPY\x01\x00" + size + header)
+    return file.getvalue()

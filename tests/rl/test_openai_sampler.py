@@ -149,6 +149,14 @@ def test_a_server_that_never_stops_sending_times_out(server):
         ask_sampler(sampler, prompts(10, 20), range(2), GroupRules(260))
 
 
+def test_an_answer_that_drips_is_ended_by_the_time_limit_of_its_request_and_asked_again(server):
+    server.misfortunes = ["drip"]
+    sampler = sampler_for(server, timeout_seconds=0.4)
+    (group,) = sampler.sample_and_score_batch(prompts(10), range(3))
+    assert group.rewards.tolist() == [1, 2, 3]
+    assert len(server.requests) == 2
+
+
 def test_answers_are_decompressed_only_up_to_a_limit(server):
     server.misfortunes = ["bomb"]
     with pytest.raises(SamplerError, match="the answer is larger than 67,133,440 bytes"):

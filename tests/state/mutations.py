@@ -10,7 +10,7 @@ import random
 def mutations(state, count, seed):
     """Yield ``count`` changed copies of a state with a description; deterministic per seed."""
     chance = random.Random(seed)
-    places = [place for place in _places(state) if place]
+    places = [place for place in places_of(state) if place]
     text = json.dumps(state, sort_keys=True)
     while count:
         *path, key = chance.choice(places)
@@ -84,7 +84,7 @@ def exchange(parent, key, before, chance):
 CHANGES = [change_value, change_value, change_type, drop, add, shorten, exchange]
 
 
-def _places(value, place=()):
+def places_of(value, place=()):
     """Yield the path of everything in a state."""
     yield place
     if isinstance(value, dict):
@@ -94,4 +94,4 @@ def _places(value, place=()):
     else:
         return
     for key in keys:
-        yield from _places(value[key], (*place, key))
+        yield from places_of(value[key], (*place, key))

@@ -22,8 +22,8 @@ from energon_ext.state.schema import (
 #: One value of every kind, and the limits of what an array can contain.
 VALUES = {
     "zero": 0,
-    "largest": 2**63 - 1,
-    "too large": 2**63,
+    "largest": 2**62,
+    "too large": 2**62 + 1,
     "negative": -1,
     "bool": True,
     "float": -1.5,

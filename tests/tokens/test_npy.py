@@ -176,11 +176,11 @@ def cut_off(path):
         ),
         (
             lambda p: (np.save(p, np.zeros(3)), describe(p.parent, **DESCRIBED)),
-            r"a\.npy: an array of float64 with the shape \(3,\); one row of integers",
+            r"a\.npy: its header is .*<f8.*; that of an array with one row of integers",
         ),
         (
             lambda p: (np.save(p, np.zeros((2, 2), int)), describe(p.parent, **DESCRIBED)),
-            r"a\.npy: an array of int64 with the shape \(2, 2\)",
+            r"a\.npy: its header is .*'shape': \(2, 2\)",
         ),
         (
             lambda p: (np.save(p, np.arange(9)), truncate(p), describe(p.parent, **DESCRIBED)),
@@ -191,7 +191,7 @@ def cut_off(path):
                 p.write_bytes(b"\x93NUMPY\x01\x00\xff\xff"),
                 describe(p.parent, **DESCRIBED),
             ),
-            r"a\.npy: its header is damaged",
+            r"a\.npy: its header is ''; that of an array",
         ),
         (
             lambda p: (np.save(p, np.arange(9)), table(p, "0,8\n")),

@@ -126,6 +126,15 @@ def test_the_key_may_be_on_the_entry_of_a_metadataset(tmp_path):
         ({"tokens": ([[[1]]], pa.list_(INTS))}, None, "column tokens is list<.*list<"),
         ({"tokens": ([[0.5]], pa.list_(pa.float32()))}, None, "column tokens is list<.*float>"),
         ({"tokens": ([7], pa.int64())}, None, "column tokens is int64"),
+        (  # the packed rows of Megatron-Bridge
+            {
+                "input_ids": ([[5, 6, 7, 8]], INTS),
+                "loss_mask": ([[1, 1, 1, 1]], INTS),
+                "seq_start_id": ([[0, 2]], INTS),
+            },
+            None,
+            "seq_start_id marks packed documents; give one per row",
+        ),
         ({"tokens": ([[1], None], INTS)}, None, "row 1 of tokens is null or contains a null"),
         (
             {"tokens": ([[1], [], [2, None]], INTS)},
