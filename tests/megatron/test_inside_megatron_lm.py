@@ -301,6 +301,30 @@ def planned(tmp_path_factory):
     return path
 
 
+@pytest.mark.parametrize("layout", ["tensor parallel", "virtual stages"])
+def test_the_test_split_is_evaluated_at_the_end_and_without_training(layout, planned, tmp_path):
+    """Its text is that of validation, so a model has one loss on both."""
+    content = json.loads(planned.read_text())
+    content["splits"]["test"] = content["splits"]["val"]
+    tested = planned.with_name("tested.yaml")
+    tested.write_text(json.dumps(content))
+    saved = f"{LAYOUTS[layout]} --save {tmp_path}/model --load {tmp_path}/model"
+    saved += f" --dataloader-save {tmp_path}/data"
+    for more in ("", "--skip-train"):
+        losses, evaluations = run(tested, tmp_path, saved, more)
+        assert len(losses) == (0 if more else 6)
+        at_the_end = re.findall(
+            r"loss at iteration 6 on (\w+) set \| lm loss value: (\S+)",
+            (tmp_path / "stdout.1").read_text(),
+        )
+        assert [name for name, _ in at_the_end] == ["validation", "test"]
+        assert len({loss for _, loss in at_the_end}) == 1
+        if not more:
+            trained = at_the_end
+            assert evaluations["6"] == trained[0][1]
+    assert at_the_end == trained
+
+
 def test_balanced_steps_train_the_same(planned, tmp_path):
     natural, evaluations = run(planned, tmp_path)
     balanced, evaluations_too = run(planned, tmp_path, "--energon-balance attention")
