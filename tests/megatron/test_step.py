@@ -25,6 +25,7 @@ from energon_ext.megatron import (
     get_batch,
     make_loss_func,
     mean_losses,
+    step,
 )
 from energon_ext.megatron.lm.loop import adapt_loop
 from tests.megatron.pretend_gpu import PretendGpu
@@ -300,6 +301,35 @@ def test_megatron_lm_gets_document_lengths_once_per_training_row(monkeypatch):
     model.vp_stage = 1  # of the same rank as stage 0, which has told it
     forward_step(iter([batch]), model)
     assert len(told) == 1
+
+
+def test_batch_and_forward_pass_are_measured_as_by_megatron_lms_script(monkeypatch):
+    """By the timer for batches, and by Megatron-core's detector of slow ranks."""
+    events, detector = [], step._straggler_detector
+    model = small_model(small_config())
+    model.register_forward_pre_hook(lambda *_: events.append("model"))
+
+    def timers(name, log_level=None):
+        def note(what):
+            return lambda: events.append(f"{name} {what}")
+
+        return types.SimpleNamespace(start=note("start"), stop=note("stop"))
+
+    def drawing():
+        events.append("draw")
+        yield synthetic_batch(0)
+
+    monkeypatch.setattr(model.config, "timers", timers)
+    for name in ("start", "stop"):
+        note = functools.partial(lambda n: events.append((n, detector.bdata)), name)
+        monkeypatch.setattr(detector, name, note)
+    forward_step(drawing(), model)
+    detector.bdata = False  # as the detector's own start() leaves it
+    batch = ["batch-generator start", ("start", True), "draw", ("stop", True)]
+    assert events[:5] == [*batch, "batch-generator stop"]
+    assert [event if event == "model" else event[0] for event in events[5:]] == [
+        *("start", "model", "stop")
+    ]
 
 
 @pytest.mark.parametrize(
