@@ -109,10 +109,15 @@ def pretend_megatron_lm(args, set_module=sys.modules.__setitem__):
     training.get_args = lambda: args
     checkpointing = types.ModuleType("megatron.training.checkpointing")
     checkpointing.get_checkpoint_name = checkpoint_name
-    checkpointing.maybe_save_dataloader_state = lambda each, *_: each.iterable.save_state()
+    checkpointing.maybe_save_dataloader_state = lambda train_iterator, *_: (
+        train_iterator.iterable.save_state()
+    )
     training.checkpointing = checkpointing
     training.training = types.ModuleType("megatron.training.training")
-    training.training.train_step = training.training.evaluate = lambda: ({}, 0)
+    training.training.train_step = lambda forward_step_func: ({}, 0)
+    training.training.evaluate = training.training.train_step
+    training.training.dummy_train_step = lambda data_iterator: None
+    training.training.training_log = lambda loss_dict: None
     for module in (training, checkpointing, training.training):
         set_module(module.__name__, module)
 
