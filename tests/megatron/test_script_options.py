@@ -67,7 +67,7 @@ def test_options_are_found_however_a_script_reads_them(tmp_path):
         (MODEL_OPTIONS, "hybrid_layer_pattern", "M*-", "builds only GPT models"),
     ],
 )
-def test_options_of_functions_that_do_not_run_are_refused(megatron_lm, table, name, value, reason):
+def test_options_of_functions_that_do_not_run_are_refused(checkout, table, name, value, reason):
     table.check(argparse.Namespace(**{name: None}))
     with pytest.raises(ConfigError) as error:
         table.check(argparse.Namespace(**{name: value}))
@@ -76,7 +76,7 @@ def test_options_of_functions_that_do_not_run_are_refused(megatron_lm, table, na
 
 
 @pytest.fixture
-def megatron_lm(tmp_path, monkeypatch):
+def checkout(tmp_path, monkeypatch):
     """A checkout of a Megatron-LM with options that this package does not know."""
 
     def add_megatron_arguments(parser):
@@ -94,16 +94,20 @@ def megatron_lm(tmp_path, monkeypatch):
     (tmp_path / "pretrain_hybrid.py").write_text("args.smooth_loss + args.seq_length + args.made")
     (tmp_path / "gpt_builders.py").write_text("args.deep_model")
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--seq-length", "8", "--energon-packing", "x"])
+    return tmp_path
 
 
-def test_unknown_options_of_the_installed_scripts_are_refused_if_they_are_given(megatron_lm):
+def test_unknown_options_of_the_installed_scripts_are_refused_if_they_are_given(checkout):
     args = argparse.Namespace(smooth_loss=0.3, deep_model=False, seq_length=8, made=1)
     for table in (STEP_OPTIONS, MODEL_OPTIONS):
         table.check(args)  # Megatron-LM has changed 0.1, not the user
     sys.argv += ["--smooth-loss", "0.1"]
     STEP_OPTIONS.check(args)
-    sys.argv += ["--smooth-loss", "0.2", "--deep-model"]
+    sys.argv += ["--smooth-loss", "0.2", "--deep-model", "--teacher=x"]
     with pytest.raises(ConfigError, match=r"^--smooth-loss must be left out \(pretrain_hybrid.py "):
         STEP_OPTIONS.check(args)
+    (checkout / "pretrain_hybrid.py").write_text("args.teacher")  # an argument of the script
+    with pytest.raises(ConfigError, match=r"^--teacher must .*, got 'x'"):
+        STEP_OPTIONS.check(argparse.Namespace(teacher="x"))
     with pytest.raises(ConfigError, match=r"^--deep-model must be left out \(gpt_builders.py of "):
         MODEL_OPTIONS.check(args)

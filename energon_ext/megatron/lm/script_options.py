@@ -53,7 +53,8 @@ class ScriptOptions:
         for script in self.scripts:
             path = Path(str(training.__file__)).parents[2] / script
             unknown = options_read_by(path) - self.known if path.is_file() else set()
-            for name, found in given_options(unknown).items():
+            for name in given_options(unknown):
+                found = getattr(args, name, None)
                 reason = f"{script} of this Megatron-LM reads it, and its code does not run"
                 raise ConfigError(left_out(name, reason, found))
 
@@ -98,23 +99,24 @@ def _is_args(node: ast.expr) -> bool:
     return False
 
 
-def given_options(names: Collection[str]) -> dict[str, Any]:
+def given_options(names: Collection[str]) -> list[str]:
     """Return those of the names to which the command line gives a value that is not the default.
 
     Megatron-LM changes its arguments after it has parsed them, so they do not tell.
     """
     if not names:
-        return {}
+        return []
     from megatron.training.arguments import add_megatron_arguments
 
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     defaults = vars(parser.parse_args([]))
-    given = vars(parser.parse_known_args()[0])
-    return {
-        name: given[name]
+    given, others = parser.parse_known_args()
+    further = {word.partition("=")[0] for word in others}  # those that a script has added
+    return [
+        name
         for name in sorted(names)
-        if name in given and given[name] != defaults[name]
-    }
+        if flag(name) in further or getattr(given, name, None) != defaults.get(name)
+    ]
 
 
 #: Of the forward step, the loss and the data, which this package replaces; also options of data
