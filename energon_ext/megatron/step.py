@@ -177,7 +177,7 @@ def forward_step(
 @contextlib.contextmanager
 def _measure_batch(model: torch.nn.Module) -> Iterator[None]:
     """Measure how long a batch takes, if the loop does: as Megatron-LM's own forward step."""
-    timers = unwrap(model).config.timers
+    timers = getattr(unwrap(model).config, "timers", None)
     if timers is not None:
         timers("batch-generator", log_level=2).start()
     with _straggler_detector(bdata=True):
