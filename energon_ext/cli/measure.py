@@ -12,8 +12,9 @@ import numpy as np
 
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import named_encoder
-from energon_ext.cli.tokenize import prepare_now, splits_of
+from energon_ext.cli.tokenize import prepare_now
 from energon_ext.config.mix import Entry
+from energon_ext.config.yaml_file import splits_of
 from energon_ext.encoders.measured import cached_lengths, measure_again
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.text_sources import load_split, sample_entries

@@ -14,7 +14,7 @@ from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get
 from energon_ext.arguments import choices
 from energon_ext.cli import one_of
 from energon_ext.cli.mix import make_encoder
-from energon_ext.cli.tokenize import splits_of
+from energon_ext.config.yaml_file import splits_of
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.text_sources import encode_all, load_split, sample_source

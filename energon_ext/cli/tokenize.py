@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from megatron.energon.epathlib import EPath
 
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import make_encoder, named_encoder
-from energon_ext.config.yaml_file import read_mapping, splits_in
+from energon_ext.config.yaml_file import splits_of
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
 from energon_ext.errors import ConfigError
@@ -95,10 +94,3 @@ def prepare_now(cached: Cached, jobs: int, part: Part | None) -> bool:
     if not cached.is_complete:
         echo(f"{cached.name}: part {part} is {cached.verb}, other parts are not.")
     return cached.is_complete
-
-
-def splits_of(path: Path | str) -> list[str]:
-    """Return the splits of a metadataset or prepared folder; ``train`` for JSON Lines."""
-    if Path(path).suffix in (".yaml", ".yml"):
-        return list(read_mapping(EPath(path)).get("splits") or {})
-    return [split for split, shards in splits_in(EPath(path)).items() if shards] or ["train"]

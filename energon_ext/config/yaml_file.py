@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any, Iterable, Iterator
 
 import braceexpand
@@ -155,6 +156,13 @@ def splits_in(folder: EPath) -> dict[str, list[str]]:
         if path.is_file():
             return read_splits(path)[0]
     return {}
+
+
+def splits_of(path: Path | str) -> list[str]:
+    """Return the splits of a metadataset or prepared folder; ``train`` for JSON Lines."""
+    if Path(path).suffix in (".yaml", ".yml"):
+        return list(read_mapping(EPath(path)).get("splits") or {})
+    return [split for split, shards in splits_in(EPath(path)).items() if shards] or ["train"]
 
 
 def expand_shards(patterns: Any, where: str) -> list[str]:

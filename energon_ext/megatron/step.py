@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One training step's data, forward pass and loss, as Megatron's schedules call them."""
 
+import contextlib
 import sys
 from typing import Any, Callable, Iterator, TypeVar
 
 import megatron.core
 import torch
 from megatron.core import parallel_state
+from megatron.core.utils import StragglerDetector
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.transport import put_together
@@ -26,6 +28,10 @@ from energon_ext.megatron.virtual_stages import take_for_stage
 from energon_ext.state.together import collective_device
 
 B = TypeVar("B", bound=PackedBatch)
+
+#: Megatron-core has one for the process; it measures with --log-straggler only. Made on import, as
+#: by Megatron-LM's scripts, because this switches it off.
+_straggler_detector = StragglerDetector()
 
 _CORE_VERSION = tuple(map(int, megatron.core.__version__.split(".")[:2]))
 
@@ -147,23 +153,37 @@ def forward_step(
     _check_state_spaces(model)
     _check_context_parallel(model)
     options = (denominator, weight_scale, ratio_limit, position_losses)
-    batch = get_batch(
-        data_iterator,
-        lambda drawn: check_loss_inputs(drawn, *options),
-        batch_class=batch_class,
-        vp_stage=getattr(unwrap(model), "vp_stage", None),
-    )
+    with _measure_batch(model):
+        batch = get_batch(
+            data_iterator,
+            lambda drawn: check_loss_inputs(drawn, *options),
+            batch_class=batch_class,
+            vp_stage=getattr(unwrap(model), "vp_stage", None),
+        )
     _count_work(batch, model)
-    output = model(
-        batch.tokens[None],
-        batch.position_ids[None],
-        None,  # no attention mask: the segments replace it
-        labels=batch.labels[None],
-        packed_seq_params=build_packed_seq_params(batch, _segments_of_graphs(model)),
-        **padding_mask_for(model, batch),
-        **loss_mask_for(model, batch, weight_scale),
-    )
+    with _straggler_detector:
+        output = model(
+            batch.tokens[None],
+            batch.position_ids[None],
+            None,  # no attention mask: the segments replace it
+            labels=batch.labels[None],
+            packed_seq_params=build_packed_seq_params(batch, _segments_of_graphs(model)),
+            **padding_mask_for(model, batch),
+            **loss_mask_for(model, batch, weight_scale),
+        )
     return output, loss_func_of(batch, *options)
+
+
+@contextlib.contextmanager
+def _measure_batch(model: torch.nn.Module) -> Iterator[None]:
+    """Measure how long a batch takes, if the loop does: as Megatron-LM's own forward step."""
+    timers = getattr(unwrap(model).config, "timers", None)
+    if timers is not None:
+        timers("batch-generator", log_level=2).start()
+    with _straggler_detector(bdata=True):
+        yield
+    if timers is not None:
+        timers("batch-generator").stop()
 
 
 def _check_state_spaces(model: torch.nn.Module) -> None:

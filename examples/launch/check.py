@@ -42,6 +42,7 @@ from energon_ext import (
 from energon_ext.cli.mix import named_encoder
 from energon_ext.megatron import add_energon_args, enable_cpu
 from energon_ext.megatron.lm.arguments import check_arguments
+from energon_ext.megatron.lm.script_options import MODEL_OPTIONS
 
 
 def main():
@@ -72,7 +73,7 @@ def parse_as_megatron_lm(command, gpus):
     """Run the parsers and checks of Megatron-LM and energon_ext; return a description.
 
     Raises:
-        ConfigError: an option was rejected; Megatron-LM's parser exits on unknown ones.
+        ConfigError: an option is unknown or was rejected.
     """
     try:
         from megatron.training.arguments import parse_args, validate_args
@@ -83,7 +84,7 @@ def parse_as_megatron_lm(command, gpus):
         torch.cuda.get_device_capability = lambda *_: (9, 0)
         torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
     sys.argv[1:] = command
-    args = parse_args(add_energon_args)
+    args = parse_args(_add_arguments)
     args.world_size = gpus
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -91,7 +92,16 @@ def parse_as_megatron_lm(command, gpus):
     except (AssertionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"Megatron-LM rejects the options: {error}") from error
     check_arguments(args)
+    MODEL_OPTIONS.check(args)
     return "accepted by Megatron-LM"
+
+
+def _add_arguments(parser):
+    def reject(message):  # the parser's own function prints every option there is
+        raise ConfigError(f"Megatron-LM rejects the options: {message}")
+
+    parser.error = reject
+    return add_energon_args(parser)
 
 
 def first_batch(options, data, encoder, rank, ranks):

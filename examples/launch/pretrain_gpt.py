@@ -30,11 +30,13 @@ from energon_ext.megatron import (
     mtp_block_spec,
     train_valid_test_dataloaders_provider,
 )
+from energon_ext.megatron.lm.script_options import MODEL_OPTIONS
 
 
 def model_provider(pre_process=True, post_process=True, vp_stage=None, config=None, **_):
     """Build the model from Megatron-LM's arguments; your script keeps its own provider."""
     args = get_args()
+    MODEL_OPTIONS.check(args)  # your own provider may know these
     config = config or core_transformer_config_from_args(args)
     layers = gpt_layer_spec(config, vp_stage)
     return GPTModel(
@@ -44,6 +46,7 @@ def model_provider(pre_process=True, post_process=True, vp_stage=None, config=No
         args.max_position_embeddings,
         pre_process=pre_process,
         post_process=post_process,
+        fp16_lm_cross_entropy=args.fp16_lm_cross_entropy,
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type,
         rotary_percent=args.rotary_percent,

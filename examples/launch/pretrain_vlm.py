@@ -30,6 +30,7 @@ from vision_language import ImageTextEncoder, build_llava, forward_step, vision_
 
 from energon_ext import load_tokenizer
 from energon_ext.megatron import add_energon_args, train_valid_test_dataloaders_provider
+from energon_ext.megatron.lm.script_options import MODEL_OPTIONS
 from energon_ext.plan.cost import AttentionCost, VisionCost
 
 
@@ -55,6 +56,7 @@ data_provider.is_distributed = True  # every rank calls it
 def model_provider(pre_process=True, post_process=True, vp_stage=None, config=None, **_):
     """Build the model from Megatron-LM's arguments."""
     args = get_args()
+    MODEL_OPTIONS.check(args)
     config = config or core_transformer_config_from_args(args)
     return build_llava(config, args.padded_vocab_size, args.seq_length, build_encoder().image_id)
 

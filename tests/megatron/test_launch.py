@@ -321,6 +321,7 @@ def test_the_script_scales_rope_as_its_arguments_say(check, monkeypatch):
             use_rope_scaling=scaling,
             rope_scaling_factor=8.0,
             rotary_seq_len_interpolation_factor=None,
+            fp16_lm_cross_entropy=False,
         )
         script = runpy.run_path(str(LAUNCH / "pretrain_gpt.py"))
         with torch.device("meta"):

@@ -109,10 +109,15 @@ def pretend_megatron_lm(args, set_module=sys.modules.__setitem__):
     training.get_args = lambda: args
     checkpointing = types.ModuleType("megatron.training.checkpointing")
     checkpointing.get_checkpoint_name = checkpoint_name
-    checkpointing.maybe_save_dataloader_state = lambda each, *_: each.iterable.save_state()
+    checkpointing.maybe_save_dataloader_state = lambda train_iterator, *_: (
+        train_iterator.iterable.save_state()
+    )
     training.checkpointing = checkpointing
     training.training = types.ModuleType("megatron.training.training")
-    training.training.train_step = training.training.evaluate = lambda: ({}, 0)
+    training.training.train_step = lambda forward_step_func: ({}, 0)
+    training.training.evaluate = training.training.train_step
+    training.training.dummy_train_step = lambda data_iterator: None
+    training.training.training_log = lambda loss_dict: None
     for module in (training, checkpointing, training.training):
         set_module(module.__name__, module)
 
@@ -895,6 +900,51 @@ def test_training_and_validation_read_their_own_splits(launch):
 
     assert "9" not in text(provide())
     assert text(provide_validation(launch)).count("9") > 8
+
+
+@pytest.fixture
+def tested(mix):
+    """A metadataset whose test split reads the training text of one source."""
+    content = json.loads(mix.read_text())
+    content["splits"]["test"] = {"blend": [{"path": "./b/train"}]}
+    path = mix.with_name("tested.yaml")
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_the_test_split_is_evaluated_where_there_is_one(launch, tested):
+    """One source of upper case and no digits, of which validation has some."""
+    launch.data_path, launch.eval_iters = [str(tested)], 2
+    *loaders, test = train_valid_test_dataloaders_provider([100, 0, 0])
+    support._open_loaders.extend([*loaders, test])
+    assert test.sources == ("b/train",)
+    batches = [next(test) for _ in range(16)]
+    text = ByteTokenizer().decode(torch.cat([batch.tokens for batch in batches]))
+    assert "RED FISH" in text and "fish" not in text and "9" not in text
+    assert hashes(test, 16) == [support.batch_hash(batch) for batch in batches]
+
+
+def test_nothing_is_tested_without_evaluations(launch, tested):
+    launch.data_path = [str(tested)]
+    assert provide()
+
+
+def test_an_evaluation_that_does_not_read_every_test_source_is_refused(launch, tested):
+    content = json.loads(tested.read_text())
+    content["splits"]["test"]["blend"] = [{"path": f"./{name}/val"} for name in "abab"]
+    tested.write_text(json.dumps(content))
+    launch.data_path, launch.eval_global_batch_size = [str(tested)], 3
+    with pytest.raises(ConfigError, match="3 micro-batches, too few for 4 test sources"):
+        provide_validation(launch, eval_iters=1)
+
+
+def test_every_virtual_stage_has_the_test_split(launch, tested):
+    launch.data_path, launch.eval_iters = [str(tested)], 1
+    launch.virtual_pipeline_model_parallel_size = 2
+    first, second = (
+        train_valid_test_dataloaders_provider([100, 0, 0], vp_stage=stage)[2] for stage in (0, 1)
+    )
+    assert hashes(first, 8) == hashes(second, 8)
 
 
 def test_a_metadataset_without_a_validation_split_is_refused(launch, mix):

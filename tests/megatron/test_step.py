@@ -25,8 +25,9 @@ from energon_ext.megatron import (
     get_batch,
     make_loss_func,
     mean_losses,
+    step,
 )
-from energon_ext.megatron.lm.loop import adapt_loop
+from energon_ext.megatron.lm.loop import adapt_loop, save_for_all_stages
 from tests.megatron.pretend_gpu import PretendGpu
 from tests.megatron.small_gpt import run_packed, small_config, small_model, synthetic_batch
 from tests.megatron.small_training import run_schedule
@@ -219,7 +220,7 @@ def test_a_nan_or_infinite_loss_is_refused_with_step_and_sources(value):
 def test_in_megatron_lm_the_losses_of_all_sources_are_reduced_together(monkeypatch):
     """Its own step and evaluation sum each report that they see, here that of the whole batch."""
 
-    def two_micro_batches():
+    def two_micro_batches(forward_step_func):
         batches = batch_with_weights(code=[1, 1], web=[1, 0]), batch_with_weights([1, 0], [0, 0])
         reports = [make_loss_func(batch)(LOSSES)[2] for batch in batches]
         assert [list(report) for report in reports] == [["lm loss"]] * 2
@@ -227,19 +228,84 @@ def test_in_megatron_lm_the_losses_of_all_sources_are_reduced_together(monkeypat
 
     training = types.ModuleType("megatron.training.training")
     training.train_step = training.evaluate = two_micro_batches
+    training.dummy_train_step = lambda data_iterator: None
     monkeypatch.setitem(sys.modules, "megatron.training", types.SimpleNamespace(training=training))
     monkeypatch.setitem(sys.modules, "megatron.training.training", training)
     adapt_loop(None)
     adapt_loop(None)  # started again in the same process
     for function in (training.train_step, training.evaluate):
         with PretendGpu() as counts:
-            losses, *others = function()
+            losses, *others = function(forward_step)
         assert {key: float(loss) for key, loss in losses.items()} == pytest.approx(
             {"lm loss": 1.75, "lm loss/code": 4 / 3, "lm loss/empty": 0, "lm loss/web": 3}
         )
         assert others == ["skipped", "exit"]
         assert counts.collectives == {"c10d::allreduce_": 1}
     assert len(make_loss_func(batch_with_weights([1, 1], [1, 0]))(LOSSES)[2]) == 4
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    """The functions of Megatron-LM's training loop that are replaced."""
+    names = ("training", "checkpointing")
+    training, checkpointing = (types.ModuleType(f"megatron.training.{name}") for name in names)
+    training.dummy_train_step = lambda data_iterator: None
+    training.train_step = lambda forward_step_func, data_iterator, model: ({}, 0, False)
+    training.evaluate = lambda forward_step_func, data_iterator, eval_iters=None: (None, None, True)
+    training.training_log = lambda loss_dict, total_loss_dict: None
+    checkpointing.maybe_save_dataloader_state = lambda train_iterator, iteration: None
+    package = types.SimpleNamespace(training=training, checkpointing=checkpointing)
+    for module in (training, checkpointing):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "megatron.training", package)
+    return package
+
+
+def adapt_all():
+    adapt_loop(types.SimpleNamespace(step=lambda *_: None))
+    save_for_all_stages(None)
+
+
+def test_a_known_loop_is_adapted_as_often_as_it_starts(loop):
+    adapt_all()
+    adapt_all()
+    assert loop.training.train_step(forward_step, None, model=None) == ({}, 0, False)
+    assert loop.training.evaluate(forward_step, None) == (None, None, True)
+    loop.training.train_step = lambda *args, **kwargs: ({}, 1)  # somebody else has wrapped it
+    adapt_all()
+    assert loop.training.train_step(forward_step) == ({}, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "changed", "found"),
+    [
+        (
+            "training",
+            "dummy_train_step",
+            lambda data_iterator, args: None,
+            r"\(data_iterator, args",
+        ),
+        ("training", "train_step", lambda state, data_iterator: None, r"\(state, data_iterator\)"),
+        ("training", "evaluate", lambda: None, r"parameters \(\)"),
+        ("training", "training_log", lambda args, loss_dict: None, r"parameters \(args, loss_dict"),
+        ("training", "training_log", None, "megatron.training.training has no training_log"),
+        ("checkpointing", "maybe_save_dataloader_state", lambda step: None, r"\(step\)"),
+    ],
+)
+def test_a_loop_with_another_function_is_refused_at_the_start(loop, module, name, changed, found):
+    setattr(getattr(loop, module), name, changed)
+    with pytest.raises(ConfigError, match=found) as error:
+        adapt_all()
+    assert name in str(error.value) and str(error.value).endswith(" of megatron-core 0.15 to 0.20.")
+
+
+@pytest.mark.parametrize("name", ["train_step", "evaluate"])
+@pytest.mark.parametrize("returned", [(False, {}), {"lm loss": 1.0}, None])
+def test_a_step_that_returns_no_losses_first_is_refused(loop, name, returned):
+    setattr(loop.training, name, lambda forward_step_func: returned)
+    adapt_all()
+    with pytest.raises(ConfigError, match=r"returned .*, and not losses first: .* 0.15 to 0.20.$"):
+        getattr(loop.training, name)(forward_step)
 
 
 def test_segments_become_packed_sequence_parameters():
@@ -300,6 +366,35 @@ def test_megatron_lm_gets_document_lengths_once_per_training_row(monkeypatch):
     model.vp_stage = 1  # of the same rank as stage 0, which has told it
     forward_step(iter([batch]), model)
     assert len(told) == 1
+
+
+def test_batch_and_forward_pass_are_measured_as_by_megatron_lms_script(monkeypatch):
+    """By the timer for batches, and by Megatron-core's detector of slow ranks."""
+    events, detector = [], step._straggler_detector
+    model = small_model(small_config())
+    model.register_forward_pre_hook(lambda *_: events.append("model"))
+
+    def timers(name, log_level=None):
+        def note(what):
+            return lambda: events.append(f"{name} {what}")
+
+        return types.SimpleNamespace(start=note("start"), stop=note("stop"))
+
+    def drawing():
+        events.append("draw")
+        yield synthetic_batch(0)
+
+    monkeypatch.setattr(model.config, "timers", timers)
+    for name in ("start", "stop"):
+        note = functools.partial(lambda n: events.append((n, detector.bdata)), name)
+        monkeypatch.setattr(detector, name, note)
+    forward_step(drawing(), model)
+    detector.bdata = False  # as the detector's own start() leaves it
+    batch = ["batch-generator start", ("start", True), "draw", ("stop", True)]
+    assert events[:5] == [*batch, "batch-generator stop"]
+    assert [event if event == "model" else event[0] for event in events[5:]] == [
+        *("start", "model", "stop")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,33 +9,10 @@ from megatron.core import parallel_state
 from megatron.energon import TaskEncoder
 
 from energon_ext.errors import ConfigError
+from energon_ext.megatron.lm.script_options import STEP_OPTIONS, flag
 from energon_ext.packing import PACKERS
 from energon_ext.samples.methods import find
 from energon_ext.weights.axis import UNITS
-
-#: Options of Megatron-LM that would fail later or be silently ignored, with the reason.
-UNSUPPORTED = {
-    **dict.fromkeys(
-        ("train_data_path", "valid_data_path", "test_data_path", "per_split_data_args_path"),
-        "the metadataset of --data-path has all splits",
-    ),
-    **dict.fromkeys(
-        ("mock_data", "fim_data", "sft", "use_varlen_dataset"),
-        "it selects one of Megatron-LM's own datasets",
-    ),
-    "perform_rl_step": "it replaces the data with its own rollouts; use energon_ext.rl",
-    "eod_mask_loss": "use --energon-mask-boundary-loss",
-    "full_validation": "it needs a validation loader that ends; use --eval-iters",
-    **dict.fromkeys(
-        ("multiple_validation_sets", "validation_set_names"),
-        "the loss of each source is reported anyway",
-    ),
-    "sequence_packing_scheduler": "it packs documents, but rows of energon_ext are already packed",
-    "dynamic_context_parallel": "it needs rows of different sizes",
-    "overlap_moe_expert_parallel_comm": "its schedule needs a forward step in parts",
-    "check_for_spiky_loss": "the losses of packed rows are not checked for spikes",
-    **dict.fromkeys(("enable_cuda_graph", "external_cuda_graph"), "use --cuda-graph-impl"),
-}
 
 
 def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -98,9 +75,10 @@ def ramps_up(args: argparse.Namespace) -> bool:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Raise ConfigError for options that cannot work with packed rows of a metadataset."""
-    for flag, found, allowed, is_right in _rules(args):
+    STEP_OPTIONS.check(args)
+    for name, found, allowed, is_right in _rules(args):
         if not is_right:
-            raise ConfigError(f"{flag} must be {allowed} with energon_ext, got {found!r}.")
+            raise ConfigError(f"{name} must be {allowed} with energon_ext, got {found!r}.")
 
 
 def check_vocabulary(args: argparse.Namespace, task_encoder: TaskEncoder) -> None:
@@ -123,7 +101,7 @@ def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
     yield "--data-path", args.data_path, "one metadataset", len(args.data_path or ()) == 1
     for name in ("micro_batch_size", "eval_micro_batch_size"):
         size = getattr(args, name, None)
-        yield _flag(name), size, "1", size in (None, 1)
+        yield flag(name), size, "1", size in (None, 1)
     batch = args.global_batch_size
     yield "--global-batch-size", batch, f"a multiple of {replicas}", batch % replicas == 0
     if hasattr(args, "step_batch_size_schedule"):  # megatron-core 0.18 and later
@@ -156,10 +134,7 @@ def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
     if graphs == "transformer_engine":
         name, modules = _graph_modules(args)
         allowed = "mlp, as graphs of Transformer Engine get neither segments nor the padding mask,"
-        yield _flag(name), modules, allowed, modules == ["mlp"]
-    for name, reason in UNSUPPORTED.items():
-        found = getattr(args, name, None)
-        yield _flag(name), found, f"left out ({reason})", found in (None, False, 0, "none")
+        yield flag(name), modules, allowed, modules == ["mlp"]
 
 
 def _graph_modules(args: argparse.Namespace) -> tuple[str, list[str]]:
@@ -168,7 +143,3 @@ def _graph_modules(args: argparse.Namespace) -> tuple[str, list[str]]:
     found = getattr(args, name, None) or []
     modules = found.split(",") if isinstance(found, str) else found
     return name, [getattr(module, "name", module) for module in modules]
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -3,14 +3,26 @@
 """Patches of Megatron-LM's training loop for batches of packed rows."""
 
 import functools
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
+from energon_ext.errors import ConfigError
 from energon_ext.megatron.lm.log import DataLog
 from energon_ext.megatron.loss import keep_reports, means_on_device
+
+#: The first parameter of each function that is replaced or wrapped, in Megatron-LM of megatron-core
+#: 0.15 to 0.20. Others are passed on unread.
+FIRST_PARAMETERS = {
+    "dummy_train_step": "data_iterator",
+    "train_step": "forward_step_func",
+    "evaluate": "forward_step_func",
+    "training_log": "loss_dict",
+    "maybe_save_dataloader_state": "train_iterator",
+}
 
 
 def adapt_loop(log: DataLog | None) -> None:
@@ -19,8 +31,13 @@ def adapt_loop(log: DataLog | None) -> None:
     ``--iterations-to-skip`` and reruns of rejected results skip steps. Megatron-LM's own function
     expects a batch to be a dictionary of rows of one shape, and broadcasts it to the
     tensor-parallel ranks only to drop it.
+
+    Raises:
+        ConfigError: the loop is not one that is known.
     """
     from megatron.training import training
+
+    find_function(training, "dummy_train_step")
 
     def skip(data_iterator: Any) -> None:
         machine = get_rerun_state_machine()
@@ -35,9 +52,36 @@ def adapt_loop(log: DataLog | None) -> None:
 
     training.dummy_train_step = skip
     for name in ("train_step", "evaluate"):
-        setattr(training, name, _with_losses_of_sources(getattr(training, name)))
+        setattr(training, name, _with_losses_of_sources(find_function(training, name)))
     if log is not None:
-        training.training_log = _with_data(training.training_log, log)
+        training.training_log = _with_data(find_function(training, "training_log"), log)
+
+
+def find_function(module: Any, name: str) -> Any:
+    """Return a function of Megatron-LM, perhaps in the wrapper of an earlier start.
+
+    Raises:
+        ConfigError: there is none, or its parameters are not those of the known versions.
+    """
+    function = getattr(module, name, None)
+    if function is None:
+        raise _unknown_loop(f"{module.__name__} has no {name}")
+    parameters = [*inspect.signature(function).parameters.values()]
+    # One that is replaced altogether may have no further parameters.
+    read = parameters if name == "dummy_train_step" else parameters[:1]
+    is_known = [parameter.name for parameter in read] == [FIRST_PARAMETERS[name]]
+    passes_on = bool(read) and read[0].kind is inspect.Parameter.VAR_POSITIONAL
+    if not is_known and not passes_on:
+        found = f"{module.__name__}.{name} has the parameters {inspect.signature(function)}"
+        raise _unknown_loop(found)
+    return function
+
+
+def _unknown_loop(found: str) -> ConfigError:
+    return ConfigError(
+        f"{found}: energon_ext does not know this version of Megatron-LM's training loop; use that "
+        f"of megatron-core 0.15 to 0.20."
+    )
 
 
 def save_for_all_stages(loader: Any) -> None:
@@ -48,14 +92,14 @@ def save_for_all_stages(loader: Any) -> None:
     """
     from megatron.training import checkpointing
 
-    save = checkpointing.maybe_save_dataloader_state
+    save = find_function(checkpointing, "maybe_save_dataloader_state")
     save = getattr(save, "of_one_stage", save)
 
     def save_shared(train_iterator: Any, *arguments: Any, **options: Any) -> Any:
         return save(loader and SimpleNamespace(iterable=loader), *arguments, **options)
 
     save_shared.of_one_stage = save  # type: ignore[attr-defined]
-    checkpointing.maybe_save_dataloader_state = save_shared
+    checkpointing.maybe_save_dataloader_state = functools.wraps(save)(save_shared)
 
 
 def _with_data(training_log: Any, log: DataLog) -> Any:
@@ -67,7 +111,7 @@ def _with_data(training_log: Any, log: DataLog) -> Any:
         return write(losses, *arguments, **options)
 
     write_with_data.without_data = write  # type: ignore[attr-defined]
-    return write_with_data
+    return functools.wraps(write)(write_with_data)
 
 
 def _with_losses_of_sources(function: Any) -> Any:
@@ -81,6 +125,10 @@ def _with_losses_of_sources(function: Any) -> Any:
         with keep_reports() as reports:
             result = inner(*arguments, **options)
         means = means_on_device(reports)
+        # Losses are None if an evaluation has run out of time.
+        if not (isinstance(result, tuple) and isinstance(result[0], (dict, type(None)))):
+            name = f"{inner.__module__}.{inner.__name__}"
+            raise _unknown_loop(f"{name} returned {result!r:.80}, and not losses first")
         if result[0]:
             result[0].update(means)
         return result

@@ -10,6 +10,7 @@ from typing import Any, Mapping
 from megatron.core import parallel_state
 from megatron.energon import TaskEncoder
 
+from energon_ext.config.yaml_file import splits_of
 from energon_ext.encoders.load import get_train_dataset, get_val_datasets
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.written_tokenizer import written_tokenizer
@@ -38,8 +39,8 @@ def train_valid_test_dataloaders_provider(
     *,
     task_encoder: TaskEncoder | None = None,
     **dataset_options: Any,
-) -> tuple[Any, Any, None]:
-    """Build the loaders for training and validation inside a Megatron-LM launch script.
+) -> tuple[Any, Any, Any]:
+    """Build the loaders for training, validation and test inside a Megatron-LM launch script.
 
     It reads Megatron-LM's arguments and those of :func:`energon_ext.megatron.add_energon_args`::
 
@@ -50,8 +51,9 @@ def train_valid_test_dataloaders_provider(
     With megatron-core 0.18 and later see ``examples/launch/pretrain_gpt.py``. The run needs
     ``--dataloader-type external --micro-batch-size 1 --calculate-per-token-loss
     --data-path mix.yaml --dataloader-save DIR``. A packed micro-batch is one sequence of
-    ``--seq-length`` positions. Validation reads the ``val`` split of the metadataset, unless
-    ``--eval-iters`` is 0. If the model was loaded at an iteration > 0, the data continues from the
+    ``--seq-length`` positions. Unless ``--eval-iters`` is 0, validation reads the ``val`` split of
+    the metadataset, and the test at the end of the run its ``test`` split, if it has one. If the
+    model was loaded at an iteration > 0, the data continues from the
     state saved with it.
 
     Args:
@@ -64,7 +66,7 @@ def train_valid_test_dataloaders_provider(
         **dataset_options: options of Energon for both datasets, such as ``image_decode``.
 
     Returns:
-        ``(training, validation, None)`` on ranks that load, ``(None, None, None)`` on the others.
+        ``(training, validation, test)`` on ranks that load, ``(None, None, None)`` on the others.
 
     Raises:
         ConfigError: an argument, the YAML or a dataset is wrong.
@@ -76,7 +78,7 @@ def train_valid_test_dataloaders_provider(
     args = get_args()
     if vp_stage:
         return _iterators_of(vp_stage)
-    loaders: list[Any] = [None, None]
+    loaders: list[Any] = [None, None, None]
 
     def build() -> None:
         check_arguments(args)
@@ -86,14 +88,14 @@ def train_valid_test_dataloaders_provider(
 
     on_all_ranks(build)
     create_broadcast_groups(datetime.timedelta(minutes=args.distributed_timeout_minutes))
-    training, validation = loaders
+    training = loaders[0]
     if args.iteration > 0:
         restore_together(training, args)
     outputs = ("energon_run_dir", "tensorboard_dir", "wandb_project")
     is_logged = any(getattr(args, name, None) for name in outputs)
     adapt_loop(DataLog(training, args) if is_logged else None)
     if vp_stage is None:
-        return training, validation, None
+        return tuple(loaders)
     # tee() keeps a batch until every stage has drawn it.
     count = args.virtual_pipeline_model_parallel_size
     _stage_iterators[:] = [loader and itertools.tee(loader, count) for loader in loaders]
@@ -101,18 +103,18 @@ def train_valid_test_dataloaders_provider(
     return _iterators_of(0)
 
 
-#: Training and validation iterators of all virtual pipeline stages of this process.
+#: Training, validation and test iterators of all virtual pipeline stages of this process.
 _stage_iterators: list[Any] = []
 
 
-def _iterators_of(vp_stage: int) -> tuple[Any, Any, None]:
-    training, validation = (stages and stages[vp_stage] for stages in _stage_iterators)
-    return training, validation, None
+def _iterators_of(vp_stage: int) -> tuple[Any, Any, Any]:
+    training, validation, test = (stages and stages[vp_stage] for stages in _stage_iterators)
+    return training, validation, test
 
 
 def _build_loaders(
     args: argparse.Namespace, task_encoder: TaskEncoder, dataset_options: Mapping[str, Any]
-) -> tuple[MegatronLMLoader, ValidationLoader | None]:
+) -> tuple[MegatronLMLoader, ValidationLoader | None, ValidationLoader | None]:
     check_vocabulary(args, task_encoder)
     if args.energon_balance and getattr(task_encoder, "cost", None) is None:
         raise ConfigError(
@@ -126,7 +128,7 @@ def _build_loaders(
         "batch_size": 1,
         "task_encoder": task_encoder,
     }
-    if fixed := sorted({*own_options, "rows_per_step"} & dataset_options.keys()):
+    if fixed := sorted({*own_options, "rows_per_step", "split_part"} & dataset_options.keys()):
         raise ConfigError(
             f"train_valid_test_dataloaders_provider: {fixed[0]} follows from Megatron-LM's "
             f"arguments; leave it out."
@@ -144,17 +146,26 @@ def _build_loaders(
         )
     _warn_of_fp8(args)
     if not args.eval_iters:
-        return training, None
-    validation = get_val_datasets(args.data_path[0], **options)
+        return training, None, None
+    validation = _build_evaluation(args, "val", options)
+    has_test = "test" in splits_of(args.data_path[0])
+    return training, validation, _build_evaluation(args, "test", options) if has_test else None
+
+
+def _build_evaluation(
+    args: argparse.Namespace, split: str, options: Mapping[str, Any]
+) -> ValidationLoader:
+    datasets = get_val_datasets(args.data_path[0], split_part=split, **options)
     # Megatron-core 0.18 and later have a separate batch size for evaluation.
     rows = getattr(args, "eval_global_batch_size", None) or args.global_batch_size
     batches = args.eval_iters * (rows // parallel_state.get_data_parallel_world_size())
-    if 0 < batches < len(validation):  # Megatron-LM expects a loss for every source
+    if 0 < batches < len(datasets):  # Megatron-LM expects a loss for every source
+        kind = "validation" if split == "val" else split
         raise ConfigError(
             f"--eval-iters {args.eval_iters}: a rank evaluates {batches} micro-batches, too few for"
-            f" {len(validation)} validation sources; raise it, or --eval-global-batch-size."
+            f" {len(datasets)} {kind} sources; raise it, or --eval-global-batch-size."
         )
-    return training, ValidationLoader(validation, batches)
+    return ValidationLoader(datasets, batches)
 
 
 #: Make Megatron-LM call the provider on every rank, not only on tensor-parallel rank 0.
