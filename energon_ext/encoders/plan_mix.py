@@ -48,7 +48,7 @@ OpenReader = Callable[[Entry, Lengths], Reader]
 
 @dataclass(frozen=True, kw_only=True)
 class Live:
-    """What an encoder has of its spec as live objects, which may be code of the user's.
+    """The live objects of an encoder behind its spec, which may be code of the user's.
 
     Attributes:
         packers: by kind of source.

@@ -82,7 +82,7 @@ class PlannedMixin:
     # Planned sources -----------------------------------------------------------------------------
 
     def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
-        """Return what decides the rows of a run over some sources, beside the metadataset."""
+        """Return the spec of a run over some sources."""
         encoder = cast(TaskEncoder, self)
         methods = self.find_methods()
         packer = methods.packer.to_json() if methods.are_packed else None

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What an entry of a metadataset says about the documents of its source: range, order, epochs."""
+"""The range, order and epochs of a source's documents, as its entry of a metadataset says."""
 
 from energon_ext.config.mix import Entry
 from energon_ext.errors import ConfigError

@@ -33,10 +33,10 @@ logger = log_of(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a run depends on in addition to its sources, weights and topology.
+    """The options of a run, in addition to its sources, weights and topology.
 
     Attributes:
-        spec: what decides its rows beside the metadataset.
+        spec: what decides its rows together with the metadataset.
         pass_batches: batches per rank in one pass; 0 for all.
         repeats: whether sources are read again, in another order, when all have ended.
         restarts: whether every pass starts with the first row.

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What decides the rows of a run beside its metadataset, as one JSON document.
+"""The spec of a run: together with its metadataset, one JSON document decides its rows.
 
 Every state contains it, so the steps of a run can be planned again by processes that have neither
 its encoder nor its tokenizer.
@@ -106,7 +106,7 @@ _SHAPE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What decides the rows of a run beside its metadataset.
+    """A JSON document that decides the rows of a run, together with its metadataset.
 
     Attributes:
         row_tokens: positions of a row; 0 if rows differ in length.
