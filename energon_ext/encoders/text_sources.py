@@ -208,7 +208,7 @@ def find_text(entry: Entry, encoding: Any) -> TokenFiles:
         EncoderNeededError: there are none.
     """
     source = stored_source(entry)
-    command = f"energon-ext tokenize {_path_of(entry)} --encoder MODULE:FUNCTION"
+    command = f"energon-ext tokenize {_path_of(entry)} --tokenizer NAME"
     files, units = _files_of_text(entry, source), sample_units(source)
     options = {"open_folder": _open_text, "verb": "tokenized", "command": lambda: command}
     return open_cached(entry, source, files, encoding=encoding, units=units, **options)

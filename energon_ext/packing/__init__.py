@@ -106,7 +106,6 @@ __all__ = [
     "Packer",
     "Pieces",
     "SequentialPacker",
-    "load_packer",
     "make_packer",
     "pack_apart",
 ]

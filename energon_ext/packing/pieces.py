@@ -39,7 +39,7 @@ class Pieces:
         """Return each document as one piece, without empty documents."""
         if lengths.max(initial=0) < 1 << 31:  # saves memory with many sources
             lengths = lengths.astype(np.int32)
-        visits = np.full(len(documents), visit, np.int32)
+        visits = np.full(len(documents), visit, np.int64)
         pieces = cls(documents, np.zeros_like(lengths), lengths, lengths, visits)
         return pieces if lengths.all() else pieces[lengths > 0]
 

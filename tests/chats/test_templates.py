@@ -12,7 +12,7 @@ from energon_ext.chats.template_names import named_template
 from energon_ext.chats.templates import ChatTemplate, HFChatTemplate, PlainChatTemplate
 from energon_ext.encoders.prompts import PromptText
 from energon_ext.errors import SampleError
-from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
+from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer, load_tokenizer
 from tests.test_sft import IDENTITY, TURNS, dialogue, messages_from
 
 
@@ -32,10 +32,9 @@ def test_the_chat_template_of_a_hugging_face_tokenizer_is_used(hf_folder):
 
 def test_a_state_depends_on_the_chat_template(hf_folder):
     tokenizer = HFTokenizer(hf_folder)
-    default = SFTTaskEncoder(tokenizer, 64).state_fingerprint()
-    plain = SFTTaskEncoder(tokenizer, 64, chat_template=PlainChatTemplate()).state_fingerprint()
-    strict = SFTTaskEncoder(tokenizer, 64, over_long="error").state_fingerprint()
-    assert len({json.dumps(found, sort_keys=True) for found in (default, plain, strict)}) == 3
+    options = {}, {"chat_template": PlainChatTemplate()}, {"over_long": "error"}
+    specs = [SFTTaskEncoder(tokenizer, 64, **each).spec([], 0) for each in options]
+    assert len({json.dumps(spec.compared(), sort_keys=True) for spec in specs}) == 3
 
 
 def test_sft_and_prompts_share_the_default_template(hf_folder):
@@ -54,7 +53,7 @@ def test_sft_and_prompts_share_the_default_template(hf_folder):
 
 def test_a_tokenizer_file_belongs_to_the_chat_template_in_its_folder(hf_folder, tmp_path):
     folder = template_of(HFTokenizer(hf_folder))
-    file = template_of(HFTokenizer(f"{hf_folder}/tokenizer.json"))
+    file = template_of(load_tokenizer(f"{hf_folder}/tokenizer.json"))
     assert file.fingerprint() == folder.fingerprint() != PlainChatTemplate().fingerprint()
     alone = shutil.copy(f"{hf_folder}/tokenizer.json", tmp_path)
     assert isinstance(template_of(HFTokenizer(alone, add_eos=False)), PlainChatTemplate)

@@ -114,7 +114,7 @@ def without(event, field):
         ),
         ([start(), step(1, web="many")], "metrics.jsonl:2: step.tokens.web: "),
         ([start(), step(1, web=-1)], "metrics.jsonl:2: step.tokens.web: "),
-        ([start(), step(1, web=10**30)], "metrics.jsonl:2: step.tokens.web: "),
+        ([start(), step(1, web=10**30)], "metrics.jsonl:2: damaged, not JSON (the integer 1000"),
         ([start(), {**step(1), "step": True}], "metrics.jsonl:2: step.step: True found"),
         ([start(), step(1), step(3)], "metrics.jsonl:3: step of step 3 found where step 2"),
         ([start(), step(1), start(step=5)], "metrics.jsonl:3: start of step 5 found where step 1"),

@@ -90,7 +90,7 @@ def test_an_encoder_that_packs_by_its_own_rule_is_given_to_commands(photos):
         ("trace", saved, photos, "--step", 2),
     ):
         line = error_line(energon_ext(*arguments))
-        assert "own select_samples_to_pack, which a state does not contain; give --enc" in line
+        assert "packer 'select_samples_to_pack', which is not registered here; give --mod" in line
         result = energon_ext(*arguments, *ONE_EACH)
         assert result.exit_code == 0, result.output
     traced = energon_ext("trace", saved, photos, "--step", 2, "--json", *ONE_EACH)
@@ -120,8 +120,9 @@ def test_text_that_is_not_tokenized_asks_for_it(tmp_path):
     line = error_line(energon_ext(*diff))
     assert f"{tmp_path}/web: not tokenized, and a state does not contain the encoder; run" in line
     assert not (tmp_path / DEFAULT_CACHE).exists()
-    result = energon_ext(*diff, "--tokenizer", "bytes")
-    assert result.exit_code == 0, result.output
+    assert "energon-ext tokenize" in line and "--tokenizer NAME` first, or give --encoder" in line
+    assert energon_ext("tokenize", mix, "--tokenizer", "bytes").exit_code == 0
+    assert energon_ext(*diff).exit_code == 0
 
 
 def test_shares_need_neither_encoder_nor_lengths(photos):

@@ -768,12 +768,12 @@ def test_options_configure_the_encoder(launch, options, found):
     given = add_energon_args(argparse.ArgumentParser()).parse_args(options.split())
     vars(launch).update(vars(given))
     encoder = provider._default_task_encoder(launch)
-    fingerprint = encoder.state_fingerprint()
+    packer = encoder.spec([], 0).kinds["documents"].packer
     assert found == (
         encoder.tokenizer.add_bos,
         encoder.tokenizer.add_eos,
-        fingerprint.get("packing_max_docs_per_bin"),
-        fingerprint.get("packing_carry"),
+        packer.get("max_docs_per_bin"),
+        packer.get("carry"),
         encoder.mask_boundary_loss,
         encoder.train_on_eos,
     )
