@@ -15,7 +15,7 @@ from tests.support import write_tokens
 SEQ_LEN = 8
 OPTIONS = [
     *("--seq-length", str(SEQ_LEN), "--train-iters", "50", "--save-interval", "50"),
-    *("--lr", "0.02", "--eval-interval", "25", "--eval-iters", "1"),
+    *("--lr", "0.02", "--eval-interval", "25", "--eval-iters", "2"),
 ]
 STAGES, TENSORS = (f"--{kind}-model-parallel-size" for kind in ("pipeline", "tensor"))
 

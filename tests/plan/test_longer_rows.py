@@ -42,8 +42,8 @@ TOPOLOGIES = [(1, 8), (1, 2), (2, 4), (4, 1), (8, 1)]
 
 
 def packing_of(name, seq_len):
-    """Return the fields of a fingerprint that name a packer."""
-    return {"packing": PACKERS[name].name, "seq_len": seq_len}
+    """Return what packed rows, as a state contains it."""
+    return {"packer": PACKERS[name](seq_len).to_json(), "row_tokens": seq_len}
 
 
 def documents(count, first_id, seed):
