@@ -15,9 +15,10 @@ from energon_ext.arguments import choices
 from energon_ext.cli import one_of
 from energon_ext.cli.mix import make_encoder
 from energon_ext.config.yaml_file import splits_of
+from energon_ext.encoders.cached_samples import sample_source
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
-from energon_ext.encoders.text_sources import encode_all, load_split, sample_source
+from energon_ext.encoders.text_sources import encode_all, load_split
 from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.keyed import sha256

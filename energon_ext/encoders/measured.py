@@ -14,13 +14,13 @@ import numpy as np
 from megatron.energon import TaskEncoder
 
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.text_sources import (
+from energon_ext.encoders.cached_samples import (
     cached_samples,
     cached_source,
     open_cached,
-    sample_entries,
     stored_source,
 )
+from energon_ext.encoders.text_sources import sample_entries
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached, ensure_prepared

@@ -18,13 +18,9 @@ import torch
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.config.mix import Entry
+from energon_ext.encoders.cached_samples import cached_samples, cached_source
 from energon_ext.encoders.measured import use_sample
-from energon_ext.encoders.text_sources import (
-    cached_samples,
-    cached_source,
-    load_split,
-    sample_entries,
-)
+from energon_ext.encoders.text_sources import load_split, sample_entries
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.packing.bins import best_fit
 from energon_ext.prepare.cache import (

@@ -49,9 +49,8 @@ class PackedRows(Rows):
         first: number of the document that the order calls 0.
         excluded: numbers of documents that no later pack plan takes, sorted, int64 [n].
         kind: names the kind of rows in a state.
-        load_packer: builds an earlier packer of these rows from its JSON, the positions of a row
-            and the current packer, so that rows may be packed in another way after a resume; None
-            if they must not.
+        load_packer: builds an earlier packer of these rows, so that they may be packed in another
+            way after a resume; None if they must not.
 
     Raises:
         ConfigError: all documents are empty or excluded, or an excluded one does not exist.

@@ -59,7 +59,7 @@ ACCEPTED = {
     "plan.sources": MAPPING,
     "plan.sources.web.documents": COUNT,
     "plan.sources.web.tokens": COUNT,
-    "plan.sources.web.packing": {*MAPPING, "none"},
+    "plan.sources.web.packing": {"none"},
     "plan.sources.web.names": LIST,
     "plan.sources.web.names.1": {"text"},
     "plan.sources.web.rows": set(),
