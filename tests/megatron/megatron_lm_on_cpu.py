@@ -14,6 +14,7 @@ iteration NAN_AT are no numbers, if the script uses the package's forward step.
 
 import collections
 import functools
+import importlib.machinery
 import json
 import os
 import runpy
@@ -110,7 +111,9 @@ def stand_in_for_wandb(path):
             file.write(json.dumps([step, {name: float(value) for name, value in values.items()}]))
             file.write("\n")
 
-    sys.modules["wandb"] = mock.MagicMock(log=log)
+    # Libraries that look for the package read its specification.
+    spec = importlib.machinery.ModuleSpec("wandb", None)
+    sys.modules["wandb"] = mock.MagicMock(log=log, __spec__=spec)
 
 
 #: Of a run that is started without torchrun.

@@ -116,13 +116,14 @@ def run(
     code=0,
     length=SIX_STEPS,
     script="pretrain_gpt.py",
+    runner=RUNNER,
 ):
     """Training losses by iteration and the validation losses, of some ranks."""
     out, stderr = folder / "stdout", folder / "stderr"
     for rank in range(ranks):
         Path(f"{out}.{rank}.drawn").unlink(missing_ok=True)
     arguments = [script, out, nan_at, *" ".join((MODEL, WITHOUT_CUDA, length, *options)).split()]
-    started = processes.start_script(RUNNER, [*arguments, "--data-path", mix], stderr, ranks=ranks)
+    started = processes.start_script(runner, [*arguments, "--data-path", mix], stderr, ranks=ranks)
     codes = processes.finish(started, SECONDS)
     assert codes == [code] * ranks, stderr.read_text()[-3000:]
     text = Path(f"{out}.{ranks - 1}").read_text()  # the last rank logs
@@ -230,6 +231,19 @@ def test_a_step_rerun_in_another_process_sees_the_same_data(layout, mix, tmp_pat
     resumed, _ = run(mix, tmp_path, parallelism, saved, loaded, "--rerun-mode disabled")
     assert drawn(tmp_path) == [{key: found[key] for key in "56"} for found in whole]
     assert resumed["5"] == losses["5"]
+
+
+@pytest.mark.parametrize("layout", ["tensor parallel", "pipeline parallel", "virtual stages"])
+def test_a_run_that_restarts_in_its_processes_reads_what_an_undisturbed_one_reads(
+    layout, mix, tmp_path
+):
+    losses, evaluations = run(mix, tmp_path, LAYOUTS[layout])
+    whole = drawn(tmp_path)
+    runner = RUNNER.with_name("megatron_lm_restarted.py")
+    found = run(mix, tmp_path, LAYOUTS[layout], runner=runner)
+    assert drawn(tmp_path) == whole
+    # What the failed run printed comes first.
+    assert found == (losses, evaluations)
 
 
 @pytest.mark.parametrize(

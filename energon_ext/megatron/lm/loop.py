@@ -11,6 +11,7 @@ from megatron.core.rerun_state_machine import get_rerun_state_machine
 
 from energon_ext.megatron.lm.log import DataLog
 from energon_ext.megatron.loss import keep_reports, means_on_device
+from energon_ext.megatron.rank_data import rank_data
 
 
 def adapt_loop(log: DataLog | None) -> None:
@@ -22,6 +23,8 @@ def adapt_loop(log: DataLog | None) -> None:
     """
     from megatron.training import training
 
+    rank_data().log = log
+
     def skip(data_iterator: Any) -> None:
         machine = get_rerun_state_machine()
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
@@ -30,17 +33,17 @@ def adapt_loop(log: DataLog | None) -> None:
                 for iterator in iterators:
                     if iterator is not None:  # this rank loads data
                         next(iterator)
-        if log is not None:
+        if (log := rank_data().log) is not None:
             log.step({}, machine.current_iteration)
 
     training.dummy_train_step = skip
     for name in ("train_step", "evaluate"):
         setattr(training, name, _with_losses_of_sources(getattr(training, name)))
     if log is not None:
-        training.training_log = _with_data(training.training_log, log)
+        training.training_log = _with_data(training.training_log)
 
 
-def save_for_all_stages(loader: Any) -> None:
+def save_for_all_stages() -> None:
     """Make Megatron-LM save the state of the loader that a process's virtual stages share.
 
     Its own function fails, as it mistakes their list of iterators for an iterator. Between two
@@ -52,18 +55,22 @@ def save_for_all_stages(loader: Any) -> None:
     save = getattr(save, "of_one_stage", save)
 
     def save_shared(train_iterator: Any, *arguments: Any, **options: Any) -> Any:
-        return save(loader and SimpleNamespace(iterable=loader), *arguments, **options)
+        if isinstance(train_iterator, list):
+            loader = rank_data().shared_loader
+            train_iterator = loader and SimpleNamespace(iterable=loader)
+        return save(train_iterator, *arguments, **options)
 
     save_shared.of_one_stage = save  # type: ignore[attr-defined]
     checkpointing.maybe_save_dataloader_state = save_shared
 
 
-def _with_data(training_log: Any, log: DataLog) -> Any:
+def _with_data(training_log: Any) -> Any:
     # The provider may run several times: unwrap an earlier patch.
     write = getattr(training_log, "without_data", training_log)
 
     def write_with_data(losses: Any, *arguments: Any, **options: Any) -> Any:
-        log.step(losses, get_rerun_state_machine().current_iteration)
+        if (log := rank_data().log) is not None:  # an earlier run may have had one
+            log.step(losses, get_rerun_state_machine().current_iteration)
         return write(losses, *arguments, **options)
 
     write_with_data.without_data = write  # type: ignore[attr-defined]
