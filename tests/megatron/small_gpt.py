@@ -23,9 +23,9 @@ from energon_ext.megatron import (
     build_packed_seq_params,
     create_broadcast_groups,
     enable_cpu,
-    gpt_layer_spec,
 )
 from tests.megatron.example_code import initialize_weights
+from tests.megatron.gathering_attention import gathering_layer_spec
 
 VOCABULARY = 64
 SEQ_LEN = 32
@@ -119,7 +119,7 @@ def small_config(**overrides):
 def small_model(config, seed=0, vocabulary=VOCABULARY, vp_stage=None):
     model = GPTModel(
         config,
-        gpt_layer_spec(config, vp_stage),
+        gathering_layer_spec(config, vp_stage),
         vocabulary,
         SEQ_LEN,
         pre_process=parallel_state.is_pipeline_first_stage(False, vp_stage),

@@ -164,6 +164,15 @@ def test_a_stopped_run_continues_like_an_uninterrupted_one(layout, mix, tmp_path
     assert os.listdir(tmp_path / "model")
 
 
+def test_context_parallel_ranks_train_like_one_rank(mix, tmp_path):
+    script = RUNNER.with_name("pretrain_gathered.py")
+    alone = run(mix, tmp_path, ranks=1, script=script)
+    losses, evaluations = run(mix, tmp_path, "--context-parallel-size 2", script=script)
+    assert (losses, evaluations) == alone
+    assert list(losses) == ["1", "2", "3", "4", "5", "6"]
+    assert float(losses["6"]) < float(losses["1"]) - 0.1
+
+
 def test_logged_flops_count_attention_within_documents():
     """By the sums that Megatron-LM's own function makes of what the step tells it."""
     training = pytest.importorskip("megatron.training.training")
@@ -313,6 +322,25 @@ def planned(tmp_path_factory):
     path = folder / "planned.yaml"
     path.write_text(json.dumps(content))
     return path
+
+
+def test_ranks_on_nodes_with_other_data_all_raise_one_error(tmp_path):
+    """The data of rank 1 has the same sizes, but the documents of a source in another order."""
+    animals = ["cat", "dog", "cow", "hen"] * 10
+    for rank in range(2):
+        folder = tmp_path / f"node{rank}"
+        for name in ("a", "b"):
+            texts = [f"The {animal} sat on the mat. " * 3 for animal in animals]
+            support.write_texts(folder / name, texts[::-1] if (name, rank) == ("b", 1) else texts)
+        support.write_mix(folder / "mix.yaml", [("a/train", 1), ("b/train", 1)])
+    run(tmp_path / "node{RANK}" / "mix.yaml", tmp_path, "--eval-iters 0", code=70)
+    errors = []
+    for name in ("stderr", "stderr.1"):
+        errors.append((tmp_path / name).read_text().strip().splitlines()[-1])
+    start = "energon_ext.errors.RankError: Rank 1 would read other rows than rank 0, which differs "
+    assert errors[0].startswith(f"{start}in data: b/train: sample ")
+    assert errors[1] == errors[0]
+    assert not [path for path in tmp_path.glob("*.drawn") if path.read_text()]
 
 
 def test_balanced_steps_train_the_same(planned, tmp_path):
