@@ -94,7 +94,7 @@ def test_hashes_can_be_switched_off(launch, planned, tmp_path, is_hashed):
 def test_a_later_run_of_the_process_without_a_log_writes_none(launch, planned, tmp_path):
     training = sys.modules["megatron.training"]
     training.get_tensorboard_writer = training.get_wandb_writer = lambda: None
-    training.training.training_log = lambda losses: "logged"
+    training.training.training_log = lambda loss_dict: "logged"
     launch.data_path, launch.tensorboard_log_interval = [str(planned)], 1
     for folder, lines in ((str(tmp_path), 2), (None, 2)):
         launch.energon_run_dir = folder
