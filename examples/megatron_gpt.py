@@ -45,6 +45,7 @@ from energon_ext.megatron import (
     gpt_layer_spec,
     mean_losses,
     scale_router_losses,
+    select_gpu,
 )
 from energon_ext.state.together import on_all_ranks
 
@@ -69,7 +70,7 @@ def run(work, args):
 def start_megatron(args):
     on_cpu = enable_cpu()
     if not on_cpu:
-        torch.cuda.set_device(own_gpu())
+        select_gpu()
     # One process needs no torchrun.
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("gloo" if on_cpu else "nccl", **alone)
@@ -81,18 +82,6 @@ def start_megatron(args):
     create_broadcast_groups()
     model_parallel_cuda_manual_seed(args.seed, inference_rng_tracker=on_cpu)
     torch.manual_seed(args.seed)
-
-
-def own_gpu():
-    """Return the number of this process's GPU; ConfigError if it has none."""
-    rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
-    if rank >= gpus:
-        processes = os.environ.get("LOCAL_WORLD_SIZE", rank + 1)
-        raise ConfigError(
-            f"{processes} processes found on a node with {gpus} GPU(s); start at most {gpus} "
-            f"(--nproc-per-node {gpus}), or set CUDA_VISIBLE_DEVICES= to run on CPUs."
-        )
-    return rank
 
 
 def build_model(args, vocab_size):

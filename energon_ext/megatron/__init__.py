@@ -5,7 +5,7 @@
 from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
 from energon_ext.megatron.broadcast import create_broadcast_groups
 from energon_ext.megatron.context_parallel import slice_for_context_parallel
-from energon_ext.megatron.cpu import enable_cpu
+from energon_ext.megatron.cpu import enable_cpu, select_gpu
 from energon_ext.megatron.lm.arguments import add_energon_args
 from energon_ext.megatron.lm.provider import schedule_axis, train_valid_test_dataloaders_provider
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
@@ -39,6 +39,7 @@ __all__ = [
     "rope_by_position_ids",
     "scale_router_losses",
     "schedule_axis",
+    "select_gpu",
     "slice_for_context_parallel",
     "train_valid_test_dataloaders_provider",
     "write_reference_of",

@@ -22,6 +22,7 @@ from energon_ext.batch.host_memory import ALIGNMENT, host_buffer, write_bytes
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.transport import take_apart
 from energon_ext.errors import ConfigError, SampleError
+from energon_ext.megatron.rank_data import rank_data
 
 #: Two int64 at the start of a message: its length and the length of its header.
 _PREFIX_BYTES = 16
@@ -30,27 +31,29 @@ _PREFIX_BYTES = 16
 def create_broadcast_groups(timeout: datetime.timedelta | None = None) -> None:
     """Create the gloo groups in which tensor-parallel ranks receive their batches.
 
-    All ranks of the run call this together, once after every ``initialize_model_parallel``; the
-    provider for Megatron-LM does. torch numbers groups on each process, so groups that only some
-    ranks create would get different names and wait for each other.
+    All ranks of the run call this together, after ``initialize_model_parallel``; the provider for
+    Megatron-LM does. A run that begins again with the same groups calls it again, which drops the
+    micro-batches that virtual pipeline stages had not taken. torch numbers groups on each process,
+    so groups that only some ranks create would get different names and wait for each other.
 
     Args:
         timeout: how long a rank waits for a batch; by default torch's for gloo, 30 minutes.
     """
-    group = parallel_state.get_tensor_model_parallel_group()
-    own = dist.get_process_group_ranks(group)
+    data = rank_data()
+    data.waiting.clear()
+    own = dist.get_process_group_ranks(parallel_state.get_tensor_model_parallel_group())
     if len(own) == 1:
         return  # then it is so on all ranks
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     groups = sorted({tuple(ranks) for ranks in found})
     own_group, _ = dist.new_subgroups_by_enumeration(groups, timeout=timeout, backend="gloo")
-    _channels[group] = _Channel(own_group, own[0])
+    data.channel = _Channel(own_group, own[0])
 
 
 def broadcast(draw: Callable[[], PackedBatch]) -> tuple[torch.Tensor, dict[str, Any]]:
     """Draw a batch on the first tensor-parallel rank; return its bytes and header on every rank."""
-    channel = _channels.get(parallel_state.get_tensor_model_parallel_group())
+    channel: _Channel | None = rank_data().channel
     if channel is None:
         raise ConfigError(
             "get_batch: the tensor-parallel ranks have no group for batches; call energon_ext."
@@ -108,7 +111,3 @@ class _Channel:
                 write_bytes(parts, buffer)
         dist.broadcast(buffer, self.source, group=self._group)
         return buffer
-
-
-#: One channel for each tensor-parallel group of this process.
-_channels: dict[dist.ProcessGroup, _Channel] = {}

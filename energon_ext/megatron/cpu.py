@@ -1,15 +1,18 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Megatron-core on machines without a GPU: tests, laptops, continuous integration.
+"""The device of a process: its GPU, or the CPU on machines without one.
 
 Megatron-core hard-codes the device ``"cuda"``, although its models, schedules, data-parallel
 wrapper and optimizer need nothing from CUDA. The shim patches torch, not Megatron.
 """
 
+import os
 from typing import Any, Callable, Sequence
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from energon_ext.errors import ConfigError
 
 _CPU = torch.device("cpu")
 
@@ -40,6 +43,22 @@ def enable_cpu() -> bool:
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
     return True
+
+
+def select_gpu() -> None:
+    """Use the GPU with the number of this process on its node, ``LOCAL_RANK`` under torchrun.
+
+    Raises:
+        ConfigError: the node has fewer GPUs.
+    """
+    rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if rank >= gpus:
+        processes = os.environ.get("LOCAL_WORLD_SIZE", rank + 1)
+        raise ConfigError(
+            f"{processes} processes found on a node with {gpus} GPU(s); start at most {gpus} "
+            f"(--nproc-per-node {gpus}), or set CUDA_VISIBLE_DEVICES= to run on CPUs."
+        )
+    torch.cuda.set_device(rank)
 
 
 class _CudaMeansCpu(TorchFunctionMode):

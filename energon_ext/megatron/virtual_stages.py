@@ -9,19 +9,16 @@ they agree without a message on who gets it first.
 """
 
 from collections import deque
-from typing import Any, Callable, Iterator, TypeVar
+from typing import Callable, Iterator, TypeVar
 
 import torch
 from megatron.core import parallel_state
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
+from energon_ext.megatron.rank_data import rank_data
 
 B = TypeVar("B", bound=PackedBatch)
-
-#: For each virtual stage of this process, the micro-batches that it has not taken yet: as drawn, on
-#: the rank that draws, and as returned.
-_waiting: list[deque[tuple[Any, Any]]] = []
 
 
 def take_for_stage(
@@ -43,19 +40,21 @@ def take_for_stage(
     stages = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
     if vp_stage is None or stages == 1:
         return get()[1]
-    if len(_waiting) != stages:
-        _waiting[:] = [deque() for _ in range(stages)]
-    if not _waiting[vp_stage]:
+    data = rank_data()
+    if len(data.waiting) != stages:
+        data.waiting = [deque() for _ in range(stages)]
+    own = data.waiting[vp_stage]
+    if not own:
         try:
             found = get()
         except BaseException:
-            _waiting.clear()  # the other stages will not take theirs
+            data.waiting.clear()  # the other stages will not take theirs
             raise
-        for stage in _waiting:
+        for stage in data.waiting:
             stage.append(found)
     elif data_iterator is not None:
-        _check_equal(next(data_iterator), _waiting[vp_stage][0][0], vp_stage)
-    batch: B = _waiting[vp_stage].popleft()[1]
+        _check_equal(next(data_iterator), own[0][0], vp_stage)
+    batch: B = own.popleft()[1]
     return batch
 
 
@@ -64,5 +63,6 @@ def _check_equal(drawn: PackedBatch, earlier: PackedBatch | None, vp_stage: int)
         return
     raise ConfigError(
         f"Virtual pipeline stage {vp_stage} drew a batch that differs from that of an earlier "
-        f"stage; give all stages of a process the same batches, for example with itertools.tee."
+        f"stage; give all stages of a process the same batches, for example with itertools.tee, "
+        f"and call create_broadcast_groups() before you begin again after a step that failed."
     )

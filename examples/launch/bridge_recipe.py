@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A dataset provider for Megatron-Bridge, and its forward step.
 
-    config = ...  # any pretraining recipe of Megatron-Bridge
+    config = ...  # any recipe of Megatron-Bridge for pretraining
     use_energon(config, path="mix.yaml", tokenizer="tokenizer.json")
     pretrain(config, forward_step_func=bridge_forward_step)
 
+    config = ...  # any recipe for SFT or PEFT
+    use_energon(config, path="chats.yaml", tokenizer="models/base", task_encoder=SFTTaskEncoder)
+    finetune(config, forward_step_func=bridge_forward_step)
+
 Megatron-Bridge saves the data state next to the model and restores it. Written for version 0.6.2,
-in which it trained, evaluated and resumed on CPUs; it has not run on GPUs.
+in which it trained, fine-tuned, evaluated and resumed on CPUs; it has not run on GPUs.
 """
 
 from dataclasses import dataclass
@@ -25,6 +29,8 @@ from energon_ext.megatron import (
     forward_step,
 )
 from energon_ext.megatron.loader import RerunLoader
+from energon_ext.plan.cost import AttentionCost
+from energon_ext.state.together import on_all_ranks
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 
@@ -41,7 +47,10 @@ class EnergonExtProvider(DatasetProvider):
     timeout_minutes: float = 10
     dataloader_type: str = "external"
 
-    _recipe = None  # set by use_energon; not a field, so that Bridge does not save it
+    # Set by use_energon; not fields, so that Bridge does not save them.
+    _recipe = None
+    _task_encoder = PackedTaskEncoder
+    _encoder_options = {}
 
     def finalize(self):
         """Refuse what packed rows do not support, before Bridge starts."""
@@ -58,17 +67,20 @@ class EnergonExtProvider(DatasetProvider):
                 f"{self.rows_per_step}; call it after the last change, and without a ramp-up."
             )
         create_broadcast_groups(timedelta(minutes=self.timeout_minutes))  # on all ranks
-        if parallel_state.get_tensor_model_parallel_rank() != 0:
-            return None, None, None
-        ranks = parallel_state.get_context_parallel_world_size()
+        loaders = [None, None, None]
+
+        def build():
+            if parallel_state.get_tensor_model_parallel_rank() == 0:
+                loaders[:] = self._build_loaders()
+
+        on_all_ranks(build)
+        return tuple(loaders)
+
+    def _build_loaders(self):
         options = {
             "worker_config": data_parallel_worker_config(self.num_workers, seed=self.seed),
             "batch_size": 1,  # a packed micro-batch is one sequence
-            "task_encoder": PackedTaskEncoder(
-                load_tokenizer(self.tokenizer_name),
-                self.seq_length,
-                alignment=2 * ranks if ranks > 1 else 1,
-            ),
+            "task_encoder": self._build_encoder(),
         }
         train = RerunLoader(
             get_train_dataset(self.path, rows_per_step=self.rows_per_step, **options)
@@ -83,6 +95,16 @@ class EnergonExtProvider(DatasetProvider):
                 f"{len(validation)} validation sources; raise it, or eval_global_batch_size."
             )
         return train, ValidationLoader(validation, batches), None
+
+    def _build_encoder(self):
+        ranks = parallel_state.get_context_parallel_world_size()
+        options = {"alignment": 2 * ranks if ranks > 1 else 1, **self._encoder_options}
+        if options.get("balance") is not None:
+            model = self._recipe.model
+            pattern = getattr(model, "hybrid_layer_pattern", None)
+            cost = AttentionCost.of_model(model, model.vocab_size, pattern)
+            options.setdefault("cost", cost)
+        return self._task_encoder(load_tokenizer(self.tokenizer_name), self.seq_length, **options)
 
     def _batches_per_evaluation(self):
         """Return the micro-batches of one rank in an evaluation; 0 for no evaluation."""
@@ -113,6 +135,9 @@ def _unsupported(config, seq_length):
     ):
         if size not in (None, 1):
             yield name, size, "1 is needed: a packed micro-batch is one sequence."
+    if (epochs := getattr(train, "num_epochs", None)) is not None:
+        advice = "None is needed: set train.train_iters, and limit the sources by max_epochs."
+        yield "train.num_epochs", epochs, advice
     if model.cuda_graph_impl != "none":
         advice = "'none' is needed: the recipe has no fixed number of documents per row."
         yield "model.cuda_graph_impl", model.cuda_graph_impl, advice
@@ -131,11 +156,21 @@ def _overlaps_experts(config):
     )
 
 
-def use_energon(config, path, tokenizer):
-    """Make a recipe read ``path``, keeping its model and optimizer.
+def use_energon(config, path, tokenizer, task_encoder=PackedTaskEncoder, **encoder_options):
+    """Make a recipe read ``path``, keeping its model, its adapters and its optimizer.
 
     Micro-batches become one row and losses are averaged per token. CUDA graphs and the overlap of
     expert-parallel communication, which packed rows do not support, are switched off.
+
+    Args:
+        config: a recipe for pretraining, SFT or PEFT.
+        path: of the metadataset.
+        tokenizer: of :func:`energon_ext.load_tokenizer`.
+        task_encoder: called with a tokenizer, the row length, the ``alignment`` for context
+            parallelism and the options: a class such as :class:`~energon_ext.SFTTaskEncoder` for
+            chats or :class:`~energon_ext.PreferenceTaskEncoder` for pairs, or a function.
+        **encoder_options: such as ``packing``, ``balance="attention"``, with the costs of this
+            model, or ``over_long``.
     """
     config.train.micro_batch_size = 1
     config.validation.eval_micro_batch_size = 1
@@ -147,6 +182,8 @@ def use_energon(config, path, tokenizer):
         timeout_minutes=config.dist.distributed_timeout_minutes,
     )
     config.dataset._recipe = config
+    config.dataset._task_encoder = task_encoder
+    config.dataset._encoder_options = encoder_options
     # Sum gradients over ranks and divide once by the step's tokens; recipes average by default.
     config.model.calculate_per_token_loss = True
     config.ddp.average_in_collective = False
@@ -156,6 +193,18 @@ def use_energon(config, path, tokenizer):
             part.overlap_moe_expert_parallel_comm = part.delay_wgrad_compute = False
 
 
-def bridge_forward_step(state, data_iterator, model, return_schedule_plan=False):
-    """Run one micro-batch, as Bridge's schedules call it."""
-    return forward_step(data_iterator, model)
+def make_bridge_step(**options):
+    """Return a step that runs one micro-batch, as Bridge's schedules call it.
+
+    Args:
+        **options: of :func:`energon_ext.megatron.forward_step`, for pairs ``position_losses`` and
+            ``denominator="pairs"``.
+    """
+
+    def step(state, data_iterator, model, return_schedule_plan=False):
+        return forward_step(data_iterator, model, **options)
+
+    return step
+
+
+bridge_forward_step = make_bridge_step()

@@ -3,11 +3,15 @@
 """Four real processes under gloo: mixed layouts, and stages without embedding or loss."""
 
 import functools
+import itertools
 
 import pytest
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from energon_ext.compat import default_store
 from energon_ext.megatron import forward_step
 from tests.megatron.small_gpt import (
     BALANCED_MOE,
@@ -20,7 +24,14 @@ from tests.megatron.small_gpt import (
     small_model,
     synthetic_batch,
 )
-from tests.megatron.small_training import STEPS, position_losses, run_ranks, run_schedule, train
+from tests.megatron.small_training import (
+    STEPS,
+    position_losses,
+    run_ranks,
+    run_schedule,
+    synthetic,
+    train,
+)
 
 TENSOR_PIPELINE = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 EXPERT_PIPELINE = {"expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
@@ -75,11 +86,64 @@ def masks_of_routers():
         return {"rank": parallel_state.get_tensor_model_parallel_rank(), "masks": seen}
 
 
+class Failure(Exception):
+    """A fault of the machine in the middle of a step."""
+
+
+def restarted():
+    """Return what a run draws and loses after another one has failed in the same process."""
+    rank, ranks, store = dist.get_rank(), dist.get_world_size(), default_store()
+    found = {}
+    for number, name in enumerate(("undisturbed", "failing", "restarted")):
+        dist.destroy_process_group()
+        # Megatron-LM's restart in process gives each run a part of the store of its own.
+        options = {"store": dist.PrefixStore(str(number), store), "rank": rank}
+        dist.init_process_group("gloo", world_size=ranks, **options)
+        found[name] = interleaved_step(0 if name == "failing" else 1, fails=name == "failing")
+    return found
+
+
+def interleaved_step(step, fails):
+    """Return the tokens that each virtual stage of this rank takes in a step, and the losses."""
+    sizes = {**TENSOR_PIPELINE, "virtual_pipeline_model_parallel_size": 2}
+    taken = [[], []]
+    with model_parallel(**sizes):
+        config = small_config(**sizes, **FOUR_LAYERS)
+        models = [small_model(config, vp_stage=stage) for stage in (0, 1)]
+        # The first stage has sent its first micro-batch and drawn the second one.
+        last = 1 if parallel_state.is_pipeline_last_stage() else 2
+
+        def note(model, inputs):
+            taken[model.vp_stage].append(inputs[0].flatten().tolist())
+            if fails and len(taken[0]) == last:
+                raise Failure
+
+        for model in models:
+            model.register_forward_pre_hook(note)
+        batches = synthetic(step, 0, 1)
+        loads = parallel_state.get_tensor_model_parallel_rank() == 0
+        iterators = itertools.tee(iter(batches), 2) if loads else [None, None]
+        try:
+            reports = get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=list(iterators),
+                model=models,
+                num_microbatches=len(batches),
+                seq_length=batches[0].num_tokens,
+                micro_batch_size=1,
+                forward_only=True,
+            )
+        except Failure:
+            return "failed"
+        return {"taken": taken, "losses": [report["lm loss"].tolist() for report in reports]}
+
+
 def fast_layouts():
     results = {name: train(*layout, STEPS) for name, layout in FAST.items()}
     results["change"] = losses_before_and_after_a_change()
     if ROUTERS_TAKE_A_MASK:
         results["masks"] = masks_of_routers()
+    results["restart"] = restarted()
     return results
 
 
@@ -148,3 +212,13 @@ def test_routers_of_every_stage_know_their_padding_under_sequence_parallelism(ra
     for rank in ranks:
         found = rank["masks"]
         assert found["masks"] == [halves[found["rank"]]] * 2  # two layers on each stage
+
+
+def test_a_run_that_starts_again_in_its_processes_takes_no_batch_of_the_failed_one(ranks):
+    expected = [batch.tokens.tolist() for batch in synthetic(1, 0, 1)]
+    for rank in ranks:
+        found = rank["restart"]
+        assert found["failing"] == "failed"
+        assert found["restarted"] == found["undisturbed"]
+        assert found["restarted"]["taken"] == [expected, expected]
+    assert [len(rank["restart"]["restarted"]["losses"]) for rank in ranks] == [0, 0, 4, 4]

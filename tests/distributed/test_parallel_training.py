@@ -24,14 +24,23 @@ from tests.megatron.small_gpt import (
     synthetic_batch,
 )
 from tests.megatron.small_training import STEPS, run_ranks, train
+from tests.megatron.test_context_parallel import LENGTHS
+from tests.megatron.test_context_parallel import aligned_batch as aligned_documents
 
 TENSOR = {"tensor_model_parallel_size": 2}
 SEQUENCE = {"sequence_parallel": True}
 PIPELINE = {"pipeline_model_parallel_size": 2}
 EXPERT = {"expert_model_parallel_size": 2}
+CONTEXT = {"context_parallel_size": 2}
 
-#: Name -> (sizes of model parallelism, configuration of the model)
+
+def aligned_batches(step, replica, replicas):
+    return [aligned_documents(LENGTHS, 2, seed) for seed in range(4 * step, 4 * step + 4)]
+
+
+#: Name -> (sizes of model parallelism, configuration of the model, further arguments of train)
 LAYOUTS = {
+    "aligned, context parallel": (CONTEXT, {}, STEPS, aligned_batches),
     "dense, tensor parallel": (TENSOR, {}),
     "dense, tensor and sequence parallel": (TENSOR, SEQUENCE),
     "dense, pipeline parallel": (PIPELINE, {}),
@@ -134,6 +143,7 @@ def one_rank_results():
         parallel_state.destroy_model_parallel()
         return {
             "dense": train({}, {}),
+            "aligned": train({}, {}, draw=aligned_batches),
             "moe": train({}, MOE),
             "balanced moe": train({}, BALANCED_MOE),
         }

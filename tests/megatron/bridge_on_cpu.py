@@ -5,11 +5,12 @@
 Configuration, model, schedules, optimizer, evaluation and checkpoints are Bridge's own. Packages
 that need a GPU are replaced if they are missing, and so are questions to the GPU.
 
-    bridge_on_cpu.py OUT MIX TENSOR STAGES EXIT CHECKPOINTS
+    bridge_on_cpu.py OUT MIX TENSOR STAGES EXIT CHECKPOINTS [PRETRAINED]
 
 Trains up to iteration EXIT of six, and continues from CHECKPOINTS if there are any. TENSOR is the
-size of tensor parallelism; of several STAGES of the pipeline, each has two virtual ones. Writes the
-batch of each micro-batch to OUT.RANK, as "kind iteration hash".
+size of tensor parallelism; of several STAGES of the pipeline, each has two virtual ones. With a
+folder of PRETRAINED weights, it fine-tunes adapters (LoRA) on chats. Writes the batch of each
+micro-batch to OUT.RANK, as "kind iteration hash".
 """
 
 import importlib.machinery
@@ -162,7 +163,7 @@ def configuration(tensor, stages, last, checkpoints):
 
 
 def main():
-    out, mix, *numbers, checkpoints = sys.argv[1:]
+    out, mix, tensor, stages, last, checkpoints, *pretrained = sys.argv[1:]
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         os.environ.setdefault(name, value)
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
@@ -182,13 +183,26 @@ def main():
     torch.cuda.set_stream = lambda stream: None
     keep_outputs_of_stages()
     from bridge_recipe import use_energon
+    from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.pretrain import pretrain
 
+    from energon_ext import SFTTaskEncoder
+
     start_on_gloo()
-    config = configuration(*map(int, numbers), checkpoints)
-    use_energon(config, path=mix, tokenizer="bytes")
+    config = configuration(int(tensor), int(stages), int(last), checkpoints)
+    task = {}
+    if pretrained:
+        from megatron.bridge.peft import utils
+        from megatron.bridge.peft.lora import LoRA
+
+        utils.HAVE_TE = False  # the model has none of its layers
+        config.peft = LoRA(dim=4, alpha=8)
+        config.checkpoint.pretrained_checkpoint = pretrained[0]
+        task = {"task_encoder": SFTTaskEncoder, "balance": "attention"}
+    use_energon(config, path=mix, tokenizer="bytes", **task)
     config.dataset.num_workers = 0
-    pretrain(config, forward_step_func=record_batches(f"{out}.{os.environ['RANK']}"))
+    step = record_batches(f"{out}.{os.environ['RANK']}")
+    (finetune if pretrained else pretrain)(config, forward_step_func=step)
 
 
 if __name__ == "__main__":

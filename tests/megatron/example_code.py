@@ -8,7 +8,6 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 from initial_weights import initialize_weights  # noqa: E402
-from megatron_gpt import own_gpu  # noqa: E402
 from megatron_sampler import MegatronSampler, Sampling, draw, generate  # noqa: E402
 
 __all__ = [
@@ -18,5 +17,4 @@ __all__ = [
     "draw",
     "generate",
     "initialize_weights",
-    "own_gpu",
 ]

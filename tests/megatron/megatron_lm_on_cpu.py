@@ -9,11 +9,13 @@ answered here; arguments, model, data, schedules, optimizer, evaluation and chec
 
 Prints to OUT.RANK and writes the batch of each micro-batch of the training, as "iteration hash", to
 OUT.RANK.drawn, and what goes to Weights & Biases to OUT.RANK.wandb. The losses of the training at
-iteration NAN_AT are no numbers, if the script uses the package's forward step.
+iteration NAN_AT are no numbers, if the script uses the package's forward step. {RANK} in an
+argument stands for the rank.
 """
 
 import collections
 import functools
+import importlib.machinery
 import json
 import os
 import runpy
@@ -63,6 +65,7 @@ def start_on_gloo(*_, **__):
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,
         args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
     )
     # Megatron-LM seeds only where there is a GPU, but attention without packed rows wants a state.
@@ -110,7 +113,9 @@ def stand_in_for_wandb(path):
             file.write(json.dumps([step, {name: float(value) for name, value in values.items()}]))
             file.write("\n")
 
-    sys.modules["wandb"] = mock.MagicMock(log=log)
+    # Libraries that look for the package read its specification.
+    spec = importlib.machinery.ModuleSpec("wandb", None)
+    sys.modules["wandb"] = mock.MagicMock(log=log, __spec__=spec)
 
 
 #: Of a run that is started without torchrun.
@@ -125,6 +130,7 @@ def main():
     script = LAUNCH / sys.argv.pop(1)
     out = f"{sys.argv.pop(1)}.{os.environ['RANK']}"
     nan_at = int(sys.argv.pop(1))
+    sys.argv = [argument.replace("{RANK}", os.environ["RANK"]) for argument in sys.argv]
     sys.stdout = open(out, "w")  # noqa: SIM115
     enable_cpu()
     record_batches(f"{out}.drawn", nan_at)

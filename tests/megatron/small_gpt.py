@@ -23,9 +23,9 @@ from energon_ext.megatron import (
     build_packed_seq_params,
     create_broadcast_groups,
     enable_cpu,
-    gpt_layer_spec,
 )
 from tests.megatron.example_code import initialize_weights
+from tests.megatron.gathering_attention import gathering_layer_spec
 
 VOCABULARY = 64
 SEQ_LEN = 32
@@ -116,16 +116,17 @@ def small_config(**overrides):
     )
 
 
-def small_model(config, seed=0, vocabulary=VOCABULARY):
+def small_model(config, seed=0, vocabulary=VOCABULARY, vp_stage=None):
     model = GPTModel(
         config,
-        gpt_layer_spec(config),
+        gathering_layer_spec(config, vp_stage),
         vocabulary,
         SEQ_LEN,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(False, vp_stage),
+        post_process=parallel_state.is_pipeline_last_stage(False, vp_stage),
         share_embeddings_and_output_weights=False,
         position_embedding_type="rope",
+        vp_stage=vp_stage,
     )
     initialize_weights(model, seed)
     return model

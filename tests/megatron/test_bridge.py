@@ -3,6 +3,7 @@
 """The recipe inside the real Megatron-Bridge: it trains, evaluates, is saved and resumed."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext import PackedTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.megatron import processes
 from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
@@ -39,8 +40,23 @@ def mix(tmp_path_factory):
     return path
 
 
-def bridge(folder, mix, tensor, stages, last):
-    """Run Bridge's `pretrain` up to an iteration, with the checkpoints in a folder."""
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chats")
+    records = [{"prompt": f"{n} + 1 =" * (n % 3 + 1), "response": f" {n + 1}."} for n in range(80)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    path = write_mix(folder / "chats.yaml", [("chats.jsonl", 1)])
+    validation = '"val": {"blend": [{"path": "chats.jsonl"}]}'
+    path.write_text(path.read_text().replace('"splits": {', f'"splits": {{{validation}, '))
+    return path
+
+
+def bridge(folder, mix, tensor, stages, last, *pretrained):
+    """Run Bridge up to an iteration, with the checkpoints in a folder.
+
+    It calls `pretrain`, or with a folder of pretrained weights `finetune`.
+    """
+    folder.mkdir(exist_ok=True)
     started = []
     port, ranks = processes.free_port(), tensor * stages
     for rank in range(ranks):
@@ -48,6 +64,7 @@ def bridge(folder, mix, tensor, stages, last):
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         variables = {name: str(value) for name, value in {**place, **master}.items()}
         arguments = [folder / "drawn", mix, tensor, stages, last, folder / "checkpoints"]
+        arguments += pretrained
         command = [sys.executable, "-m", "tests.megatron.bridge_on_cpu", *map(str, arguments)]
         with open(folder / f"log.{rank}", "w") as log:
             options = {"stdout": log, "stderr": log, "env": {**os.environ, **variables}}
@@ -76,9 +93,9 @@ def drawn(folder, ranks):
     return found
 
 
-def planned(mix):
+def planned(mix, task_encoder=PackedTaskEncoder):
     """Return the batches of each iteration as planned without Bridge."""
-    encoder = PackedTaskEncoder(ByteTokenizer(), 64)
+    encoder = task_encoder(ByteTokenizer(), 64)
     options = {"worker_config": config(seed=1234), "batch_size": 1, "rows_per_step": ROWS}
     loader = loader_for(get_train_dataset(mix, task_encoder=encoder, **options))
     hashes = [batch_hash(batch) for batch in take(loader, ROWS * STEPS)]
@@ -100,3 +117,18 @@ def test_every_iteration_reads_the_rows_of_the_plan_over_a_resume(mix, tmp_path,
         evaluations = [found["val", step + 1] for step in (3, STEPS)]
         assert evaluations[0] == evaluations[1]  # the same rows in each
         assert sum(evaluations[0].values()) == chunks * ROWS
+
+
+@pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (2, 1)], ids=["one rank", "tensor"])
+def test_adapters_are_fine_tuned_on_the_chats_of_the_plan_over_a_resume(
+    mix, chats, tmp_path, tensor, stages
+):
+    """The steps are balanced, which moves no row to another step."""
+    base, tuned = tmp_path / "base", tmp_path / "tuned"
+    bridge(base, mix, tensor, stages, 3)
+    for last in (3, STEPS):
+        bridge(tuned, chats, tensor, stages, last, base / "checkpoints")
+    expected = planned(chats, SFTTaskEncoder)
+    for found in drawn(tuned, tensor * stages):
+        assert [found["train", step] for step in range(1, STEPS + 1)] == [*expected.values()]
+        assert sum(found["val", STEPS + 1].values()) == ROWS

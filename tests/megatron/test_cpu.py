@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """torch.cuda stands for the CPU where there is no GPU, and only there."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.transformer.moe import moe_utils
 
 from energon_ext import ConfigError
-from energon_ext.megatron import enable_cpu
-from tests.megatron.example_code import own_gpu
+from energon_ext.megatron import enable_cpu, select_gpu
+
+CHECKOUT = Path(__file__).parents[2]
 
 
 def test_cuda_means_cpu():
@@ -61,10 +64,13 @@ def test_the_global_that_megatron_forgets_exists():
 
 
 @pytest.mark.parametrize(("rank", "gpus"), [(0, 1), (3, 4)])
-def test_every_process_of_an_example_has_its_own_gpu(rank, gpus, monkeypatch):
+def test_every_process_of_a_node_has_its_own_gpu(rank, gpus, monkeypatch):
+    selected = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setenv("LOCAL_RANK", str(rank))
-    assert own_gpu() == rank
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    select_gpu()
+    assert selected == [rank]
 
 
 def test_more_processes_than_gpus_are_an_error_with_two_ways_out(monkeypatch):
@@ -72,11 +78,19 @@ def test_more_processes_than_gpus_are_an_error_with_two_ways_out(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ConfigError) as error:
-        own_gpu()
+        select_gpu()
     assert str(error.value) == (
         "2 processes found on a node with 1 GPU(s); start at most 1 (--nproc-per-node 1), or set "
         "CUDA_VISIBLE_DEVICES= to run on CPUs."
     )
+
+
+@pytest.mark.parametrize("folder", ["docs", "examples"])
+def test_no_script_takes_a_gpu_unchecked(folder):
+    files = [*(CHECKOUT / folder).rglob("*.md"), *(CHECKOUT / folder).rglob("*.py")]
+    texts = {path: path.read_text() for path in files}
+    assert any("select_gpu()" in text for text in texts.values())
+    assert not [path for path, text in texts.items() if "cuda.set_device(" in text]
 
 
 def _active_modes():

@@ -116,13 +116,14 @@ def run(
     code=0,
     length=SIX_STEPS,
     script="pretrain_gpt.py",
+    runner=RUNNER,
 ):
     """Training losses by iteration and the validation losses, of some ranks."""
     out, stderr = folder / "stdout", folder / "stderr"
     for rank in range(ranks):
         Path(f"{out}.{rank}.drawn").unlink(missing_ok=True)
     arguments = [script, out, nan_at, *" ".join((MODEL, WITHOUT_CUDA, length, *options)).split()]
-    started = processes.start_script(RUNNER, [*arguments, "--data-path", mix], stderr, ranks=ranks)
+    started = processes.start_script(runner, [*arguments, "--data-path", mix], stderr, ranks=ranks)
     codes = processes.finish(started, SECONDS)
     assert codes == [code] * ranks, stderr.read_text()[-3000:]
     text = Path(f"{out}.{ranks - 1}").read_text()  # the last rank logs
@@ -161,6 +162,15 @@ def test_a_stopped_run_continues_like_an_uninterrupted_one(layout, mix, tmp_path
         assert resumed[iteration] == losses[iteration]
     assert resumed_evaluations == {"6": evaluations["6"]}
     assert os.listdir(tmp_path / "model")
+
+
+def test_context_parallel_ranks_train_like_one_rank(mix, tmp_path):
+    script = RUNNER.with_name("pretrain_gathered.py")
+    alone = run(mix, tmp_path, ranks=1, script=script)
+    losses, evaluations = run(mix, tmp_path, "--context-parallel-size 2", script=script)
+    assert (losses, evaluations) == alone
+    assert list(losses) == ["1", "2", "3", "4", "5", "6"]
+    assert float(losses["6"]) < float(losses["1"]) - 0.1
 
 
 def test_logged_flops_count_attention_within_documents():
@@ -235,6 +245,19 @@ def test_a_step_rerun_in_another_process_sees_the_same_data(layout, mix, tmp_pat
     resumed, _ = run(mix, tmp_path, parallelism, saved, loaded, "--rerun-mode disabled")
     assert drawn(tmp_path) == [{key: found[key] for key in "56"} for found in whole]
     assert resumed["5"] == losses["5"]
+
+
+@pytest.mark.parametrize("layout", ["tensor parallel", "pipeline parallel", "virtual stages"])
+def test_a_run_that_restarts_in_its_processes_reads_what_an_undisturbed_one_reads(
+    layout, mix, tmp_path
+):
+    losses, evaluations = run(mix, tmp_path, LAYOUTS[layout])
+    whole = drawn(tmp_path)
+    runner = RUNNER.with_name("megatron_lm_restarted.py")
+    found = run(mix, tmp_path, LAYOUTS[layout], runner=runner)
+    assert drawn(tmp_path) == whole
+    # What the failed run printed comes first.
+    assert found == (losses, evaluations)
 
 
 @pytest.mark.parametrize(
@@ -336,6 +359,25 @@ def test_the_test_split_is_evaluated_at_the_end_and_without_training(layout, pla
             trained = at_the_end
             assert evaluations["6"] == trained[0][1]
     assert at_the_end == trained
+
+
+def test_ranks_on_nodes_with_other_data_all_raise_one_error(tmp_path):
+    """The data of rank 1 has the same sizes, but the documents of a source in another order."""
+    animals = ["cat", "dog", "cow", "hen"] * 10
+    for rank in range(2):
+        folder = tmp_path / f"node{rank}"
+        for name in ("a", "b"):
+            texts = [f"The {animal} sat on the mat. " * 3 for animal in animals]
+            support.write_texts(folder / name, texts[::-1] if (name, rank) == ("b", 1) else texts)
+        support.write_mix(folder / "mix.yaml", [("a/train", 1), ("b/train", 1)])
+    run(tmp_path / "node{RANK}" / "mix.yaml", tmp_path, "--eval-iters 0", code=70)
+    errors = []
+    for name in ("stderr", "stderr.1"):
+        errors.append((tmp_path / name).read_text().strip().splitlines()[-1])
+    start = "energon_ext.errors.RankError: Rank 1 would read other rows than rank 0, which differs "
+    assert errors[0].startswith(f"{start}in data: b/train: sample ")
+    assert errors[1] == errors[0]
+    assert not [path for path in tmp_path.glob("*.drawn") if path.read_text()]
 
 
 def test_balanced_steps_train_the_same(planned, tmp_path):

@@ -5,12 +5,15 @@
 import ast
 import dataclasses
 import importlib.util
+import inspect
+import json
 import math
 import os
 import runpy
 import subprocess
 import sys
 import types
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,10 +22,13 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from energon_ext import ConfigError
-from energon_ext.megatron import add_energon_args
+from energon_ext import ConfigError, PreferenceTaskEncoder, SFTTaskEncoder, get_train_dataset
+from energon_ext.megatron import add_energon_args, data_parallel_worker_config
+from energon_ext.plan.cost import AttentionCost
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from tests.megatron.small_gpt import run_packed, small_config, small_model
 from tests.samples.vision import write_images
-from tests.support import batch_hash, write_mix, write_tokens
+from tests.support import batch_hash, loader_for, take, write_mix, write_tokens
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
 CHECKOUT = str(Path(__file__).parents[2])
@@ -358,13 +364,25 @@ def bridge_recipe(monkeypatch, tmp_path):
     )
     recipe.model.seq_length = 64
     recipe.model.cuda_graph_impl = "transformer_engine"
+    recipe.model.vocab_size = 384
     write_tokens(tmp_path / "tokens", [[5 + n % 50, 6, 7, 8, 9] * 3 for n in range(500)])
     mix = write_mix(tmp_path / "mix.yaml", [("tokens", 1)])
     validation = '"val": {"blend": [{"path": "tokens"}]}'
     mix.write_text(mix.read_text().replace('"splits": {', f'"splits": {{{validation}, '))
-    use_energon = runpy.run_path(str(LAUNCH / "bridge_recipe.py"))["use_energon"]
-    use_energon(recipe, str(mix), "bytes")
+    # A test may read other data for another task.
+    recipe.functions = types.SimpleNamespace(**runpy.run_path(str(LAUNCH / "bridge_recipe.py")))
+    recipe.functions.use_energon(recipe, str(mix), "bytes")
     return recipe
+
+
+def read_records(recipe, folder, records, monkeypatch, **options):
+    """Make a recipe read records; return the training loader."""
+    (folder / "records.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    mix = write_mix(folder / "records.yaml", [("records.jsonl", 1)])
+    recipe.functions.use_energon(recipe, str(mix), "bytes", **options)
+    build = recipe.dataset.build_datasets
+    monkeypatch.setitem(build.__globals__, "get_current_global_batch_size", lambda: 32)
+    return build(None)[0]
 
 
 def test_megatron_wraps_a_bridge_model_that_averages_in_its_collective(one_rank, bridge_recipe):
@@ -391,6 +409,44 @@ def test_bridge_data_fits_context_parallelism_and_the_global_batch(
         build(None)
 
 
+def test_chats_fine_tune_through_a_bridge_recipe_in_balanced_steps(
+    one_rank, bridge_recipe, tmp_path, monkeypatch
+):
+    chats = [{"prompt": f"{n} + 1 =" * (n % 3 + 1), "response": f" {n + 1}."} for n in range(60)]
+    options = {"task_encoder": SFTTaskEncoder, "balance": "attention", "packing_buffer_docs": 40}
+    loader = read_records(bridge_recipe, tmp_path, chats, monkeypatch, **options)
+    tokenizer, cost = ByteTokenizer(), AttentionCost.of_model(bridge_recipe.model, 384)
+    encoder = SFTTaskEncoder(tokenizer, 64, balance="attention", cost=cost, packing_buffer_docs=40)
+    worker = data_parallel_worker_config(0, seed=1234)
+    path, plan = tmp_path / "records.yaml", {"batch_size": 1, "rows_per_step": 32}
+    dataset = get_train_dataset(path, worker_config=worker, task_encoder=encoder, **plan)
+    batches = take(loader, 32)
+    assert list(map(batch_hash, batches)) == list(map(batch_hash, take(loader_for(dataset), 32)))
+    answers = "".join(tokenizer.decode(each.labels[each.token_weights > 0]) for each in batches)
+    found = Counter(each + "." for each in answers.split(".")[:-1])
+    assert found.keys() <= {chat["response"] for chat in chats} and len(found) > 40
+
+
+def test_pairs_fine_tune_through_a_bridge_recipe(one_rank, bridge_recipe, tmp_path, monkeypatch):
+    pairs = [{"prompt": f"{n} =", "chosen": f" {n}", "rejected": " ?"} for n in range(40)]
+    options = {"task_encoder": PreferenceTaskEncoder}
+    loader = read_records(bridge_recipe, tmp_path, pairs, monkeypatch, **options)
+    step = bridge_recipe.functions.make_bridge_step(
+        position_losses=lambda batch, log_probs: -batch.token_weights * log_probs,
+        denominator="pairs",
+    )
+    # Bridge looks at the names to pass its own state.
+    assert [*inspect.signature(step).parameters][:3] == ["state", "data_iterator", "model"]
+    model, batch = small_model(small_config(), vocabulary=320), next(loader)
+    output, loss_func = step(None, iter([batch]), model)
+    loss, count, _ = loss_func(output)
+    with torch.no_grad():
+        logits = run_packed(model, batch)
+    log_probs = logits.log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
+    assert loss.item() == pytest.approx(-(batch.token_weights * log_probs).sum().item(), rel=1e-5)
+    assert count == (batch.pair_starts() > 0).sum() > 1
+
+
 def test_a_recipe_that_averages_captures_and_overlaps_is_made_to_fit(bridge_recipe):
     bridge_recipe.dataset.finalize()  # as Bridge does before it starts
     assert bridge_recipe.model.cuda_graph_impl == "none"
@@ -405,6 +461,7 @@ def test_a_recipe_that_averages_captures_and_overlaps_is_made_to_fit(bridge_reci
     [
         ("model", "seq_length", 128),
         ("train", "micro_batch_size", 2),
+        ("train", "num_epochs", 2),
         ("validation", "eval_micro_batch_size", 2),
         ("model", "cuda_graph_impl", "transformer_engine"),
         ("model", "overlap_moe_expert_parallel_comm", True),

@@ -815,6 +815,19 @@ def test_virtual_stages_share_one_loader_and_its_state(launch):
     assert [hashes(stage, 3) for stage in stages] == [expected[3:]] * 2
 
 
+def test_a_later_run_of_the_process_saves_the_state_of_its_own_loader(launch):
+    launch.virtual_pipeline_model_parallel_size = 2
+    train_valid_test_dataloaders_provider([100, 0, 0], vp_stage=0)
+    launch.virtual_pipeline_model_parallel_size = None
+    loader = provide()
+    next(loader)
+    save = sys.modules["megatron.training"].checkpointing.maybe_save_dataloader_state
+    begun = loader.save_state()
+    next(loader)
+    drawn = save(types.SimpleNamespace(iterable=loader), 3)
+    assert drawn == loader.save_state() != begun
+
+
 @pytest.mark.parametrize(("length", "warned"), [(96, False), (72, True)])
 def test_row_lengths_unsuitable_for_fp8_are_a_warning(launch, caplog, length, warned):
     launch.seq_length, launch.context_parallel_size, launch.fp8 = length, 2, "hybrid"

@@ -90,6 +90,21 @@ def test_hashes_can_be_switched_off(launch, planned, tmp_path, is_hashed):
     assert ("data/batch_hash" in boards.Tags()["scalars"]) is is_hashed
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # file left open
+def test_a_later_run_of_the_process_without_a_log_writes_none(launch, planned, tmp_path):
+    training = sys.modules["megatron.training"]
+    training.get_tensorboard_writer = training.get_wandb_writer = lambda: None
+    training.training.training_log = lambda loss_dict: "logged"
+    launch.data_path, launch.tensorboard_log_interval = [str(planned)], 1
+    for folder, lines in ((str(tmp_path), 2), (None, 2)):
+        launch.energon_run_dir = folder
+        loader = provide()
+        for _ in range(launch.global_batch_size):
+            next(loader)
+        assert training.training.training_log({"lm loss": torch.tensor(2.5)}) == "logged"
+        assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == lines
+
+
 LAYOUTS = {"data": {}, "tensor": {"tensor_model_parallel_size": 2}}
 
 

@@ -13,6 +13,7 @@ from megatron.core.rerun_state_machine import get_rerun_state_machine
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.lm.log import DataLog
 from energon_ext.megatron.loss import keep_reports, means_on_device
+from energon_ext.megatron.rank_data import rank_data
 
 #: The first parameter of each function that is replaced or wrapped, in Megatron-LM of megatron-core
 #: 0.15 to 0.20. Others are passed on unread.
@@ -38,6 +39,7 @@ def adapt_loop(log: DataLog | None) -> None:
     from megatron.training import training
 
     find_function(training, "dummy_train_step")
+    rank_data().log = log
 
     def skip(data_iterator: Any) -> None:
         machine = get_rerun_state_machine()
@@ -47,14 +49,14 @@ def adapt_loop(log: DataLog | None) -> None:
                 for iterator in iterators:
                     if iterator is not None:  # this rank loads data
                         next(iterator)
-        if log is not None:
+        if (log := rank_data().log) is not None:
             log.step({}, machine.current_iteration)
 
     training.dummy_train_step = skip
     for name in ("train_step", "evaluate"):
         setattr(training, name, _with_losses_of_sources(find_function(training, name)))
     if log is not None:
-        training.training_log = _with_data(find_function(training, "training_log"), log)
+        training.training_log = _with_data(find_function(training, "training_log"))
 
 
 def find_function(module: Any, name: str) -> Any:
@@ -84,7 +86,7 @@ def _unknown_loop(found: str) -> ConfigError:
     )
 
 
-def save_for_all_stages(loader: Any) -> None:
+def save_for_all_stages() -> None:
     """Make Megatron-LM save the state of the loader that a process's virtual stages share.
 
     Its own function fails, as it mistakes their list of iterators for an iterator. Between two
@@ -96,18 +98,22 @@ def save_for_all_stages(loader: Any) -> None:
     save = getattr(save, "of_one_stage", save)
 
     def save_shared(train_iterator: Any, *arguments: Any, **options: Any) -> Any:
-        return save(loader and SimpleNamespace(iterable=loader), *arguments, **options)
+        if isinstance(train_iterator, list):
+            loader = rank_data().shared_loader
+            train_iterator = loader and SimpleNamespace(iterable=loader)
+        return save(train_iterator, *arguments, **options)
 
     save_shared.of_one_stage = save  # type: ignore[attr-defined]
     checkpointing.maybe_save_dataloader_state = functools.wraps(save)(save_shared)
 
 
-def _with_data(training_log: Any, log: DataLog) -> Any:
+def _with_data(training_log: Any) -> Any:
     # The provider may run several times: unwrap an earlier patch.
     write = getattr(training_log, "without_data", training_log)
 
     def write_with_data(losses: Any, *arguments: Any, **options: Any) -> Any:
-        log.step(losses, get_rerun_state_machine().current_iteration)
+        if (log := rank_data().log) is not None:  # an earlier run may have had one
+            log.step(losses, get_rerun_state_machine().current_iteration)
         return write(losses, *arguments, **options)
 
     write_with_data.without_data = write  # type: ignore[attr-defined]

@@ -21,6 +21,7 @@ from energon_ext.megatron.lm.log import DataLog
 from energon_ext.megatron.lm.loop import adapt_loop, save_for_all_stages
 from energon_ext.megatron.lm.state import MegatronLMLoader, restore_together
 from energon_ext.megatron.loader import data_parallel_worker_config
+from energon_ext.megatron.rank_data import rank_data
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.lookup import find_blend
@@ -98,17 +99,16 @@ def train_valid_test_dataloaders_provider(
         return tuple(loaders)
     # tee() keeps a batch until every stage has drawn it.
     count = args.virtual_pipeline_model_parallel_size
-    _stage_iterators[:] = [loader and itertools.tee(loader, count) for loader in loaders]
-    save_for_all_stages(training)
+    data = rank_data()
+    data.stage_iterators = [loader and itertools.tee(loader, count) for loader in loaders]
+    data.shared_loader = training
+    save_for_all_stages()
     return _iterators_of(0)
 
 
-#: Training, validation and test iterators of all virtual pipeline stages of this process.
-_stage_iterators: list[Any] = []
-
-
 def _iterators_of(vp_stage: int) -> tuple[Any, Any, Any]:
-    training, validation, test = (stages and stages[vp_stage] for stages in _stage_iterators)
+    iterators = rank_data().stage_iterators
+    training, validation, test = (stages and stages[vp_stage] for stages in iterators)
     return training, validation, test
 
 
