@@ -263,7 +263,7 @@ def loop(monkeypatch):
 
 def adapt_all():
     adapt_loop(types.SimpleNamespace(step=lambda *_: None))
-    save_for_all_stages(None)
+    save_for_all_stages()
 
 
 def test_a_known_loop_is_adapted_as_often_as_it_starts(loop):
