@@ -5,7 +5,6 @@
 import json
 import subprocess
 import sys
-import textwrap
 
 import pytest
 from megatron.energon import WorkerConfig
@@ -155,13 +154,16 @@ def test_a_packer_and_a_cost_of_a_user_are_known_by_the_names_they_are_registere
     assert run.spec == Spec.from_json(state["spec"])
 
 
-#: Runs commands where neither tokenizers nor the module of the user's encoder can be imported.
+#: Runs commands, each given as JSON, where no tokenizer and no user's encoder can be imported.
 ALONE = """
-import sys
+import json, sys
 for name in ("transformers", "tokenizers", "sentencepiece", "tiktoken", "tests"):
     sys.modules[name] = None
+from click.testing import CliRunner
 from energon_ext.cli.main import main
-main()
+for arguments in json.loads(sys.argv[1]):
+    found = CliRunner().invoke(main, arguments)
+    print(json.dumps([found.exit_code, found.stdout, found.stderr]))
 """
 
 
@@ -182,22 +184,25 @@ def test_commands_plan_a_chat_run_of_an_own_tokenizer_without_any_tokenizer(fold
     (expected,) = take(find_blend(open_loader(path, encoder)).draw_steps(), 1)
     first = expected.row(0)
 
-    def call(*arguments):
-        command = (sys.executable, "-c", textwrap.dedent(ALONE), *map(str, arguments))
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
-
-    rows = [json.loads(line) for line in
-            call("trace", tmp_path / "run", path, "--step", 0, "--json").splitlines()]  # fmt: skip
-    assert [tuple(piece) for piece in rows[0]["contents"]] == first[0].contents(first[1])
-    assert "tokenizer={'kind': 'of the launch script'" in call(
-        "checkpoint", "show", tmp_path / "run"
+    run = tmp_path / "run"
+    commands = [
+        ("trace", run, path, "--step", 0, "--json"),
+        ("checkpoint", "show", run),
+        ("checkpoint", "diff", run, path),
+        ("checkpoint", "forecast", run, path, "--steps", 9, "--json"),
+        ("plan", path),
+    ]
+    given = json.dumps([list(map(str, each)) for each in commands])
+    done = subprocess.run(
+        (sys.executable, "-c", ALONE, given), capture_output=True, text=True, timeout=300
     )
-    assert "kept" in call("checkpoint", "diff", tmp_path / "run", path)
-    found = call("checkpoint", "forecast", tmp_path / "run", path, "--steps", 9, "--json")
-    assert json.loads(found.splitlines()[0])
-    assert "100.00%" in call("plan", path)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [code for code, *_ in found] == [0] * 5, (found, done.stderr[-2000:])
+    traced, shown, diff, forecast, plan = (text for _, text, _ in found)
+    rows = [json.loads(line) for line in traced.splitlines()]
+    assert [tuple(piece) for piece in rows[0]["contents"]] == first[0].contents(first[1])
+    assert "tokenizer={'kind': 'of the launch script'" in shown and "kept" in diff
+    assert json.loads(forecast.splitlines()[0]) and "100.00%" in plan
 
 
 @pytest.mark.parametrize(

@@ -396,7 +396,9 @@ def _small_buffers(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(20, 40))]
+)
 def test_a_chain_of_changes_and_stops_reads_what_the_list_model_reads(tmp_path, seed):
     check_chain(tmp_path, seed, segments=4, max_workers=7)
 
