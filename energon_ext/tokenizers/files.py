@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.arguments import optional_module
-from energon_ext.data_files import open_data, read_data, read_json
+from energon_ext.data_files import open_data, read_data
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256
 
@@ -155,9 +155,10 @@ def _is_tiktoken(path: Path) -> bool:
 def special_tokens_next_to(path: Path) -> dict[str, str | None]:
     """Return the special tokens in the ``tokenizer_config.json`` next to a tokenizer file."""
     try:
-        config = read_json(path.with_name("tokenizer_config.json"), MAX_FILE_BYTES)
+        # As transformers writes it, with a model_max_length of 10^30.
+        config = json.loads(read_data(path.with_name("tokenizer_config.json"), MAX_FILE_BYTES))
         tokens = {role: config.get(f"{role}_token") for role in ("bos", "eos", "pad")}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}
     texts = {r: t.get("content") if isinstance(t, dict) else t for r, t in tokens.items()}
     return texts if texts["eos"] is not None else {}

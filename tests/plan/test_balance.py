@@ -141,10 +141,12 @@ def test_linear_cost_is_two_operations_per_weight_of_the_real_model(name):
         attention_dropout=0.0,
         hidden_dropout=0.0,
     )
+    from energon_ext.megatron import gpt_layer_spec
+
     with small_gpt.megatron():
         layers = small_gpt.GPTModel(
             config=config,
-            transformer_layer_spec=small_gpt.gpt_layer_spec(config),
+            transformer_layer_spec=gpt_layer_spec(config),
             vocab_size=64,
             max_sequence_length=32,
         ).decoder
