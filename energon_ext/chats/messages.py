@@ -135,7 +135,7 @@ def _parts(where: str, message: Mapping[str, Any]) -> list[tuple[str, str]] | No
         return [("text", content)]
     if not isinstance(content, list):
         found = "no" if content is None else f"a {type(content).__name__} as"
-        raise SampleError(f'{where} has {found} `content`; text is needed, "" if it says nothing')
+        raise SampleError(f'{where} has {found} `content`; text is needed, "" for none')
     return [_part(where, part) for part in content]
 
 

@@ -94,16 +94,8 @@ class Tokenizer(ABC):
         return np.concatenate([prefix, ids, suffix], dtype=np.int64, casting="unsafe")
 
 
-#: Attributes that describe a tokenizer in a state.
+#: Attributes that a tokenizer has, beside its name.
 TOKENIZER_ATTRIBUTES = tuple(name for name in Tokenizer.__annotations__ if name != "name")
-
-
-def saved_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return JSON values that describe a tokenizer in a state."""
-    return {
-        "fingerprint": tokenizer.fingerprint(),
-        "attributes": {name: getattr(tokenizer, name) for name in TOKENIZER_ATTRIBUTES},
-    }
 
 
 def check_tokenizer(tokenizer: Any) -> None:
