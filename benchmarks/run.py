@@ -50,6 +50,8 @@ def main():
     sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "examples"), str(FOLDER.parent)]
     # Without a GPU "gpu" has nothing to measure; its table stays as it was.
     names = [name for name in BENCHMARKS if name != "gpu" or torch.cuda.is_available()]
+    if unknown := [name for name in sys.argv[1:] if name not in BENCHMARKS]:
+        sys.exit(f"{unknown[0]}: no such benchmark; there are {', '.join(BENCHMARKS)}.")
     for name in sys.argv[1:] or names:
         machine, begin = conditions(), time.perf_counter()
         table = importlib.import_module(name).run()
