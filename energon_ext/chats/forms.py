@@ -10,7 +10,7 @@ former name.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from energon_ext.chats.reasoning import REASONING_FIELDS, is_said
+from energon_ext.chats.reasoning import REASONING_FIELDS
 from energon_ext.chats.templates import ChatTemplate
 
 Message = Mapping[str, Any]
@@ -49,10 +49,6 @@ def find_other_forms(
         yield note, found.field, {**message, found.field: value}
     if role == "assistant" and found is None and not unwritten:
         thought, said = value.strip("\n"), message.get("content") or ""
-        if said.lstrip().startswith("<think>") and is_said(thought, said.partition("</think>")[0]):
-            note = f"`{name}` of answers, which is in their content as well"
-            yield note, "content", rest
-            return
         content = f"<think>\n{thought}\n</think>\n\n{said}"
         note = f"`{name}` of answers, written as <think> in their content"
         yield note, "content", {**rest, "content": content}

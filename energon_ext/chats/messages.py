@@ -11,6 +11,7 @@ from typing import Any
 
 from energon_ext.chats.fields import check_media, says_what_is_trained
 from energon_ext.chats.labels import GENERAL, labels_of_message
+from energon_ext.chats.reasoning import without_repeated
 from energon_ext.chats.roles import ROLES
 from energon_ext.chats.stored_json import parse_json, read_objects, remove_nulls
 from energon_ext.errors import SampleError
@@ -119,6 +120,9 @@ def _check_message(index: int, message: Any, checked: Messages) -> None:
         message["content"] = "".join(text for _, text in parts)
         if any(kind == THINKING for kind, _ in parts):
             checked.parts[index] = parts
+    if (rest := without_repeated(message)) is not None:
+        message["content"] = rest
+        checked.notes["reasoning that the content of an answer repeats, written once"] += 1
     for name, value in message.items():
         if name not in LABELS and isinstance(value, (bool, int, float)):
             checked.notes[f"ignored field: messages.{name}"] += 1

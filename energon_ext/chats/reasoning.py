@@ -224,6 +224,22 @@ def has_thought(content: str, block: Block) -> bool:
     return block.closing in rest and block.opening not in rest.partition(block.closing)[0]
 
 
+def without_repeated(message: Mapping[str, Any]) -> str | None:
+    """Return a content without the block of reasoning that a field has too; None if it has none.
+
+    Example:
+        >>> without_repeated({"reasoning": "2 + 2", "content": "<think>\\n2 + 2\\n</think>\\n\\n4"})
+        '4'
+    """
+    content = message.get("content")
+    if not isinstance(content, str) or not content.lstrip().startswith("<think>"):
+        return None
+    inner, closing, rest = content.lstrip().removeprefix("<think>").partition("</think>")
+    fields = [message[name] for name in REASONING_FIELDS if isinstance(message.get(name), str)]
+    is_repeated = closing and inner.strip() and inner.strip() in [each.strip() for each in fields]
+    return rest.lstrip("\n") if is_repeated else None
+
+
 def lacks_opening(content: Any, block: Block) -> bool:
     """Return True if a content has reasoning up to the end of a block that it does not begin."""
     is_text = isinstance(content, str) and not content.lstrip().startswith(block.opening)

@@ -106,6 +106,9 @@ def test_two_names_of_one_text_are_written_once():
 def test_reasoning_that_the_content_has_already_is_not_written_twice():
     both = answer("<think>\nThree sevens.\n</think>\n\n21.", reasoning_content="Three sevens.")
     assert trained(PLAIN_TEMPLATE, both) == [["<think>\nThree sevens.\n</think>\n\n21.</s>"]]
+    assert trained(family("<r>", "</r>"), both) == [["<r>Three sevens.</r>\n21.<|/turn|>"]]
+    found = encode(family("<r>", "</r>"), {"messages": [QUESTION, both]})
+    assert found.notes["reasoning that the content of an answer repeats, written once"] == 1
     other = answer("<think>\nMore.\n</think>\n\n21.", reasoning_content="Three sevens.")
     assert "Three sevens." in trained(PLAIN_TEMPLATE, other)[0][0]
 
