@@ -74,6 +74,7 @@ mix_options = option.together(
         metavar="MODULE:FUNCTION",
         help="Function that returns your own task encoder; replaces --seq-length to --splice.",
     ),
+    option.module,
     option.trusted_module,
 )
 

@@ -14,6 +14,7 @@ import click
 
 from energon_ext.chats.answers import ANSWERS
 from energon_ext.chats.encoding import ANSWER_ENDS
+from energon_ext.errors import one_line
 from energon_ext.storage.claim import Part
 from energon_ext.weights.axis import EXAMPLES, count_from
 
@@ -67,11 +68,14 @@ def import_module(ctx: click.Context, param: click.Parameter, name: str | None) 
     """Import a module of the user's, which may register packers, costs and formats."""
     if name is None:
         return
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise click.UsageError(f"--module {name}: the name of a module is needed.")
     sys.path.insert(0, os.getcwd())
     try:
         importlib.import_module(name)
-    except ImportError as error:
-        raise click.UsageError(f"--module {name}: cannot be imported ({error}).") from error
+    except (Exception, SystemExit) as error:  # code of the user's
+        reason = one_line(error)
+        raise click.UsageError(f"--module {name}: cannot be imported ({reason}).") from error
 
 
 encoder = click.option(

@@ -68,6 +68,8 @@ class SavedCursor:
         options = {name: value for name, value in (changed or {}).items() if value is not None}
         where: dict[str, Any] = {"split_part": split_part, "trusted_modules": trusted_modules}
         if encoder is None:
+            if self.inside and (doubt := self.doubt_order()):
+                raise ConfigError(f"The state was saved inside a step. {doubt}")
             spec = change_spec(self.spec, **options)
             mix, as_whole = load_mix(metadataset, **where)
             return plan_saved(mix, spec, Topology.of(config, batch_size, rows_per_step), as_whole)
@@ -120,6 +122,8 @@ def change_spec(
         spec = replace(spec, own={**spec.own, "tokenizer": tokenizer.fingerprint()})
     if seq_len is not None:
         spec = replace(spec, row_tokens=seq_len)
+        if seq_len % (alignment := spec.loss.get("alignment", 1)):
+            raise ConfigError(f"--seq-length {seq_len}: a multiple of {alignment} is needed.")
     if packing is None or packing == (kind.packer or {}).get("name"):
         return spec
     if kind.cut is not None:

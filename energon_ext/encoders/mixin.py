@@ -7,6 +7,7 @@ of these stages. For streamed sources the override passes a single pseudo-datase
 method, whose factory returns our blend of the real sources, so that Energon has nothing to blend.
 """
 
+from dataclasses import replace
 from typing import Any, Mapping, Sequence, cast
 
 from megatron.energon import TaskEncoder, WorkerConfig
@@ -145,6 +146,7 @@ class DynamicBlendMixin(PlannedMixin, StreamedMixin):
     ) -> PlannedDataset:
         """Return a dataset that reads the planned rows of a mix."""
         spec = self.spec(mix.entries, worker_config.seed_offset)
+        spec = replace(spec, repeat=passes.repeat)
         self._check_cost(spec.row_tokens, "the encoder has no length_of")
         columns = self.open_columns(mix.entries, passes.validating)
         live = self.make_live(spec)

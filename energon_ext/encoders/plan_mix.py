@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_ext.config.mix import Entry, Mix
@@ -18,12 +18,14 @@ from energon_ext.encoders.planning import (
     blocks_of,
     check_shuffling,
     check_whole,
+    count_buffer_docs,
     document_range,
     epochs_of,
     name_source,
 )
 from energon_ext.encoders.sources import check_omissions, open_live_weights
 from energon_ext.encoders.splicing import choose_splice, find_pad_id, plan_splice
+from energon_ext.errors import ConfigError
 from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import IN_ORDER, Tree, blend_of
 from energon_ext.packing import Packer, build_packer, load_packer
@@ -159,16 +161,28 @@ def plan_sources(
 ) -> list[PlannedSource]:
     """Plan the rows of each source."""
     fill_id = find_pad_id(entries, spec)
+    # With few sources each packs more documents together.
+    spec = replace(spec, buffer_docs=max(spec.buffer_docs, count_buffer_docs(len(entries))))
     return [
         _plan_source(entry, spec, columns[entry.key], live, passes, fill_id) for entry in entries
     ]
 
 
+def find_kind(entry: Entry, spec: Spec) -> tuple[str, KindSpec]:
+    """Return the kind of a source; ConfigError if the run has no such sources."""
+    name = spec.kind_of(entry.documents is not None)
+    if name not in spec.kinds:
+        raise ConfigError(
+            f"{entry.key}: has token files, but the encoder of the run reads only samples; give "
+            f"it length_of and pack_tokens, or remove the source."
+        )
+    return name, spec.kinds[name]
+
+
 def _plan_source(
     entry: Entry, spec: Spec, found: Lengths, live: Live, passes: Passes, fill_id: int | None
 ) -> PlannedSource:
-    name = spec.kind_of(entry.documents is not None)
-    kind = spec.kinds[name]
+    name, kind = find_kind(entry, spec)
     check_shuffling(entry)
     splice = choose_splice(entry, kind.splice)
     epochs = epochs_of(entry, passes.repeats_sources)

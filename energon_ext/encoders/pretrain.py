@@ -21,7 +21,6 @@ from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.plan_mix import Live, read_documents
-from energon_ext.encoders.planning import count_buffer_docs
 from energon_ext.encoders.splicing import check_names, choose_splice
 from energon_ext.encoders.text import Document, TextDecoder, TextEncoder, cook_text, is_text
 from energon_ext.encoders.text_key import check_text_keys
@@ -174,7 +173,7 @@ have no transition to train.
             row_tokens=self.seq_len,
             kinds={DOCUMENTS: documents},
             seed=seed,
-            buffer_docs=max(self.packing_buffer_docs, count_buffer_docs(len(entries))),
+            buffer_docs=self.packing_buffer_docs,
             cost=cost_to_json(self.cost),
             loss={
                 "alignment": self.alignment,

@@ -10,10 +10,11 @@ import functools
 
 from energon_ext.config.mix import Entry, Mix
 from energon_ext.encoders.measured import find_measured
-from energon_ext.encoders.plan_mix import Live, Passes, plan_mix, read_documents
+from energon_ext.encoders.plan_mix import Live, Passes, find_kind, plan_mix, read_documents
 from energon_ext.encoders.planning import document_range
 from energon_ext.encoders.sources import open_stored
 from energon_ext.encoders.text_sources import find_text
+from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import load_cost
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
@@ -40,13 +41,19 @@ def plan_saved(mix: Mix, spec: Spec, topology: Topology, as_whole: bool) -> Run:
     columns = {entry.key: _find(entry, spec) for entry in mix.entries}
     open_reader = functools.partial(_open_reader, spec)
     live = Live(cost=load_cost(spec.cost), open_reader=open_reader)
-    return plan_mix(mix, spec, topology, columns, live, Passes(as_whole=as_whole))
+    return plan_mix(
+        mix, spec, topology, columns, live, Passes(repeat=spec.repeat, as_whole=as_whole)
+    )
 
 
 def _find(entry: Entry, spec: Spec) -> Lengths:
-    name = spec.kind_of(entry.documents is not None)
-    kind = spec.kinds[name]
+    name, kind = find_kind(entry, spec)
     if entry.documents is not None:
+        if kind.cut is not None and (prefix := entry.documents.unweighted):
+            raise ConfigError(
+                f"{entry.key}: {prefix} has no label weights, so questions would be trained like "
+                f"answers; write it with `energon-ext prepare --chat`."
+            )
         if tokenizer := spec.own.get("tokenizer"):
             entry.documents.check_written("tokenizer", "that of the run", tokenizer)
         return entry.documents

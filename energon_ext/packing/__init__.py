@@ -26,10 +26,13 @@ from energon_ext.packing.apart import pack_apart
 from energon_ext.packing.best_fit import BestFitPacker
 from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces
+from energon_ext.packing.registry import Registry
 from energon_ext.packing.sequential import SequentialPacker
 
-#: All packers by name.
-PACKERS: dict[str, type[Packer]] = {each.name: each for each in (BestFitPacker, SequentialPacker)}
+#: All packers by name. A module of yours may add its own.
+PACKERS = Registry(
+    "packer", Packer, **{each.name: each for each in (BestFitPacker, SequentialPacker)}
+)
 
 
 def make_packer(name: str | Packer, seq_len: int, **options: Any) -> Packer:
@@ -48,6 +51,12 @@ def make_packer(name: str | Packer, seq_len: int, **options: Any) -> Packer:
     """
     options = {option: value for option, value in options.items() if value is not None}
     if isinstance(name, Packer):
+        known = PACKERS.get(name.name, type(name))
+        if known is not type(name):
+            raise ConfigError(
+                f"packing: a {type(name).__name__} has the name {name.name!r} of "
+                f"{known.__name__}, by which states would find that; give it a `name` of its own."
+            )
         if options or name.seq_len != seq_len:
             raise ConfigError(
                 f"packing: give options to the {type(name).__name__} itself, and the same seq_len "
@@ -62,12 +71,13 @@ def make_packer(name: str | Packer, seq_len: int, **options: Any) -> Packer:
             raise ConfigError(
                 f"packing={name!r} has no option {option!r}; it has {choices(option, known)}"
             )
-    return PACKERS[name](seq_len, **options)
+    packer: Packer = PACKERS[name](seq_len, **options)
+    return packer
 
 
 def build_packer(packer_class: type[Packer], row_tokens: int, options: Mapping[str, Any]) -> Packer:
     """Build a packer of a class with saved options; StateFormatError if it has no such option."""
-    known = [field.name for field in fields(packer_class)]
+    known = [field.name for field in fields(packer_class) if field.name != "seq_len"]
     for option in options:
         if option not in known:
             raise StateFormatError(f"packer: no option {option!r}; the state is damaged.")

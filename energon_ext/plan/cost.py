@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from typing import Any, Callable
 
 import numpy as np
 
+from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.keyed import sha256
+from energon_ext.packing.registry import Registry
 
 #: Maps lengths of pieces of documents, int64 [n], to their costs, float64 [n], in any unit.
 Cost = Callable[[np.ndarray], np.ndarray]
@@ -42,6 +45,12 @@ class AttentionCost:
     linear: float = 1.5e10
     quadratic: float = 5.2e5
     window: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("AttentionCost.linear", self.linear)
+        check_number("AttentionCost.quadratic", self.quadratic)
+        if self.window is not None:
+            check_integer("AttentionCost.window", self.window, 1)
 
     @classmethod
     def of_model(
@@ -196,40 +205,56 @@ class VisionCost:
         return self.linear * patches + self.quadratic * patches**2
 
 
-#: All costs of rows by name, which states contain. A module of yours may add its own.
-COSTS: dict[str, Callable[..., Cost]] = {"attention": AttentionCost}
+#: All costs of rows by name, which states contain. A module of yours may add its own: a class whose
+#: attributes are its arguments, as JSON values.
+COSTS = Registry("cost", None, attention=AttentionCost)
 
 
 def cost_to_json(cost: Cost | None) -> dict[str, Any] | None:
-    """Return the name and the options of a cost; the name alone if it is not in ``COSTS``."""
+    """Return the name and the options of a cost; a name alone if it is not in ``COSTS``.
+
+    Raises:
+        ConfigError: the attributes of a registered one are not JSON values.
+    """
     if cost is None:
         return None
     for name, cost_class in COSTS.items():
         if type(cost) is cost_class:
-            return {"name": name, **vars(cost)}
-    return {"name": getattr(cost, "__qualname__", type(cost).__qualname__)}
+            options = getattr(cost, "__dict__", {})
+            try:
+                json.dumps(options, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"cost {name!r}: its attributes must be JSON values, since states contain "
+                    f"them ({error})."
+                ) from error
+            return {**options, "name": name}
+    own = cost if hasattr(cost, "__qualname__") else type(cost)
+    return {"name": f"{own.__module__}.{getattr(own, '__qualname__', '')}"}
 
 
 def load_cost(cost: Mapping[str, Any] | None) -> Cost | None:
     """Build a cost from its JSON; None for none, and for one that is not in ``COSTS``.
 
     Raises:
-        StateFormatError: its options are damaged.
+        StateFormatError: its options are not those of the registered class.
     """
-    if not is_known(cost):
+    if cost is None or not is_known(cost):
         return None
-    options = dict(cost or {})
+    options = {name: value for name, value in cost.items() if name != "name"}
     try:
-        return None if cost is None else COSTS[options.pop("name")](**options)
+        found: Cost = COSTS[cost["name"]](**options)
     except (TypeError, ValueError) as error:
         raise StateFormatError(
-            f"cost: {cost!r:.200} found ({error}); the state is damaged."
+            f"cost: {cost!r:.200} found, which does not fit the cost of this name ({error}); the "
+            f"state is damaged, or another module registered it."
         ) from error
+    return found
 
 
 def is_known(cost: Mapping[str, Any] | None) -> bool:
     """Return False for the JSON of a cost that is not in ``COSTS``."""
-    return cost is None or cost.get("name") in list(COSTS)
+    return cost is None or cost["name"] in list(COSTS)
 
 
 def digest_of_cost(cost: Cost, row_tokens: int) -> str:

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from energon_ext.errors import StateFormatError
 from energon_ext.state.schema import COUNT, check_positions, check_shape
+from energon_ext.tokens.cut import OVER_LONG
 
 #: Names of the kinds of sources.
 DOCUMENTS, SAMPLES = "documents", "samples"
@@ -75,7 +77,22 @@ class KindSpec:
     splice: SpliceSpec | None = None
 
 
-_CUT = {"over_long": str, "untrained": (None, COUNT)}
+def _at_least_one(value: Any, where: str) -> None:
+    check_shape(value, COUNT, where)
+    check_shape(value - 1, COUNT, where)
+
+
+def _name_of_cut(value: Any, where: str) -> None:
+    if value not in OVER_LONG:
+        raise StateFormatError(f"{where}: {value!r:.80} found; the state is damaged.")
+
+
+def _named(value: Any, where: str) -> None:
+    check_shape(value, {str: object}, where)
+    check_shape(value.get("name"), str, f"{where}.name")
+
+
+_CUT = {"over_long": _name_of_cut, "untrained": (None, COUNT)}
 _SPLICE = {
     "config": (None, {str: object}),
     "subflavors": {str: object},
@@ -86,19 +103,21 @@ _SPLICE = {
     "vocab_size": COUNT,
 }
 _KIND = {
-    "packer": (None, {str: object}),
+    "packer": (None, _named),
     "encoding": object,
     "cut": (None, _CUT),
-    "block": COUNT,
+    "block": _at_least_one,
     "splice": (None, _SPLICE),
 }
+_LOSS = {"alignment": _at_least_one, "mask_boundary_loss": bool, "train_on_eos": bool}
 _SHAPE = {
     "row_tokens": COUNT,
     "kinds": {str: _KIND},
     "seed": int,
-    "buffer_docs": COUNT,
+    "repeat": bool,
+    "buffer_docs": _at_least_one,
     "pads": bool,
-    "cost": (None, {str: object}),
+    "cost": (None, _named),
     "loss": {str: object},
     "own": {str: object},
 }
@@ -112,7 +131,8 @@ class Spec:
         row_tokens: positions of a row; 0 if rows differ in length.
         kinds: how each kind of source is planned, by name.
         seed: selects the random numbers of the draw, of orders and of samples.
-        buffer_docs: documents that a source packs together.
+        repeat: whether the sources are read again and again.
+        buffer_docs: documents that a source packs together, unless few sources pack more.
         pads: whether padding completes the last step; if not, its rows are dropped.
         cost: cost of rows, by which those of a step are distributed so that all ranks take equally
             long: name and options of a registered one, the name alone of another; None for none.
@@ -123,6 +143,7 @@ class Spec:
     row_tokens: int = 0
     kinds: Mapping[str, KindSpec] = field(default_factory=dict)
     seed: int = 0
+    repeat: bool = True
     buffer_docs: int = 1
     pads: bool = True
     cost: Mapping[str, Any] | None = None
@@ -159,6 +180,13 @@ class Spec:
     def from_json(cls, value: Any, where: str = "spec") -> Spec:
         """Return a spec from :meth:`to_json`; raise StateFormatError for anything else."""
         check_shape(value, _SHAPE, where)
+        kinds = value["kinds"]
+        if not kinds or not {DOCUMENTS, SAMPLES}.issuperset(kinds):
+            raise StateFormatError(f"{where}.kinds: {[*kinds]!r:.80} found; the state is damaged.")
+        if DOCUMENTS in kinds:
+            check_shape(kinds[DOCUMENTS]["packer"], {str: object}, f"{where}.kinds.packer")
+        if value["loss"] or SAMPLES not in kinds:
+            check_shape(value["loss"], _LOSS, f"{where}.loss")
         for each in (value, value["loss"], *value["kinds"].values()):
             check_positions(each, where)
             check_positions(each.get("packer") or {}, f"{where}.packer")

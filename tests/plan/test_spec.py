@@ -9,11 +9,17 @@ import sys
 import pytest
 from megatron.energon import WorkerConfig
 
-from energon_ext import PackedTaskEncoder, PreferenceTaskEncoder, PromptTaskEncoder, SFTTaskEncoder
+from energon_ext import (
+    PackedTaskEncoder,
+    PreferenceTaskEncoder,
+    PromptTaskEncoder,
+    SFTTaskEncoder,
+    get_train_dataset,
+)
 from energon_ext.encoders.load import load_mix
 from energon_ext.encoders.saved_columns import plan_saved
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder
-from energon_ext.errors import EncoderNeededError, StateFormatError
+from energon_ext.errors import ConfigError, EncoderNeededError, EnergonExtError
 from energon_ext.packing import PACKERS, BestFitPacker
 from energon_ext.plan.cost import COSTS, AttentionCost
 from energon_ext.plan.cursor import fork_at, save_cursor, save_cursor_of_plan
@@ -134,7 +140,7 @@ def test_a_packer_and_a_cost_of_a_user_are_known_by_the_names_they_are_registere
     loader = open_loader(path, encoder)
     KINDS.pop("own")
     run, state = find_blend(loader), save_cursor(find_blend(loader))
-    assert state["spec"]["cost"] == {"name": "Squares"}
+    assert state["spec"]["cost"] == {"name": "tests.plan.test_spec.Squares"}
     with pytest.raises(EncoderNeededError, match="packer 'fullest', which is not registered here"):
         planned_again(path, state)
     PACKERS["fullest"] = Fullest
@@ -152,6 +158,62 @@ def test_a_packer_and_a_cost_of_a_user_are_known_by_the_names_they_are_registere
     finally:
         PACKERS.pop("fullest"), COSTS.pop("squares", None)
     assert run.spec == Spec.from_json(state["spec"])
+
+
+class Renamed(BestFitPacker):
+    """A packer of a user's that keeps the name of another one."""
+
+
+def attention(lengths):
+    """A cost of a user's whose name is that of another one."""
+    return lengths.astype(float)
+
+
+def test_a_taken_name_is_refused(folder):
+    with pytest.raises(ConfigError, match="a Renamed has the name 'bin' of BestFitPacker"):
+        packed(packing=Renamed(SEQ_LEN))()
+    for registry, added in ((PACKERS, Fullest), (COSTS, Squares)):
+        with pytest.raises(ConfigError, match="the name is taken"):
+            registry[next(iter(registry))] = added
+    with pytest.raises(ConfigError, match="a subclass of Packer is needed"):
+        PACKERS["mine"] = dict
+    encoder = packed(balance="attention", cost=attention)()
+    assert encoder.spec([], 0).cost == {"name": "tests.plan.test_spec.attention"}
+
+
+def test_a_run_over_few_sources_packs_more_documents_together_than_it_did_over_many(folder):
+    """The number of sources decides, so a plan counts those of its metadataset."""
+    path, encoder = write(folder, "token files")
+    state = save_cursor(find_blend(open_loader(path, encoder)))
+    again = planned_again(path, state)
+    assert state["spec"]["buffer_docs"] == 512
+    assert {rows.options()["packing_buffer_docs"] for rows in again.rows} == {4096}
+
+
+def test_a_run_that_reads_its_sources_once_is_planned_once(folder):
+    path, _ = write(folder, "token files")
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=2,
+        rows_per_step=ROWS,
+        repeat=False,
+        task_encoder=packed()(),
+    )
+    again = planned_again(path, save_cursor(dataset.run))
+    steps = sum(1 for _ in dataset.run.fork().draw_steps())
+    assert sum(1 for _ in again.fork().draw_steps()) == steps < 100
+
+
+def test_token_files_that_the_run_cannot_read_are_refused(folder):
+    for kind, words in (("samples", "reads only samples"), ("chats", "has no label weights")):
+        path, encoder = write(folder, kind)
+        state = save_cursor(find_blend(open_loader(path, encoder)))
+        del state["spec"]["own"]["task_encoder"]
+        state["spec"]["own"].pop("tokenizer", None)
+        other, _ = write(folder, "token files")
+        with pytest.raises(ConfigError, match=words):
+            planned_again(other, state)
 
 
 #: Runs commands, each given as JSON, where no tokenizer and no user's encoder can be imported.
@@ -215,10 +277,15 @@ def test_commands_plan_a_chat_run_of_an_own_tokenizer_without_any_tokenizer(fold
         {"pads": 1},
         {"more": 1},
         {"cost": {"name": "attention", "linear": 1, "cubic": 2}},
+        {"cost": {"name": "attention", "linear": "1"}},
+        {"cost": {}},
+        {"kinds": {}},
+        {"buffer_docs": 0},
+        {"loss": {}},
     ],
 )
 def test_a_damaged_spec_is_refused(folder, damage):
     path, encoder = write(folder, "token files")
     state = save_cursor(find_blend(open_loader(path, encoder)))
-    with pytest.raises(StateFormatError, match="the state is damaged"):
+    with pytest.raises(EnergonExtError, match="the state is damaged|a number"):
         planned_again(path, {**state, "spec": {**state["spec"], **damage}})
