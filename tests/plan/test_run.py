@@ -34,7 +34,9 @@ def run_of(sources=4, rule=INTERLEAVE, epochs=None, pads=True):
     weights = {source.key: ConstantWeight(1 + n % 3) for n, source in enumerate(built)}
     clock = Clock(ScheduleAxis(), Topology(8), 16)
     documents = KindSpec(packer=make_packer("bin", 16).to_json())
-    options = RunOptions(spec=Spec(row_tokens=16, kinds={"documents": documents}, pads=pads))
+    loss = {"alignment": 1, "mask_boundary_loss": True, "train_on_eos": True}
+    spec = Spec(row_tokens=16, kinds={"documents": documents}, pads=pads, loss=loss)
+    options = RunOptions(spec=spec)
     return Run(built, tree=blend_of(weights, rule), clock=clock, options=options)
 
 
