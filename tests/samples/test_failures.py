@@ -40,7 +40,7 @@ class Moody(PackedCaptions):
 @pytest.fixture
 def mix(tmp_path, monkeypatch):
     write_images(tmp_path / "photos", 40)
-    (tmp_path / "own.py").write_text(
+    (tmp_path / "own_captions.py").write_text(
         "from tests.samples.test_failures import Moody\ndef encoder(): return Moody()\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def mix(tmp_path, monkeypatch):
 
 
 def measure(mix, *options):
-    return energon_ext("measure", mix, "--encoder", "own:encoder", *options)
+    return energon_ext("measure", mix, "--encoder", "own_captions:encoder", *options)
 
 
 def read(mix):
