@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The cache of the samples of a source, in a folder named after all that it depends on."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -36,17 +37,13 @@ def sample_source(
     **options: Any,
 ) -> SampleSource:
     """Return the samples of a source, cooked by the encoder's cookers but not yet encoded."""
-    factory = entry.dataset
-    files, count = fingerprint_files(factory), num_samples(factory)
-    path = str(factory.paths[0])
-    return SampleSource(
-        path=path,
-        version={**files, "times": times_of_files(factory)},
-        count=count,
+    source = stored_source(entry)
+    return dataclasses.replace(
+        source,
         open=functools.partial(open_alone, encoder, entry),
         document=document,
-        bad=BadSamples(path, encoder.decoder),
-        sample_bytes=files.get("bytes", 0) // max(1, count),
+        bad=BadSamples(source.path, encoder.decoder),
+        sample_bytes=source.version.get("bytes", 0) // max(1, source.count),
         **options,
     )
 

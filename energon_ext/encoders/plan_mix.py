@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A mix and a spec become a run: the only place that plans sources.
 
-An encoder says what the spec is, and opens what is read. Commands take the spec from a state, and
-need neither the encoder nor its tokenizer.
+An encoder supplies the spec and opens the data. Commands take the spec from a state, and need
+neither the encoder nor its tokenizer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from energon_ext.encoders.splicing import choose_splice, find_pad_id, plan_splic
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import IN_ORDER, Tree, blend_of
-from energon_ext.packing import Packer, build_packer, load_packer
+from energon_ext.packing import Packer, load_packer
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.order import EpochOrder
@@ -37,7 +37,7 @@ from energon_ext.plan.run import Run, RunOptions
 from energon_ext.plan.source import PlannedSource, Reader
 from energon_ext.plan.spec import SAMPLES, KindSpec, Spec
 from energon_ext.plan.topology import Topology
-from energon_ext.samples.packers import OnePerRow, WholePacker, rebuild_packer
+from energon_ext.samples.packers import OnePerRow, load_whole_packer, rebuild_packer
 from energon_ext.splice.frames import Frames
 from energon_ext.tokens.cut import CutLengths
 from energon_ext.tokens.documents import Documents, Lengths
@@ -205,9 +205,13 @@ def _plan_source(
     excluded = None if passes.validating else entry.excluded
     load: LoadPacker | None = load_packer
     if name == SAMPLES:
-        left_out = set() if excluded is None else set(excluded.tolist())
-        read = [number for number in range(first, stop) if number not in left_out]
-        load = functools.partial(rebuild_packer, lengths=lengths, numbers=read, key=entry.key)
+        load = functools.partial(
+            rebuild_packer,
+            lengths=lengths,
+            numbers=range(first, stop),
+            excluded=excluded,
+            key=entry.key,
+        )
     if lengths is not found or kind.packer is None:
         load = None
     block = blocks_of(entry) if name != SAMPLES else {"block": kind.block}
@@ -250,10 +254,8 @@ def _load_packer(name: str, kind: KindSpec, spec: Spec) -> Packer:
     """Build the packer of a kind of source from its JSON."""
     if kind.packer is None:
         return OnePerRow()
-    if name == SAMPLES and kind.packer.get("name") == WholePacker.name:
-        options = {option: value for option, value in kind.packer.items() if option != "name"}
-        return build_packer(WholePacker, spec.row_tokens, options)
-    return load_packer(kind.packer, spec.row_tokens)
+    whole = load_whole_packer(kind.packer, spec.row_tokens) if name == SAMPLES else None
+    return whole or load_packer(kind.packer, spec.row_tokens)
 
 
 def read_documents(entry: Entry, found: Lengths, row_tokens: int) -> Reader:

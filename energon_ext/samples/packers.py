@@ -3,7 +3,7 @@
 """Packers that build rows of whole samples from their lengths."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -146,7 +146,8 @@ def rebuild_packer(
     current: Packer,
     *,
     lengths: Lengths,
-    numbers: Sequence[int],
+    numbers: range,
+    excluded: np.ndarray | None,
     key: str,
 ) -> Packer:
     """Rebuild the packer of earlier rows of samples.
@@ -154,15 +155,16 @@ def rebuild_packer(
     Args:
         packer, row_tokens: its JSON, and the positions of its rows.
         current: packer of later rows.
-        lengths, numbers: those of the samples that the source ``key`` reads.
+        lengths, numbers: those of the samples that the source ``key`` reads, except the excluded.
 
     Raises:
         ConfigError: the packer no longer exists, or samples that it packed do not fit later rows.
     """
-    _check_fit(row_tokens, current.seq_len, lengths, numbers, key)
-    options = dict(packer)
-    if options.pop("name", None) == WholePacker.name:
-        return build_packer(WholePacker, row_tokens, options)
+    read = np.arange(numbers.start, numbers.stop)
+    read = read if excluded is None else np.setdiff1d(read, excluded)
+    _check_fit(row_tokens, current.seq_len, lengths, read, key)
+    if (whole := load_whole_packer(packer, row_tokens)) is not None:
+        return whole
     if isinstance(current, OwnPacker):
         return current.with_seq_len(row_tokens)
     raise ConfigError(
@@ -171,9 +173,16 @@ def rebuild_packer(
     )
 
 
-def _check_fit(before: int, now: int, lengths: Lengths, numbers: Sequence[int], key: str) -> None:
+def load_whole_packer(packer: Mapping[str, Any], row_tokens: int) -> Packer | None:
+    """Build a :class:`WholePacker` from its JSON; None for the JSON of another packer."""
+    options = dict(packer)
+    is_whole = options.pop("name", None) == WholePacker.name
+    return build_packer(WholePacker, row_tokens, options) if is_whole else None
+
+
+def _check_fit(before: int, now: int, lengths: Lengths, numbers: np.ndarray, key: str) -> None:
     """Raise ConfigError if rows are now too short for samples that were read before."""
-    read = lengths.for_rows(before).lengths(np.array(numbers))
+    read = lengths.for_rows(before).lengths(numbers)
     too_long = read > now
     if too_long.any():
         raise ConfigError(

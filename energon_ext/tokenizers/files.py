@@ -183,7 +183,7 @@ def _check_ids(content: bytes, what: str) -> None:
     try:
         vocabulary = json.loads(content)["model"]["vocab"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        return  # the library says what is wrong
+        return  # the library reports the error
     ids = vocabulary.values() if isinstance(vocabulary, dict) else ()
     largest = max((each for each in ids if isinstance(each, int)), default=0)
     if largest >= MAX_IDS:
