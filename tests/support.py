@@ -193,4 +193,4 @@ def drawn_of(blend):
 def documents_of(dataset):
     """Return the tokens of all documents that the only source of a dataset shows, a splice."""
     (source,) = dataset.run.sources.values()
-    return source.reader.chosen
+    return source.reader.chosen["tokens"]

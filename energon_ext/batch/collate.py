@@ -4,20 +4,25 @@
 
 Every row becomes a stream of T + 1 tokens: its slices in order, with padding between and after
 them. The first T tokens are the model's input, the last T its labels. Weights, log-probabilities
-and further columns are streams too; they belong to the labels, so their last T values are kept.
+and further columns are streams too: of values that belong to labels the last T are kept, of those
+that belong to inputs the first T.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
+from energon_ext.batch.columns import NO_COLUMNS, Column
 from energon_ext.batch.host_memory import tensors_from
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, SampleError
 
 _LOG_PROBS = "log_probs"
+
+#: What is not described: a number per label.
+_STREAM = Column(np.dtype(np.float32))
 
 #: First position, reward and pair of a segment that has none of them.
 _NO_VALUES = (0, 0.0, -1)
@@ -54,12 +59,18 @@ class BatchAssembler:
                 f"a multiple of it."
             )
 
-    def __call__(self, rows: Sequence[Row], sources: Sequence[str]) -> PackedBatch:
+    def __call__(
+        self,
+        rows: Sequence[Row],
+        sources: Sequence[str],
+        columns: Mapping[str, Column] = NO_COLUMNS,
+    ) -> PackedBatch:
         """Assemble a batch.
 
         Args:
             rows: at least one.
             sources: all keys that rows may have; ``source_ids`` are indices into it.
+            columns: those that every batch of the run has, also if its rows lack some.
 
         Raises:
             SampleError: no rows, an empty row or slice, more than T + 1 tokens and gaps in a row, a
@@ -73,13 +84,28 @@ class BatchAssembler:
         weights = np.ones(shape, np.float32)
         has_rewards = _all_have([row.rewards for row in rows if row.slices], "rewards")
         has_pairs = _all_have([row.pairs for row in rows if row.slices], "pairs")
-        streams = {name: np.zeros(shape, np.float32) for name in _names_of_streams(rows)}
+        columns = {**dict.fromkeys(_names_of_streams(rows, columns), _STREAM), **columns}
+        streams = {
+            name: column.filled(*shape) for name, column in columns.items() if column.per == "token"
+        }
+        per_document: dict[str, list[np.ndarray]] = {
+            name: [] for name in columns if name not in streams
+        }
         segments = _Segments(sources)
         for number, row in enumerate(rows):
             starts = self._write(row, tokens[number], weights[number], segments)
+            if not columns or not starts:
+                continue
+            own = _streams_of(row)
             for name, stream in streams.items():
-                for start, values in zip(starts, _streams_of(row).get(name) or ()):
-                    stream[number, start : start + len(values)] = values
+                for start, values in zip(starts, own.get(name) or ()):
+                    if values is not None:
+                        stream[number, start : start + len(values)] = values
+            for name, found in per_document.items():
+                values_of_slices = own.get(name) or [None] * len(starts)
+                for start, values in zip(starts, values_of_slices):
+                    if start < self.seq_len:  # else the slice is only a label, and no segment
+                        found.append(columns[name].filled() if values is None else values)
         if self.masked_label is not None:
             weights[tokens == self.masked_label] = 0.0
         first_positions, rewards, pairs = zip(*segments.values)
@@ -103,12 +129,26 @@ class BatchAssembler:
             arrays["pair_ids"] = _int32(pairs)
         if (log_probs := streams.pop(_LOG_PROBS, None)) is not None:
             arrays[_LOG_PROBS] = log_probs[:, 1:]
-        written = tensors_from([*arrays.values(), *(each[:, 1:] for each in streams.values())])
+        kept = {
+            name: stream[:, :-1] if columns[name].at == "input" else stream[:, 1:]
+            for name, stream in streams.items()
+        }
+        is_document = np.array(segments.sources) >= 0
+        for name, values in per_document.items():
+            kept[name] = columns[name].filled(len(is_document))
+            if values:
+                kept[name][is_document] = values
+        written = tensors_from([*arrays.values(), *kept.values()])
+        further = {
+            name: tensor.reshape(-1, *columns[name].item)
+            for name, tensor in zip(kept, written[len(arrays) :])
+        }
         return PackedBatch(
             **dict(zip(arrays, written)),
             max_seqlen=int(lengths.max()),
             sources=tuple(sources),
-            columns=dict(zip(streams, written[len(arrays) :])),
+            columns={name: further[name] for name in streams},
+            segments={name: further[name] for name in per_document},
         )
 
     def _write(
@@ -211,10 +251,10 @@ def _streams_of(row: Row) -> dict[str, Any]:
     return {**(row.columns or {}), _LOG_PROBS: row.log_probs}
 
 
-def _names_of_streams(rows: Sequence[Row]) -> list[str]:
-    """Return the names of the streams that all rows but padding have."""
+def _names_of_streams(rows: Sequence[Row], columns: Mapping[str, Column]) -> list[str]:
+    """Return the names of the streams that all rows but padding have, and no column describes."""
     found = [_streams_of(row) for row in rows if row.slices]
-    names = dict.fromkeys(name for streams in found for name in streams)
+    names = dict.fromkeys(name for streams in found for name in streams if name not in columns)
     return [name for name in names if _all_have([streams.get(name) for streams in found], name)]
 
 

@@ -70,7 +70,11 @@ class PackedBatch:
         pair_ids: int32 [n] or None, 0.. for the pairs of answers in the batch, the same for both
             segments of a pair; -1 for others. Weights are positive on the chosen answer and
             negative on the rejected one.
-        columns: further values of the labels by name, float32 [N] each, for losses of your own.
+        columns: further values of tokens by name, [N, *item] each, for losses and models of your
+            own: those that a source has as a :class:`~energon_ext.batch.columns.Column`, of its
+            type and at its inputs or labels, and float32 [N] of the labels.
+        segments: further values of documents by name, [n, *item] each, of the document of each
+            segment; fill values for padding.
 
     Example:
         >>> import numpy as np
@@ -102,6 +106,7 @@ class PackedBatch:
     rewards: torch.Tensor | None = None
     pair_ids: torch.Tensor | None = None
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    segments: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def as_buffer(self) -> torch.Tensor:
         """Return the bytes of all tensors as one uint8 tensor.
@@ -222,9 +227,15 @@ class PackedBatch:
             "rewards": segments,
             "pair_ids": segments,
         }
-        columns = {f"columns[{name!r}]": tensor for name, tensor in self.columns.items()}
-        for name, dtype in {**DTYPES, **dict.fromkeys(columns, torch.float32)}.items():
-            if (tensor := columns.get(name, getattr(self, name, None))) is None:
+        for field_name, count in (("columns", self.num_tokens), ("segments", segments)):
+            for name, tensor in getattr(self, field_name).items():
+                if tensor.shape[:1] != (count,):
+                    raise SampleError(
+                        f"PackedBatch.{field_name}[{name!r}] must have the shape [{count}, ...], "
+                        f"got {list(tensor.shape)}."
+                    )
+        for name, dtype in DTYPES.items():
+            if (tensor := getattr(self, name, None)) is None:
                 continue
             any_length = name in ("cu_seqlens_padded", "aligned_ends", "document_ends")
             shape = [len(tensor) if any_length else lengths.get(name, self.num_tokens)]

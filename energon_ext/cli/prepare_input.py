@@ -108,7 +108,9 @@ def _job(
     compared = ("chat", "val", "seed", "min_chars", "on_error", *order, *KINDS[kind])
     return Job(
         encode=functools.partial(encode_all, encoder, BadSamples(kind, encoder.decoder)),
-        writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
+        writer=functools.partial(
+            TokenWriter, vocab_size=encoder.tokenizer.vocab_size, columns=encoder.columns
+        ),
         meta={**meta, FIELD: arguments},
         options={"input": [kind, *named], **{name: options[name] for name in compared}, **meta},
         val_fraction=options["val"],

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from megatron.energon import TaskEncoder, WorkerConfig
 
+from energon_ext.batch.columns import merge_columns
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.measured import ensure_measured
 from energon_ext.encoders.plan_mix import Live
@@ -128,7 +129,8 @@ class PlannedMixin:
     ) -> PlannedDataset:
         """Return a dataset that reads the batches of a run."""
         keys = tuple(sorted({key for source in run.sources.values() for key in source.parts}))
-        context = {"source_keys": keys, "pad_id": pad_id}
+        columns = merge_columns({key: each.reader.columns for key, each in run.sources.items()})
+        context = {"source_keys": keys, "pad_id": pad_id, "columns": columns}
         readers = [source.reader for source in run.sources.values()]
         assemble = functools.partial(self._batch_of, context)
         padding = self._padding()

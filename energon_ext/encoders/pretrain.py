@@ -16,6 +16,7 @@ from megatron.energon import Cooker, TextSample, stateless
 
 from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.columns import columns_to_json
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
@@ -159,7 +160,11 @@ have no transition to train.
 
     def token_file_meta(self) -> dict[str, Any]:
         """Return the content of the ``.meta.json`` next to token files of this encoder."""
-        return {"tokenizer": self.tokenizer.fingerprint(), "vocab_size": self.tokenizer.vocab_size}
+        return {
+            "tokenizer": self.tokenizer.fingerprint(),
+            "vocab_size": self.tokenizer.vocab_size,
+            **columns_to_json(self.columns),
+        }
 
     def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
         has_text = any(entry.documents is None for entry in entries)
@@ -234,7 +239,7 @@ have no transition to train.
         assembler = self._assembler
         if pad_id is not None and pad_id != assembler.pad_id:
             assembler = dataclasses.replace(assembler, pad_id=pad_id)
-        return assembler(rows, self.source_keys)
+        return assembler(rows, self.source_keys, current_context().columns)
 
     def _padding(self) -> Callable[[Callable[[], Any]], Any]:
         return lambda read: Row([], slice_sources=[])

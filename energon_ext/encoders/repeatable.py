@@ -53,7 +53,12 @@ def _are_equal(one: Encoded | SampleError, other: Encoded | SampleError) -> bool
 
 
 def _same(one: Arrays, other: Arrays) -> bool:
-    (tokens, weights), (other_tokens, other_weights) = one, other
+    (tokens, weights, *further), (other_tokens, other_weights, *others) = one, other
+    is_same = np.array_equal(tokens, other_tokens) and all(
+        np.array_equal(values, other[name])
+        for columns, other in zip(further, others)
+        for name, values in columns.items()
+    )
     if weights is None or other_weights is None:
-        return weights is other_weights and np.array_equal(tokens, other_tokens)
-    return np.array_equal(tokens, other_tokens) and np.array_equal(weights, other_weights)
+        return weights is other_weights and is_same
+    return is_same and np.array_equal(weights, other_weights)

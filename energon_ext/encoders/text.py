@@ -3,7 +3,8 @@
 """Text as stored, as a sample and as an encoded document."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from megatron.energon import Sample, SampleDecoder, TaskEncoder, TextSample, sta
 from megatron.energon.edataclass import edataclass
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
+from energon_ext.batch.columns import NO_COLUMNS, Column
 from energon_ext.errors import SampleError
 from energon_ext.tokenizers.protocol import Tokenizer
 
@@ -22,10 +24,13 @@ class Document(Sample):
     Attributes:
         tokens: int64 [n], including special tokens.
         label_weights: float32 [n], weight of the loss on each token; None for 1 everywhere.
+        columns: values of the encoder's :attr:`~TextEncoder.columns` by name, [n, *item], or
+            [*item] of a column per document.
     """
 
     tokens: np.ndarray
     label_weights: np.ndarray | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 class TextEncoder(TaskEncoder):
@@ -33,8 +38,10 @@ class TextEncoder(TaskEncoder):
 
     Attributes:
         encoding_fingerprint: JSON values that change whenever the tokens of any sample change.
+        columns: further columns of the documents that ``encode_document`` returns, by name.
     """
 
+    columns: Mapping[str, Column] = NO_COLUMNS
     tokenizer: Tokenizer
     seq_len: int
     encoding_fingerprint: Any = None

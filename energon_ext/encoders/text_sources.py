@@ -4,7 +4,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from megatron.energon import SampleDecoder
 from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader import load_dataset
 
+from energon_ext.batch.columns import check_values
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.encoders.cached_samples import (
@@ -98,6 +99,11 @@ def encode_all(
     encoder: TextEncoder, bad: BadSamples, documents: Sequence[InputDocument]
 ) -> list[Encoded | SampleError]:
     """Encode each document as tokens and weights, or return why it cannot be used."""
+    if encoder.columns and _code_of(encoder)[0] in (_ENCODES_TEXT, _ENCODES_CONVERSATIONS):
+        raise ConfigError(
+            f"{type(encoder).__name__}.columns: {sorted(encoder.columns)} found, but its "
+            f"encode_document returns none; override it, and give them to the Document."
+        )
     texts: list[Any] = [
         document.text or getattr(document.sample, "text", None) for document in documents
     ]
@@ -135,10 +141,27 @@ def _encode(
         return result
     try:
         encoded = encoder.encode_document(document.sample)
+        tokens = np.asarray(encoded.tokens)
+        columns = _columns_of(encoder, encoded.columns, len(tokens), document.origin)
     except Exception as error:  # a user's method may raise anything
         return bad.judge(error, document.origin)
     bad.has_worked = True
-    return Encoded([(np.asarray(encoded.tokens), encoded.label_weights)])
+    return Encoded([(tokens, encoded.label_weights, columns)])
+
+
+def _columns_of(
+    encoder: TextEncoder, found: Mapping[str, Any], tokens: int, origin: str
+) -> dict[str, np.ndarray]:
+    """Return the columns of a document in their types; SampleError if they are not the declared."""
+    if found.keys() != encoder.columns.keys():
+        raise SampleError(
+            f"Sample {origin}: has the columns {sorted(found)}, but the `columns` of the encoder "
+            f"are {sorted(encoder.columns)}; give None for one that a document lacks."
+        )
+    return {
+        name: check_values(name, column, found[name], tokens, f"Sample {origin}")
+        for name, column in encoder.columns.items()
+    }
 
 
 # The cache of text ------------------------------------------------------------------------------
@@ -163,7 +186,9 @@ def cached_text(encoder: TextEncoder, entry: Entry) -> Cached:
         encoding=encoding_of(encoder),
         encode=functools.partial(encode_all, encoder, bad),
         check=functools.partial(_check_own_code, encoder, source),
-        writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
+        writer=functools.partial(
+            TokenWriter, vocab_size=encoder.tokenizer.vocab_size, columns=encoder.columns
+        ),
         meta=encoder.token_file_meta(),
         units=sample_units(source),
         seconds=None if num_bytes is None else num_bytes / BYTES_PER_SECOND,

@@ -81,6 +81,7 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
             values[name] = take(values[name], positions)
     values.update(
         columns={name: take(column, positions) for name, column in batch.columns.items()},
+        segments={name: take(values, segments) for name, values in batch.segments.items()},
         cu_seqlens=ends.to(batch.cu_seqlens.device),
         cu_seqlens_padded=None,
         max_seqlen=int(lengths.max()),

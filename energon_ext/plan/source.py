@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from energon_ext.batch.columns import Column
 from energon_ext.plan.rows import Rows
 from energon_ext.state.match import SourceNames
 from energon_ext.state.schema import digest_of
@@ -20,6 +21,10 @@ from energon_ext.tokens.documents import FileFacts, Origin
 
 class Reader(Protocol):
     """Reads the rows of one source, in any process; it has no part in the plan."""
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Columns that its rows may have beside tokens and label weights."""
 
     @property
     def row_bytes(self) -> int:

@@ -29,8 +29,8 @@ BATCH_DOCUMENTS = 4096
 #: Number of consecutive refused documents that stops a preparation, as in Energon.
 MAX_REFUSED_IN_A_ROW = 100
 
-#: Token ids and label weights, None if all are 1.
-Arrays = tuple[np.ndarray, np.ndarray | None]
+#: Token ids, label weights or None if all are 1, and the values of further columns by name, if any.
+Arrays = tuple[np.ndarray, np.ndarray | None] | tuple[np.ndarray, Any, Mapping[str, Any]]
 
 #: Prefix of the temporary folder of a unit; the next process on this unit removes leftovers.
 STAGING = ".staging-"
@@ -104,9 +104,9 @@ def write_unit(
                 path.parent.mkdir()
                 writers[split] = job.writer(path)
                 opened.callback(writers[split].abandon)
-            for number, (tokens, weights) in enumerate(encoded.documents, start=1):
+            for number, arrays in enumerate(encoded.documents, start=1):
                 answer = f" (sample {number})" if number > 1 else ""
-                writers[split].write(tokens, weights, document.origin + answer)
+                writers[split].write(*arrays, origin=document.origin + answer)
             notes.update(encoded.notes)
             characters[split] += len(document.text)
         for writer in writers.values():
@@ -138,7 +138,7 @@ def has_tokens(encoded: Encoded | SampleError) -> bool:
     """Return True for a document that was encoded and has tokens."""
     if isinstance(encoded, SampleError):
         return False
-    return any(len(tokens) for tokens, _ in encoded.documents)
+    return any(len(tokens) for tokens, *_ in encoded.documents)
 
 
 def split_of(text: str, val_fraction: float, seed: int) -> str:

@@ -38,7 +38,7 @@ class LengthWriter:
     def num_documents(self) -> int:
         return len(self._lengths)
 
-    def write(self, lengths: np.ndarray, costs: np.ndarray | None, origin: str = "") -> None:
+    def write(self, lengths: np.ndarray, costs: np.ndarray | None, *, origin: str = "") -> None:
         """Append a sample: its length and its cost, each as an array of one number; empty for 0."""
         length = int(lengths.sum())
         self._lengths.append(length)

@@ -41,7 +41,7 @@ class LogProbWriter:
     def num_tokens(self) -> int:
         return len(self._values)
 
-    def write(self, log_probs: np.ndarray, weights: None, origin: str = "") -> None:
+    def write(self, log_probs: np.ndarray, weights: None, *, origin: str = "") -> None:
         """Append the log-probabilities of a sample, float [n]; empty for an unusable one."""
         self._counts.append(len(log_probs))
         self._values.frombytes(log_probs.astype(np.float32).tobytes())

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from energon_ext.batch.columns import columns_in
 from energon_ext.keyed import sha256
 from energon_ext.prepare.accounts import Preparation, name_units, plain_json
 from energon_ext.prepare.documents import Documents, InputDocument, Unit
@@ -69,7 +71,9 @@ def _sorting(preparation: Preparation) -> Preparation:
     """Return the first pass."""
     job = preparation.job
     assert job.shuffle is not None, "without a seed there is one pass"
-    writer = partial(SortedWriter, vocab_size=job.meta["vocab_size"], seed=job.shuffle)
+    columns = columns_in(job.meta, "the input")
+    size = job.meta["vocab_size"]
+    writer = partial(SortedWriter, vocab_size=size, seed=job.shuffle, columns=columns)
     units = {f"{name}-sorted": unit for name, unit in preparation.units.items()}
     return replace(preparation, job=replace(job, writer=writer), units=units, is_last=False)
 
@@ -97,7 +101,7 @@ def _merging(preparation: Preparation, inputs: Sequence[Record]) -> Merging:
     units = [
         Unit(
             {"path": "the input", "digest": digest, "bucket": [bucket, buckets]},
-            partial(_read, preparation.work, [*files], bucket, buckets, job.meta["vocab_size"]),
+            partial(_read, preparation.work, [*files], bucket, buckets, job.meta),
             num_bytes // buckets,
         )
         for bucket in range(buckets)
@@ -119,15 +123,16 @@ def _count_buckets(num_bytes: int) -> int:
 
 
 def _read(
-    folder: Path, files: Sequence[str], bucket: int, buckets: int, vocab_size: int
+    folder: Path, files: Sequence[str], bucket: int, buckets: int, meta: Mapping[str, Any]
 ) -> Documents:
     """Yield the documents of a bucket, one split after the other."""
+    columns = columns_in(meta, "the input")
     by_split: dict[str, list[Path]] = {}
     for file in files:
         by_split.setdefault(file.partition("/")[0], []).append(folder / file)
     for split, paths in sorted(by_split.items()):
-        for document in read_bucket(paths, bucket, buckets, vocab_size):
-            encoded = Encoded([(document.tokens, document.weights)])
+        for document in read_bucket(paths, bucket, buckets, meta["vocab_size"], columns):
+            encoded = Encoded([(document.tokens, document.weights, document.columns)])
             yield InputDocument("", document.origin, document.num_bytes, encoded, split)
 
 

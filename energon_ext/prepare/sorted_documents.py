@@ -12,6 +12,7 @@ the file says where: it has the first byte of each of up to 4096 equal ranges of
 """
 
 import io
+import math
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from energon_ext.batch.columns import NO_COLUMNS, Column, check_values
 from energon_ext.keyed import keyed_bits
 from energon_ext.prepare.token_writer import check_ids, token_type, weights_type
 
@@ -34,7 +36,7 @@ _MAX_RANGE_BITS = 12
 _RANGE_DOCUMENTS = 16
 
 #: A document is its key, its sizes (tokens, bytes of the origin, bytes of a label weight), its
-#: tokens, its weights and its origin.
+#: tokens, its weights, its columns and its origin.
 _NUMBER, _SIZES = struct.Struct("<Q"), struct.Struct("<IIB")
 _HEADER_BYTES = _NUMBER.size + _SIZES.size
 #: The end of a file: runs, and bits of the ranges.
@@ -47,6 +49,7 @@ class StoredDocument(NamedTuple):
 
     tokens: np.ndarray
     weights: np.ndarray | None
+    columns: Mapping[str, np.ndarray]
     origin: str
     num_bytes: int  # in the file
 
@@ -58,11 +61,19 @@ class SortedWriter:
         prefix: path without suffix; the last part of the path names the unit.
         vocab_size: exclusive limit of the ids.
         seed: of the random order.
+        columns: further columns of the documents.
     """
 
-    def __init__(self, prefix: str | Path, *, vocab_size: int, seed: int):
+    def __init__(
+        self,
+        prefix: str | Path,
+        *,
+        vocab_size: int,
+        seed: int,
+        columns: Mapping[str, Column] = NO_COLUMNS,
+    ):
         self._key = f"{seed}/{Path(prefix).name}"
-        self._vocab_size, self._dtype = vocab_size, token_type(vocab_size)
+        self._vocab_size, self._dtype, self._columns = vocab_size, token_type(vocab_size), columns
         self._file = open(f"{prefix}{SUFFIX}", "wb")  # noqa: SIM115 - closed by `abandon`
         self._records: list[bytes] = []  # of the open run, without keys
         self._record_bytes = 0
@@ -70,7 +81,12 @@ class SortedWriter:
         self.num_documents = self.num_tokens = 0
 
     def write(
-        self, tokens: np.ndarray, weights: np.ndarray | None = None, origin: str = ""
+        self,
+        tokens: np.ndarray,
+        weights: np.ndarray | None = None,
+        columns: Mapping[str, Any] = NO_COLUMNS,
+        *,
+        origin: str = "",
     ) -> None:
         """Append a document; ConfigError if a token id is out of range."""
         check_ids(tokens, self._vocab_size, origin)
@@ -79,7 +95,11 @@ class SortedWriter:
             dtype = weights_type(weights)
             weight_bytes, values = dtype.itemsize, np.asarray(weights, dtype).tobytes()
         sizes = _SIZES.pack(len(tokens), len(name), weight_bytes)
-        record = b"".join((sizes, tokens.astype(self._dtype).tobytes(), values, name))
+        further = b"".join(
+            check_values(each, column, columns.get(each), len(tokens), origin).tobytes()
+            for each, column in self._columns.items()
+        )
+        record = b"".join((sizes, tokens.astype(self._dtype).tobytes(), values, further, name))
         self._records.append(record)
         self._record_bytes += len(record)
         self.num_documents += 1
@@ -118,7 +138,11 @@ class SortedWriter:
 
 
 def read_bucket(
-    paths: Sequence[Path], bucket: int, buckets: int, vocab_size: int
+    paths: Sequence[Path],
+    bucket: int,
+    buckets: int,
+    vocab_size: int,
+    columns: Mapping[str, Column] = NO_COLUMNS,
 ) -> Iterator[StoredDocument]:
     """Yield the documents of a bucket in the order of their keys.
 
@@ -132,18 +156,18 @@ def read_bucket(
     first, stop = (number << 64 - bits for number in (bucket, bucket + 1))
     pieces = [piece for path in paths for piece in _pieces(path, first, stop)]
     keys, places, begins = array("Q"), array("I"), array("Q")
-    dtype = token_type(vocab_size)
+    layout = _Layout(token_type(vocab_size), columns)
     for place, piece in enumerate(pieces):
         begin = 0
         while begin < len(piece):
-            key, num_bytes = _size_at(piece, begin, dtype)
+            key, num_bytes = layout.size_at(piece, begin)
             if first <= key < stop:
                 keys.append(key)
                 places.append(place)
                 begins.append(begin)
             begin += num_bytes
     for number in _in_parts(np.argsort(np.asarray(keys), kind="stable")):
-        yield _document_at(pieces[places[number]], begins[number], dtype)
+        yield layout.document_at(pieces[places[number]], begins[number])
 
 
 def _in_parts(numbers: np.ndarray) -> Iterator[int]:
@@ -171,19 +195,34 @@ def _read_number(file: BinaryIO, place: int) -> int:
     return int(_NUMBER.unpack(file.read(_NUMBER.size))[0])
 
 
-def _size_at(piece: bytes, begin: int, dtype: np.dtype) -> tuple[int, int]:
-    """Return the key and the size of the document at a byte."""
-    (key,) = _NUMBER.unpack_from(piece, begin)
-    tokens, name_bytes, weight_bytes = _SIZES.unpack_from(piece, begin + _NUMBER.size)
-    return key, _HEADER_BYTES + tokens * (dtype.itemsize + weight_bytes) + name_bytes
+class _Layout:
+    """Where the parts of a document are in a piece."""
 
+    def __init__(self, dtype: np.dtype, columns: Mapping[str, Column]):
+        self._dtype, self._columns = dtype, columns
+        sizes = {"token": 0, "document": 0}
+        for column in columns.values():
+            sizes[column.per] += column.item_bytes
+        self._token_bytes, self._document_bytes = sizes["token"] + dtype.itemsize, sizes["document"]
 
-def _document_at(piece: bytes, begin: int, dtype: np.dtype) -> StoredDocument:
-    count, name_bytes, weight_bytes = _SIZES.unpack_from(piece, begin + _NUMBER.size)
-    at = begin + _HEADER_BYTES
-    tokens = np.frombuffer(piece, dtype, count, at)
-    at += tokens.nbytes
-    weights = np.frombuffer(piece, _WEIGHTS[weight_bytes], count, at) if weight_bytes else None
-    at += count * weight_bytes
-    origin = piece[at : at + name_bytes].decode("utf-8")
-    return StoredDocument(tokens, weights, origin, at + name_bytes - begin)
+    def size_at(self, piece: bytes, begin: int) -> tuple[int, int]:
+        """Return the key and the size of the document at a byte."""
+        (key,) = _NUMBER.unpack_from(piece, begin)
+        tokens, name_bytes, weight_bytes = _SIZES.unpack_from(piece, begin + _NUMBER.size)
+        own = _HEADER_BYTES + self._document_bytes + name_bytes
+        return key, own + tokens * (self._token_bytes + weight_bytes)
+
+    def document_at(self, piece: bytes, begin: int) -> StoredDocument:
+        count, name_bytes, weight_bytes = _SIZES.unpack_from(piece, begin + _NUMBER.size)
+        at = begin + _HEADER_BYTES
+        tokens = np.frombuffer(piece, self._dtype, count, at)
+        at += tokens.nbytes
+        weights = np.frombuffer(piece, _WEIGHTS[weight_bytes], count, at) if weight_bytes else None
+        at += count * weight_bytes
+        columns = {}
+        for name, column in self._columns.items():
+            shape = (count, *column.item) if column.per == "token" else column.item
+            columns[name] = np.frombuffer(piece, column.dtype, math.prod(shape), at).reshape(shape)
+            at += columns[name].nbytes
+        origin = piece[at : at + name_bytes].decode("utf-8")
+        return StoredDocument(tokens, weights, columns, origin, at + name_bytes - begin)

@@ -12,7 +12,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from energon_ext.batch.columns import NO_COLUMNS, Column
 from energon_ext.errors import ConfigError
+from energon_ext.tokens.column_files import ColumnWriter
 from energon_ext.tokens.index import META_SUFFIX, WEIGHTS_SUFFIX, write_index
 from energon_ext.tokens.origins import ORIGINS_SUFFIX, line_of
 
@@ -45,12 +47,18 @@ class TokenWriter:
     Args:
         prefix: path without suffix.
         vocab_size: exclusive limit of the ids; it determines the token type.
+        columns: further columns of the documents.
 
     The file of weights is written if a document has weights: as uint8 while all are 0 or 1, and as
     float32 from the first other weight on.
     """
 
-    def __init__(self, prefix: str | Path, vocab_size: int):
+    def __init__(
+        self,
+        prefix: str | Path,
+        vocab_size: int,
+        columns: Mapping[str, Column] = NO_COLUMNS,
+    ):
         self.prefix = str(prefix)
         self.dtype = token_type(vocab_size)
         self.num_tokens = 0
@@ -61,12 +69,28 @@ class TokenWriter:
         self._tokens = self._open(".bin")
         self._origins = self._open(ORIGINS_SUFFIX)
         self._weights: IO[bytes] | None = None
+        self._columns = {
+            name: ColumnWriter(self.prefix, name, column) for name, column in columns.items()
+        }
+        for writer in self._columns.values():
+            self._files.callback(writer.abandon)
 
     def write(
-        self, tokens: np.ndarray, weights: np.ndarray | None = None, origin: str = ""
+        self,
+        tokens: np.ndarray,
+        weights: np.ndarray | None = None,
+        columns: Mapping[str, Any] = NO_COLUMNS,
+        *,
+        origin: str = "",
     ) -> None:
-        """Append a document; ConfigError if a token id is out of range."""
+        """Append a document; ConfigError if a token id is out of range.
+
+        Args:
+            columns: values of the document by column; those it lacks are filled.
+        """
         check_ids(tokens, self._vocab_size, origin)
+        for name, writer in self._columns.items():
+            writer.write(columns.get(name), len(tokens), origin)
         if weights is not None and self._weights is None:
             self._weights = self._open(WEIGHTS_SUFFIX)
             self._write_ones(self.num_tokens)
@@ -88,6 +112,8 @@ class TokenWriter:
 
     def close(self, meta: Mapping[str, Any] | None = None) -> None:
         """Finish the pair; ``meta`` is the content of its ``.meta.json``, None to write none."""
+        for writer in self._columns.values():
+            writer.close()
         self.abandon()
         write_index(self.prefix + ".idx", self.dtype, np.frombuffer(self._lengths, np.intc))
         if meta is None:

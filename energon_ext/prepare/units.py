@@ -251,7 +251,8 @@ def _publish(prepared: Record, preparation: Preparation) -> None:
 
 def _check_replaceable(output: Path) -> None:
     """Raise ConfigError if a folder contains anything that was not prepared."""
-    known = (*SUFFIXES, META_SUFFIX, ORIGINS_SUFFIX, PREPARED)  # weights also end with .bin
+    # Weights also end with .bin, columns with .npy.
+    known = (*SUFFIXES, META_SUFFIX, ORIGINS_SUFFIX, PREPARED, ".npy")
     for path in [output] if output.is_file() else output.rglob("*"):
         if not (path.is_dir() and path.name in SPLITS) and not path.name.endswith(known):
             raise ConfigError(

@@ -9,10 +9,12 @@ methods ask the context instead, through the properties of
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from energon_ext.batch.columns import Column
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,14 @@ class EncoderContext:
             outside one.
         source_keys: all keys that the rows of a batch may have.
         pad_id: token that fills rows; None for the tokenizer's.
+        columns: all columns that the rows of a batch may have, by name.
     """
 
     source_key: str = ""
     sample_number: int | None = None
     source_keys: tuple[str, ...] = ()
     pad_id: int | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
 
 
 _OUTSIDE = EncoderContext()

@@ -19,6 +19,7 @@ import torch
 from megatron.energon import SkipSample
 from megatron.energon.rng import SystemRng
 
+from energon_ext.batch.columns import NO_COLUMNS, Column
 from energon_ext.errors import SampleError, WrongCodeError, log_of
 from energon_ext.keyed import stable_hash
 from energon_ext.samples.bad_samples import BadSamples, describe_decoder
@@ -52,6 +53,11 @@ class SampleReader:
 
     def __post_init__(self) -> None:
         self._bad = BadSamples(self.key, self.methods.decoder, self.methods.tolerance)
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """None: the fields of a batch of samples are those of the encoder's own class."""
+        return NO_COLUMNS
 
     @property
     def row_bytes(self) -> int:

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from energon_ext.batch.columns import TOKENS, Column
 from energon_ext.batch.rows import Row
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.pairs import Contents
@@ -39,11 +41,16 @@ class FrameReader:
     row_bytes = 0
 
     @functools.cached_property
-    def chosen(self) -> list[np.ndarray]:
-        """The tokens of the chosen documents."""
+    def chosen(self) -> dict[str, list[Any]]:
+        """The tokens and further columns of the chosen documents."""
         numbers = np.array(self.numbers, np.int64) + self.first
         lengths = self.documents.lengths(numbers).tolist()
-        return self.documents.read(numbers.tolist(), [0] * len(lengths), lengths)[0]
+        names = (TOKENS, *self.columns)
+        return self.documents.read(numbers.tolist(), [0] * len(lengths), lengths, names)
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.documents.columns
 
     def read(self, rows: Sequence[Any]) -> list[Row]:
         return list(map(self._read_frame, rows))
@@ -66,25 +73,45 @@ class FrameReader:
     def _read_frame(self, frame: Contents) -> Row:
         documents, starts, offsets, lengths = (column.tolist() for column in frame)
         names = [self.names[document] for document in documents]
-        slices = list(map(self._content, documents, starts, lengths))
+        contents = {
+            name: list(map(self._content, itertools.repeat(name), documents, starts, lengths))
+            for name in self.chosen
+        }
+        slices = contents.pop(TOKENS)
         if self.config.pack_contents:
-            return Row(slices, slice_sources=names, first_positions=offsets)
+            return Row(slices, slice_sources=names, first_positions=offsets, columns=contents)
         if self.config.attend_prefix:
-            return self._row_with_prefix(slices[0], offsets[0], names[0])
-        return Row(slices, names[0], documents=1, first_positions=offsets, gaps=offsets)
+            return self._row_with_prefix(slices[0], offsets[0], names[0], contents)
+        return Row(
+            slices,
+            names[0],
+            documents=1,
+            first_positions=offsets,
+            gaps=offsets,
+            columns=contents,
+        )
 
-    def _content(self, document: int, start: int, length: int) -> np.ndarray:
-        """Return ``length`` tokens of a document from ``start``; a view unless they wrap around."""
-        tokens = self.chosen[document]
-        wrapped = start + length - len(tokens)
-        content = tokens[start : start + length]
-        return content if wrapped <= 0 else np.concatenate([content, tokens[:wrapped]])
+    def _content(self, name: str, document: int, start: int, length: int) -> np.ndarray:
+        """Return ``length`` values of a document from ``start``; a view unless they wrap around."""
+        values: np.ndarray = self.chosen[name][document]
+        if name != TOKENS and self.columns[name].per == "document":
+            return values
+        wrapped = start + length - len(values)
+        content = values[start : start + length]
+        return content if wrapped <= 0 else np.concatenate([content, values[:wrapped]])
 
-    def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
+    def _row_with_prefix(
+        self, content: np.ndarray, offset: int, name: str, columns: dict[str, list[np.ndarray]]
+    ) -> Row:
+        for each, column in self.columns.items():
+            if column.per == "token":
+                columns[each] = [np.concatenate([column.filled(offset), *columns[each]])]
         prefix = np.full(offset, self.fill_id, np.int64)
         if offset and self.config.eos_token_id is not None:
             prefix[-1] = self.config.eos_token_id
         label_weights = np.ones(offset + len(content), np.float32)
         label_weights[: offset + 1] = 0.0  # the first token of the content is not predicted
         tokens = np.concatenate([prefix, content])
-        return Row([tokens], source=name, documents=1, label_weights=[label_weights])
+        return Row(
+            [tokens], source=name, documents=1, label_weights=[label_weights], columns=columns
+        )

@@ -99,7 +99,7 @@ def request_slices(array: np.ndarray, slices: Iterable[slice]) -> None:
     Otherwise each page that is not in memory stops the process, and the kernel reads 128 kB or more
     around it: many times the bytes of a document of 2 kB.
     """
-    first, item_bytes = array.ctypes.data, array.itemsize
+    first, item_bytes = array.ctypes.data, array.strides[0]
     for each in slices:
         begin = (first + each.start * item_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         _LIBC.madvise(begin, first + each.stop * item_bytes - begin, mmap.MADV_WILLNEED)

@@ -4,6 +4,7 @@
 
 import atexit
 import contextlib
+import math
 import os
 import queue
 import time
@@ -191,16 +192,25 @@ def use_requests(requests: int) -> None:
 
 
 class RemoteTokens:
-    """Numbers of one type in an object, sliced like the map of a local file."""
+    """Items of one type and shape in an object, sliced like the map of a local file.
 
-    def __init__(self, stored: StoredObject, dtype: np.dtype):
-        self._stored, self._dtype = stored, dtype
+    Args:
+        begin: byte of the first item.
+        item: shape of an item.
+    """
+
+    def __init__(
+        self, stored: StoredObject, dtype: np.dtype, begin: int = 0, item: tuple[int, ...] = ()
+    ):
+        self._stored, self._dtype, self._begin, self._item = stored, dtype, begin, item
+        self._item_bytes = math.prod(item) * dtype.itemsize
 
     def __len__(self) -> int:
-        return self._stored.size // self._dtype.itemsize
+        return (self._stored.size - self._begin) // self._item_bytes
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        return np.frombuffer(range_reader().take(self._stored, *self._bytes_of(part)), self._dtype)
+        content = range_reader().take(self._stored, *self._bytes_of(part))
+        return np.frombuffer(content, self._dtype).reshape(-1, *self._item)
 
     def prefetch(self, part: slice) -> None:
         """Start to read a part that is needed soon."""
@@ -208,4 +218,4 @@ class RemoteTokens:
 
     def _bytes_of(self, part: slice) -> tuple[int, int]:
         begin, stop, _ = part.indices(len(self))
-        return begin * self._dtype.itemsize, max(0, stop - begin) * self._dtype.itemsize
+        return self._begin + begin * self._item_bytes, max(0, stop - begin) * self._item_bytes

@@ -9,13 +9,15 @@ A plan needs numbers only: how many documents there are, and how long each one i
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
 
+from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column, check_values
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import KeyedPermutation, sha256
 
@@ -102,7 +104,8 @@ class Origin(NamedTuple):
 class Documents(Lengths):
     """Tokenized documents by number, in any store.
 
-    A subclass needs ``__len__``, :meth:`lengths` and :meth:`tokens`.
+    A subclass needs ``__len__``, :meth:`lengths` and :meth:`tokens`. One with further columns names
+    them in :attr:`columns` and returns them from :meth:`values`.
     """
 
     #: Whether a request takes long, so that rows of later batches are prefetched.
@@ -124,21 +127,57 @@ class Documents(Lengths):
         """Return the loss weight of each of these tokens as a label, float32; None if all are 1."""
         return None
 
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Its columns beside tokens and label weights, by name."""
+        return {}
+
+    def values(self, name: str, number: int, start: int, stop: int) -> np.ndarray | None:
+        """Return a column's values of tokens ``[start, stop)`` of a document; None if it has none.
+
+        [stop - start, *item]; of a column per document, those of the document, [*item].
+        """
+        raise NotImplementedError
+
     def read(
-        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
-    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """Return the tokens and the label weights of many pieces, which are looked up together."""
+        self,
+        numbers: Sequence[int],
+        starts: Sequence[int],
+        stops: Sequence[int],
+        names: Collection[str] | None = None,
+    ) -> dict[str, list[Any]]:
+        """Return the columns of many pieces, which are looked up together.
+
+        Args:
+            numbers, starts, stops: document, first token and end of each piece.
+            names: of the columns to read; None for all.
+
+        Returns:
+            By name, an array per piece, or None where it has no values: ``tokens``,
+            ``label_weights`` and the names of :attr:`columns`.
+        """
         pieces = list(zip(numbers, starts, stops))
-        return [self.tokens(*each) for each in pieces], [self.label_weights(*p) for p in pieces]
+        reads: dict[str, Any] = {
+            TOKENS: self.tokens,
+            LABEL_WEIGHTS: self.label_weights,
+            **{name: functools.partial(self._checked_values, name) for name in self.columns},
+        }
+        wanted = reads if names is None else names
+        return {name: [reads[name](*piece) for piece in pieces] for name in wanted}
+
+    def _checked_values(self, name: str, number: int, start: int, stop: int) -> np.ndarray | None:
+        values = self.values(name, number, start, stop)
+        return check_values(name, self.columns[name], values, stop - start, f"document {number}")
 
     def read_stretch(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the tokens and the label weights of consecutive documents, as one array each."""
         numbers = np.arange(first, stop)
-        read = self.read(numbers.tolist(), [0] * len(numbers), self.lengths(numbers).tolist())
-        if all(each is None for each in read[1]):
-            return np.concatenate(read[0]), None
-        weights = [np.ones(len(t), np.float32) if w is None else w for t, w in zip(*read)]
-        return np.concatenate(read[0]), np.concatenate(weights)
+        pieces = numbers.tolist(), [0] * len(numbers), self.lengths(numbers).tolist()
+        tokens, found = self.read(*pieces, (TOKENS, LABEL_WEIGHTS)).values()
+        if all(each is None for each in found):
+            return np.concatenate(tokens), None
+        weights = [np.ones(len(t), np.float32) if w is None else w for t, w in zip(tokens, found)]
+        return np.concatenate(tokens), np.concatenate(weights)
 
     def prefetch(self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
         """Ask the store for pieces that will be read soon, if it takes long."""
@@ -217,7 +256,7 @@ class Documents(Lengths):
         middles = numbers.tolist(), starts.tolist(), stops.tolist()
         if self.is_remote:
             self.prefetch(*middles)
-        tokens, weights = self.read(*middles)
+        tokens, weights = self.read(*middles, (TOKENS, LABEL_WEIGHTS)).values()
         kinds = (tokens, "<i8"), ([w for w in weights if w is not None], "<f4")
         joined = (np.concatenate([np.zeros(0, t), *parts], dtype=t) for parts, t in kinds)
         return sha256(*(each.tobytes() for each in joined))

@@ -4,10 +4,11 @@
 
 import functools
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column, columns_to_json
 from energon_ext.errors import ConfigError, StoreError
 from energon_ext.keyed import sha256
 from energon_ext.storage.checked_array import CheckedArray
@@ -28,6 +29,7 @@ from energon_ext.tokens.index import (
     Numbers,
     Pair,
     open_label_weights,
+    open_pair_column,
     open_tokens,
     read_pair,
 )
@@ -169,58 +171,95 @@ class TokenFiles(Documents):
             )
             self._unfetched -= wanted
 
-    def _find(self, numbers: Sequence[int]) -> Iterator[tuple[Pair, list[int], list[int]]]:
-        """Yield each pair with some documents, which they are, and their first tokens in it."""
+    @functools.cached_property
+    def columns(self) -> Mapping[str, Column]:
+        first = self._pairs[0].columns if self._pairs else {}
+        for pair in self._pairs:
+            if pair.meta is not self._pairs[0].meta and pair.columns != first:
+                raise ConfigError(
+                    f"{pair.prefix}: has the columns {columns_to_json(pair.columns)}, but "
+                    f"{self.prefixes[0]} has {columns_to_json(first)}; give all pairs of a source "
+                    f"the same ones."
+                )
+        return first
+
+    @functools.cached_property
+    def _per_document(self) -> set[str]:
+        """Names of its columns per document."""
+        return {name for name, column in self.columns.items() if column.per == "document"}
+
+    def _find(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> Iterator[tuple[Pair, list[int], list[slice], np.ndarray]]:
+        """Yield each pair with some pieces, which they are, their tokens and documents in it."""
         wanted = np.array(numbers, np.int64)
         for pair, where, local in self._by_pair(wanted):
             planned = None if self._lengths is None else self._lengths[wanted[where]]
             firsts = first_tokens(pair, local, planned).tolist()
             is_all = isinstance(where, slice)
-            yield pair, list(range(len(firsts))) if is_all else where.tolist(), firsts
-
-    def read(
-        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
-    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        tokens: list[Any] = [None] * len(numbers)
-        weights: list[Any] = [None] * len(numbers)
-        for pair, places, firsts in self._find(numbers):
+            places = list(range(len(firsts))) if is_all else where.tolist()
             parts = [
                 slice(first + starts[place], first + stops[place])
                 for place, first in zip(places, firsts)
             ]
-            found, own = open_tokens(pair), open_label_weights(pair)
-            if self._has_many_tokens:
-                for each in (found, own):
-                    if isinstance(each, np.ndarray):
-                        request_slices(each, parts)
-            for place, part in zip(places, parts):
-                tokens[place] = found[part]
-            if own is not None:
-                for place, part in zip(places, parts):
-                    weights[place] = own[part].astype(np.float32)
-        return tokens, weights
+            yield pair, places, parts, local
+
+    def read(
+        self,
+        numbers: Sequence[int],
+        starts: Sequence[int],
+        stops: Sequence[int],
+        names: Collection[str] | None = None,
+    ) -> dict[str, list[Any]]:
+        wanted = (TOKENS, LABEL_WEIGHTS, *self.columns) if names is None else names
+        read: dict[str, list[Any]] = {name: [None] * len(numbers) for name in wanted}
+        for pair, places, parts, documents in self._find(numbers, starts, stops):
+            for name, values in read.items():
+                found = _open_numbers(pair, name)
+                if found is None:
+                    continue
+                if name in self._per_document:
+                    for place, number in zip(places, documents.tolist()):
+                        values[place] = found[number : number + 1][0]
+                    continue
+                if self._has_many_tokens and isinstance(found, np.ndarray):
+                    request_slices(found, parts)
+                if name == LABEL_WEIGHTS:
+                    for place, part in zip(places, parts):
+                        values[place] = found[part].astype(np.float32)
+                else:
+                    for place, part in zip(places, parts):
+                        values[place] = found[part]
+        return read
 
     def read_stretch(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray | None]:
         files = self._files_of(np.array([first, stop - 1]))
         if files[0] != files[1]:
             return super().read_stretch(first, stop)
-        (tokens,), (weights,) = self.read([first], [0], [self.tokens_in(first, stop)])
+        part = [first], [0], [self.tokens_in(first, stop)]
+        (tokens,), (weights,) = self.read(*part, (TOKENS, LABEL_WEIGHTS)).values()
         return tokens, weights
 
     def prefetch(self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
         if not self.is_remote:
             return
-        for pair, places, firsts in self._find(numbers):
-            for place, first in zip(places, firsts):
-                part = slice(first + starts[place], first + stops[place])
-                _prefetch(open_tokens(pair), part)
-                _prefetch(open_label_weights(pair), part)
+        for pair, _, parts, documents in self._find(numbers, starts, stops):
+            for name in (TOKENS, LABEL_WEIGHTS, *self.columns):
+                items = parts
+                if name in self._per_document:
+                    items = [slice(number, number + 1) for number in documents.tolist()]
+                for item in items:
+                    _prefetch(_open_numbers(pair, name), item)
 
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
-        return self.read([number], [start], [stop])[0][0]
+        (tokens,) = self.read([number], [start], [stop], (TOKENS,))[TOKENS]
+        return tokens
 
     def label_weights(self, number: int, start: int, stop: int) -> np.ndarray | None:
-        return self.read([number], [start], [stop])[1][0]
+        return self.values(LABEL_WEIGHTS, number, start, stop)
+
+    def values(self, name: str, number: int, start: int, stop: int) -> np.ndarray | None:
+        return self.read([number], [start], [stop], (name,))[name][0]
 
     def origin(self, number: int) -> Origin:
         (file,) = self._files_of(np.array([number])).tolist()
@@ -318,6 +357,13 @@ def open_token_files(path: Any, share: Share | None = (0, 1)) -> TokenFiles:
         return TokenFiles(remote_pairs(name))
     except StoreError as error:
         raise ConfigError(str(error)) from error
+
+
+def _open_numbers(pair: Pair, name: str) -> Numbers | None:
+    """Open a column of a pair by its name; None if the pair has no label weights."""
+    if name == TOKENS:
+        return open_tokens(pair)
+    return open_label_weights(pair) if name == LABEL_WEIGHTS else open_pair_column(pair, name)
 
 
 def _prefetch(numbers: Numbers | None, part: slice) -> None:

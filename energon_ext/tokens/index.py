@@ -17,10 +17,12 @@ from typing import Any, Callable, Collection, Mapping
 
 import numpy as np
 
+from energon_ext.batch.columns import Column, columns_in
 from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file, read_at_random
 from energon_ext.storage.object_store import StoredObject, local_copy
 from energon_ext.storage.range_reader import RemoteTokens
+from energon_ext.tokens.column_files import check_size, open_column, suffix_of
 from energon_ext.tokens.meta import META_SUFFIX as META_SUFFIX
 from energon_ext.tokens.meta import WEIGHTS_SUFFIX as WEIGHTS_SUFFIX
 from energon_ext.tokens.meta import read_meta, weights_dtype
@@ -81,6 +83,15 @@ class Pair:
     objects: Mapping[str, StoredObject] | None = None
     one_sequence_each: bool | None = None
 
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Its columns beside tokens and label weights."""
+        return columns_in(self.meta, f"{self.prefix}{META_SUFFIX}") if self.meta else {}
+
+    def count_of(self, column: Column) -> int:
+        """Return the number of items of a column."""
+        return self.tokens if column.per == "token" else self.documents
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Index:
@@ -109,7 +120,35 @@ def read_pair(prefix: str, files: Collection[str] = ALL_SUFFIXES) -> Pair:
         weights_bytes = os.path.getsize(path)
     if META_SUFFIX in files:
         meta = read_meta(prefix + META_SUFFIX, prefix + META_SUFFIX)
-    return pair_of(prefix, header, num_bytes, weights_bytes, meta)
+    pair = pair_of(prefix, header, num_bytes, weights_bytes, meta)
+    check_columns(pair, files, _size_of)
+    return pair
+
+
+def _size_of(path: str) -> int | None:
+    try:
+        return os.path.getsize(path)
+    except FileNotFoundError:
+        return None
+
+
+def check_columns(pair: Pair, files: Collection[str], size_of: Callable[[str], int | None]) -> None:
+    """Raise ConfigError unless the columns of a pair have the files that it describes, no others.
+
+    Args:
+        files: suffixes of its files.
+        size_of: returns the bytes of a file, None if it does not exist.
+    """
+    columns = pair.columns
+    for name, column in columns.items():
+        path = pair.prefix + suffix_of(name)
+        check_size(path, size_of(path), column, pair.count_of(column))
+    for suffix in sorted(each for each in files if each.endswith(".npy")):
+        if suffix.removeprefix(".").removesuffix(".npy") not in columns:
+            raise ConfigError(
+                f"{pair.prefix}{suffix}: would be ignored, since {pair.prefix}{META_SUFFIX} does "
+                f"not mention it; copy that file too, or move the .npy file away."
+            )
 
 
 def pair_of(
@@ -267,6 +306,14 @@ def open_label_weights(pair: Pair) -> Numbers | None:
     """Open the label weights of a pair, in the type of the file; None if it has none."""
     dtype = pair.weights_dtype
     return None if dtype is None else _open(pair, WEIGHTS_SUFFIX, dtype)
+
+
+@lru_cache(MAX_MAPS)
+def open_pair_column(pair: Pair, name: str) -> Numbers:
+    """Open a column of a pair, [tokens or documents, *item]."""
+    column, suffix = pair.columns[name], suffix_of(name)
+    stored = None if pair.objects is None else pair.objects[suffix]
+    return open_column(pair.prefix + suffix, column, pair.count_of(column), stored)
 
 
 def _open(pair: Pair, suffix: str, dtype: np.dtype) -> Numbers:

@@ -13,7 +13,7 @@ import functools
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS
 from energon_ext.data_files import CACHE_VARIABLE, cache_path
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
@@ -60,14 +61,20 @@ class MeasuredFiles(Documents):
 
     @abstractmethod
     def read(
-        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
-    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]: ...
+        self,
+        numbers: Sequence[int],
+        starts: Sequence[int],
+        stops: Sequence[int],
+        names: Collection[str] | None = None,
+    ) -> dict[str, list[Any]]: ...
 
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
-        return self.read([number], [start], [stop])[0][0]
+        (tokens,) = self.read([number], [start], [stop])[TOKENS]
+        return tokens
 
     def label_weights(self, number: int, start: int, stop: int) -> np.ndarray | None:
-        return self.read([number], [start], [stop])[1][0]
+        (weights,) = self.read([number], [start], [stop])[LABEL_WEIGHTS]
+        return weights
 
     def __len__(self) -> int:
         return len(self.ends) - 1

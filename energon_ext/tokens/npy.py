@@ -17,11 +17,12 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS
 from energon_ext.data_files import open_data, parse_json, read_data
 from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file
@@ -88,8 +89,12 @@ class NpyTokens(MeasuredFiles):
             raise ConfigError(f"{mask_of(stored.url)}: has a byte other than 0 and 1.")
 
     def read(
-        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
-    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        self,
+        numbers: Sequence[int],
+        starts: Sequence[int],
+        stops: Sequence[int],
+        names: Collection[str] | None = None,
+    ) -> dict[str, list[Any]]:
         files = self.files_of(numbers)
         firsts = self.ends[self.first_documents[files]]
         totals = self.ends[self.first_documents[files + 1]] - firsts
@@ -101,7 +106,7 @@ class NpyTokens(MeasuredFiles):
             mask = _open_mask(self.files[file], total)
             tokens.append(_open_shard(self.files[file], total)[part])
             weights.append(None if mask is None else mask[part].astype(np.float32))
-        return tokens, weights
+        return {TOKENS: tokens, LABEL_WEIGHTS: weights}
 
 
 def open_npy(path: str) -> NpyTokens:

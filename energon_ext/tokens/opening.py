@@ -40,6 +40,7 @@ from energon_ext.tokens.index import (
     PREPARED,
     WEIGHTS_SUFFIX,
     Pair,
+    check_columns,
     check_index,
     index_bytes,
     open_index,
@@ -128,7 +129,7 @@ def prepared_catalog(path: str, listing: Listing) -> Catalog | None:
     if os.path.realpath(path) == os.path.realpath(root):
         _check_complete(root, file, prepared, listing)
     for prefix, files in listing.items():
-        if files != {suffix for suffix in ALL_SUFFIXES if prefix + suffix in prepared.files}:
+        if files != {each for each in files.union(ALL_SUFFIXES) if prefix + each in prepared.files}:
             return None  # something was removed or added, which a check of the pairs finds
     metas = {
         prepared.files[prefix + META_SUFFIX].sha256: prefix + META_SUFFIX
@@ -137,7 +138,7 @@ def prepared_catalog(path: str, listing: Listing) -> Catalog | None:
     }
     read = {digest: read_meta(meta, meta) for digest, meta in metas.items()}
     pairs, stamps = [], []
-    for prefix in listing:
+    for prefix, files in listing.items():
         header, known = prepared.header(prefix), prepared.files
         meta = known.get(prefix + META_SUFFIX)
         weights = known.get(prefix + WEIGHTS_SUFFIX)
@@ -152,6 +153,7 @@ def prepared_catalog(path: str, listing: Listing) -> Catalog | None:
                 True,
             )
         )
+        check_columns(pairs[-1], files, prepared.size_of)
         stamps.append(Stamp((), known[prefix + ".idx"].sha256))
     return Catalog(file, pairs, stamps, "prepare it again")
 

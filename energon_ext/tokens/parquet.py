@@ -10,12 +10,13 @@ smallest part that can be read: it is decoded as a whole, and the last ones are 
 import functools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.storage.object_store import StoredObject
 from energon_ext.tokens.documents import Documents
@@ -108,8 +109,12 @@ class ParquetTokens(MeasuredFiles):
                 row += len(lengths)
 
     def read(
-        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
-    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        self,
+        numbers: Sequence[int],
+        starts: Sequence[int],
+        stops: Sequence[int],
+        names: Collection[str] | None = None,
+    ) -> dict[str, list[Any]]:
         files = self.files_of(numbers)
         rows = np.asarray(numbers, np.int64) - self.first_documents[files]
         tokens: list[Any] = [None] * len(files)
@@ -121,7 +126,7 @@ class ParquetTokens(MeasuredFiles):
             part = slice(int(group.ends[row]) + starts[place], int(group.ends[row]) + stops[place])
             tokens[place] = group.tokens[part]
             weights[place] = None if group.weights is None else group.weights[part]
-        return tokens, weights
+        return {TOKENS: tokens, LABEL_WEIGHTS: weights}
 
     def _group_of(self, file: int, row: int) -> tuple[RowGroup, int]:
         """Return the row group that contains a row of a file, and the number of the row in it."""

@@ -16,6 +16,7 @@ from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 from energon_ext.errors import ConfigError
 from energon_ext.storage.folders import matching_folders, names_beside
 from energon_ext.storage.object_store import file_name, is_remote
+from energon_ext.tokens.column_files import suffixes_of_columns
 from energon_ext.tokens.index import ALL_SUFFIXES, SUFFIXES, WEIGHTS_SUFFIX, without_suffix
 from energon_ext.tokens.remote_pairs import names_remote_pairs
 from energon_ext.tokens.splits import refuse_splits
@@ -110,6 +111,7 @@ def _below(folder: str) -> str:
 def _found(pattern: str) -> Iterator[tuple[str, set[str]]]:
     """Yield the pairs and halves that match a pattern with or without suffix, and their files."""
     for folder, names, is_match in matching_folders(without_suffix(pattern)):
+        columns = suffixes_of_columns(names)
         for file in names:
             stem, suffix = os.path.splitext(file)
             if suffix not in SUFFIXES or not is_match(stem):
@@ -121,4 +123,4 @@ def _found(pattern: str) -> Iterator[tuple[str, set[str]]]:
                 is_pair = stem + ".idx" not in names and not file.endswith(WEIGHTS_SUFFIX)
             if is_pair:
                 files = {each for each in ALL_SUFFIXES if stem + each in names}
-                yield os.path.join(folder, stem), files
+                yield os.path.join(folder, stem), files | columns.get(stem, set())

@@ -30,6 +30,10 @@ class Prepared:
     files: dict[str, PreparedFile]
     counts: dict[str, tuple[int, int]]
 
+    def size_of(self, path: str) -> int | None:
+        """Return the bytes of a file; None if there is none."""
+        return self.files[path].num_bytes if path in self.files else None
+
     def header(self, prefix: str) -> Header:
         """Return the header of a pair without reading it: each document is one sequence."""
         if prefix not in self.counts:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column
 from energon_ext.batch.rows import Row
 from energon_ext.errors import StoreError
 from energon_ext.tokens.documents import Documents, FileFacts, Origin
@@ -36,6 +37,10 @@ class DocumentReader:
     convert: Callable[[Row], Any] | None = None
 
     @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.documents.columns
+
+    @property
     def row_bytes(self) -> int:
         return self.row_tokens * _TOKEN_BYTES if self.documents.is_remote else 0
 
@@ -46,9 +51,10 @@ class DocumentReader:
     def read_rows(self, rows: Sequence[Any]) -> list[Row]:
         """Read rows of :data:`~energon_ext.plan.taken_rows.Description`; look them up together."""
         try:
-            tokens, weights = self.documents.read(*_pieces_of(rows))
+            found = self.documents.read(*_pieces_of(rows))
         except StoreError as error:
             raise StoreError(f"{self.key}: {error}") from error
+        tokens, weights = found.pop(TOKENS), found.pop(LABEL_WEIGHTS)
         has_weights = any(each is not None for each in weights)
         read, begin = [], 0
         for numbers, _, _, _, documents, num_tokens in rows:
@@ -60,6 +66,7 @@ class DocumentReader:
                     documents,
                     label_weights=weights[part] if has_weights else None,
                     num_tokens=num_tokens,
+                    columns={name: values[part] for name, values in found.items()} or None,
                 )
             )
         return read

@@ -15,6 +15,7 @@ from typing import Any, Mapping
 
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
+from energon_ext.batch.columns import columns_in
 from energon_ext.errors import ConfigError
 from energon_ext.storage.object_store import (
     StoredObject,
@@ -26,6 +27,7 @@ from energon_ext.storage.object_store import (
     read_object,
 )
 from energon_ext.storage.range_reader import range_reader
+from energon_ext.tokens.column_files import suffix_of, suffixes_of_columns
 from energon_ext.tokens.index import (
     ALL_SUFFIXES,
     META_SUFFIX,
@@ -33,6 +35,7 @@ from energon_ext.tokens.index import (
     SUFFIXES,
     WEIGHTS_SUFFIX,
     Pair,
+    check_columns,
     pair_of,
     read_header,
     without_suffix,
@@ -40,6 +43,9 @@ from energon_ext.tokens.index import (
 from energon_ext.tokens.meta import read_meta
 from energon_ext.tokens.prepared import Prepared, parse_prepared
 from energon_ext.tokens.splits import refuse_splits
+
+#: What the names of files of pairs end with.
+_ENDINGS = "|".join([*map(re.escape, ALL_SUFFIXES), r"\.\w+\.npy"])
 
 #: Files of pairs by URL, and what is known of them.
 _Found = tuple[dict[str, StoredObject], Prepared | None]
@@ -68,7 +74,8 @@ def remote_pairs(url: str) -> list[Pair]:
         raise ConfigError(f"{url}: names no .bin/.idx pair; check the path.")
     if not glob.has_magic(url):
         refuse_splits(url, prefixes)
-    files = {prefix: _files_of(prefix, objects) for prefix in prefixes}
+    columns = suffixes_of_columns(objects)
+    files = {prefix: _files_of(prefix, objects, columns) for prefix in prefixes}
     # Most pairs share the content of their meta file, which is then copied and read once.
     metas = {
         _content(each[META_SUFFIX]): each[META_SUFFIX]
@@ -87,10 +94,13 @@ def _content(stored: StoredObject) -> str:
     return stored.sha256 or stored.url
 
 
-def _files_of(prefix: str, objects: Mapping[str, StoredObject]) -> dict[str, StoredObject]:
+def _files_of(
+    prefix: str, objects: Mapping[str, StoredObject], columns: Mapping[str, set[str]]
+) -> dict[str, StoredObject]:
     files = {
         suffix: objects[prefix + suffix] for suffix in ALL_SUFFIXES if prefix + suffix in objects
     }
+    files |= {each: objects[prefix + each] for each in columns.get(prefix, ())}
     for suffix in SUFFIXES:
         if suffix not in files:
             raise ConfigError(f"{prefix}{suffix}: does not exist; a pair needs both files.")
@@ -110,7 +120,13 @@ def _pair(
         header = prepared.header(prefix)
     meta = metas[_content(files[META_SUFFIX])] if META_SUFFIX in files else None
     weights_bytes = files[WEIGHTS_SUFFIX].size if WEIGHTS_SUFFIX in files else None
-    return pair_of(prefix, header, num_bytes, weights_bytes, meta, files)
+    for suffix in map(suffix_of, columns_in(meta, f"{prefix}{META_SUFFIX}")):
+        if suffix not in files and (stored := find_object(prefix + suffix)):
+            files[suffix] = stored
+    pair = pair_of(prefix, header, num_bytes, weights_bytes, meta, files)
+    sizes = {prefix + suffix: stored.size for suffix, stored in files.items()}
+    check_columns(pair, files, sizes.get)
+    return pair
 
 
 def _found(url: str) -> _Found:
@@ -137,14 +153,13 @@ def _folder_of(pattern: str) -> str:
 
 
 def _below(url: str) -> "re.Pattern[str]":
-    endings = "|".join(map(re.escape, ALL_SUFFIXES))
-    return re.compile(rf"{re.escape(url)}(/(?!\.)[^/]+)*({endings})")
+    return re.compile(rf"{re.escape(url)}(/(?!\.)[^/]+)*({_ENDINGS})")
 
 
 def _pattern(url: str) -> "re.Pattern[str]":
     """Compile a pattern of paths without suffix; ``*`` matches a part of one name."""
     parts = ["[^/]+(/[^/]+)*" if part == "**" else _part(part) for part in url.split("/")]
-    return re.compile("/".join(parts) + f"({'|'.join(map(re.escape, ALL_SUFFIXES))})")
+    return re.compile("/".join(parts) + f"({_ENDINGS})")
 
 
 def _part(part: str) -> str:

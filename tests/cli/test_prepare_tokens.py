@@ -31,7 +31,9 @@ def weights(pair):
     """Return the label weights of every document of a pair, in order."""
     files = open_token_files(pair)
     numbers = np.arange(len(files))
-    found = files.read(numbers.tolist(), [0] * len(files), files.lengths(numbers).tolist())[1]
+    found = files.read(numbers.tolist(), [0] * len(files), files.lengths(numbers).tolist())[
+        "label_weights"
+    ]
     return [each.tolist() for each in found]
 
 

@@ -150,7 +150,7 @@ def test_a_bucket_has_the_documents_of_its_keys_however_runs_are_cut(
             tokens = rng.integers(0, 70_000, rng.integers(0, 6))
             weights = [None, tokens % 2, tokens / 70_000][number % 3]
             origin = f"é {unit}:{number}"
-            writer.write(tokens, weights, origin)
+            writer.write(tokens, weights, origin=origin)
             weights = None if weights is None else weights.astype(np.float32).tolist()
             expected.append((slow_key(unit, number), tokens.tolist(), weights, origin))
         writer.close()

@@ -41,7 +41,7 @@ def test_a_pair_may_have_no_documents(tmp_path):
 def test_weights_begin_with_the_first_weighted_document(tmp_path):
     writer = TokenWriter(tmp_path / "chat", 300)
     writer.write(np.array([1, 2, 3]), origin="first")
-    writer.write(np.array([4, 5]), np.array([0.0, 1.0]), "second\nline")
+    writer.write(np.array([4, 5]), np.array([0.0, 1.0]), origin="second\nline")
     writer.write(np.array([6]))
     writer.close({"tokenizer": {"kind": "bytes"}})
     files = open_token_files(tmp_path / "chat")

@@ -221,10 +221,10 @@ def call_slowly(tmp_path, call):
     for writer in (TokenWriter, SortedWriter):
         write = writer.write
 
-        def slow(self, *arguments, write=write):
+        def slow(self, *arguments, write=write, **options):
             (tmp_path / "pids" / str(os.getpid())).touch()
             time.sleep(0.004)
-            write(self, *arguments)
+            write(self, *arguments, **options)
 
         writer.write = slow
     inputs.UNIT_BYTES, job.BATCH_BYTES = 4000, 500

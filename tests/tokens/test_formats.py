@@ -76,7 +76,7 @@ def test_documents_are_read_in_any_order_and_place(tmp_path, store):
     assert documents.lengths(numbers).tolist() == [len(DOCUMENTS[n]) for n in numbers]
     starts = [len(DOCUMENTS[n]) // 3 for n in numbers]
     stops = [len(DOCUMENTS[n]) - len(DOCUMENTS[n]) // 4 for n in numbers]
-    tokens, weights = documents.read(numbers.tolist(), starts, stops)
+    tokens, weights = documents.read(numbers.tolist(), starts, stops).values()
     assert [t.tolist() for t in tokens] == [
         DOCUMENTS[n][a:b] for n, a, b in zip(numbers, starts, stops)
     ]

@@ -22,7 +22,7 @@ def pair(tmp_path):
 
 def slices(files, *wanted):
     """Weights of ``(document, start, stop)``."""
-    found = files.read(*map(list, zip(*wanted)))[1]
+    found = files.read(*map(list, zip(*wanted)))["label_weights"]
     assert all(weights is None or weights.dtype == np.float32 for weights in found)
     return [weights if weights is None else weights.tolist() for weights in found]
 

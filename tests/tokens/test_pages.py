@@ -98,7 +98,7 @@ def test_documents_of_a_large_source_are_read_without_their_neighbours(tmp_path)
     files = TokenFiles([prefix])
     drop(f"{prefix}.bin")
     chosen = list(range(7, len(lengths), len(lengths) // 40))
-    tokens, _ = files.read(chosen, [0] * len(chosen), [1000] * len(chosen))
+    tokens = files.read(chosen, [0] * len(chosen), [1000] * len(chosen))["tokens"]
     content = map_file(f"{prefix}.bin", size)
     wanted = {(2000 * n + byte) // mmap.PAGESIZE for n in chosen for byte in (0, 1999)}
     assert wait_for(lambda: resident(content)[sorted(wanted)].all())

@@ -68,7 +68,7 @@ def test_random_pieces_are_those_of_the_rows_of_pyarrow(tmp_path, monkeypatch):
         numbers = random.integers(0, 210, 12).tolist()
         starts = [int(random.integers(0, len(rows[n]) + 1)) for n in numbers]
         stops = [int(random.integers(start, len(rows[n]) + 1)) for n, start in zip(numbers, starts)]
-        found, _ = documents.read(numbers, starts, stops)
+        found = documents.read(numbers, starts, stops)["tokens"]
         assert [f.tolist() for f in found] == [
             rows[n][a:b] for n, a, b in zip(numbers, starts, stops)
         ]
@@ -83,7 +83,7 @@ def test_a_row_group_is_decoded_once_for_a_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "KEPT_BYTES", 0)  # keeps the last one only
     decoded, decode = [], parquet._decode
     monkeypatch.setattr(parquet, "_decode", lambda s, n, *c: decoded.append(n) or decode(s, n, *c))
-    found, _ = open_documents(path).read([9, 0, 5, 10, 1, 6], [0] * 6, [1] * 6)
+    found = open_documents(path).read([9, 0, 5, 10, 1, 6], [0] * 6, [1] * 6)["tokens"]
     assert [f.tolist() for f in found] == [[9], [0], [5], [10], [1], [6]]
     assert decoded == [0, 1, 2]
 

@@ -74,7 +74,7 @@ def test_pairs_are_concatenated(two):
     assert files.lengths(numbers).tolist() == [1, 3, 5, 1, 5]
     assert all_documents(files) == FIRST + SECOND
     assert files.lengths(np.zeros(0, np.int64)).tolist() == []
-    assert files.read([], [], []) == ([], [])
+    assert files.read([], [], []) == {"tokens": [], "label_weights": []}
 
 
 def test_pairs_of_several_types_and_without_documents_are_one_source(tmp_path):

@@ -1,0 +1,210 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Further values of documents: per token or per document, of any type and shape, by name."""
+
+import functools
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+from energon_ext.errors import ConfigError, SampleError
+
+#: Names under which a store returns tokens and label weights; they are no names of other columns.
+TOKENS, LABEL_WEIGHTS = "tokens", "label_weights"
+
+NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
+
+#: Field of the meta file of a pair.
+COLUMNS = "columns"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_KINDS = "a number of at most 8 bytes, such as float32 or int16, or bool"
+_MOST_DIMENSIONS, _MOST_VALUES = 4, 1 << 20
+
+
+@dataclass(frozen=True)
+class Column:
+    """Values of each token, or of each document.
+
+    Attributes:
+        dtype: of the values; a name such as ``"int16"`` becomes a NumPy type.
+        item: shape of the values of one token or document, such as ``(8,)`` or ``(layers, k)``.
+        per: ``token`` or ``document``.
+        at: the token of a transition that a value belongs to, for values of tokens. A value of a
+            ``label`` is needed where the token is predicted, such as its log-probability; one of an
+            ``input`` where the token is read, such as its routed experts.
+        fill: value on padding, and of sources without the column.
+
+    Raises:
+        ConfigError: a field has another value than these.
+
+    Example:
+        >>> experts = Column("int16", (8,), at="input", fill=-1)
+        >>> experts.to_json()
+        {'dtype': 'int16', 'item': [8], 'per': 'token', 'at': 'input', 'fill': -1}
+        >>> Column.from_json(experts.to_json(), "web.meta.json") == experts
+        True
+    """
+
+    dtype: np.dtype
+    item: tuple[int, ...] = ()
+    per: Literal["token", "document"] = "token"
+    at: Literal["input", "label"] = "label"
+    fill: float = 0
+
+    def __post_init__(self) -> None:
+        try:
+            dtype = np.dtype(self.dtype).newbyteorder("<")
+        except TypeError:
+            raise ConfigError(f"Column: dtype {self.dtype!r:.80} found, {_KINDS}.") from None
+        if dtype.kind not in "biuf" or dtype.itemsize > 8:
+            raise ConfigError(f"Column: dtype {dtype} found, {_KINDS} is needed.")
+        item = tuple(self.item) if isinstance(self.item, (list, tuple)) else None
+        sizes = item or ()
+        is_shape = item is not None and all(type(n) is int and n > 0 for n in sizes)
+        if not is_shape or len(sizes) > _MOST_DIMENSIONS or math.prod(sizes) > _MOST_VALUES:
+            raise ConfigError(
+                f"Column: item {self.item!r:.80} found, a shape of up to {_MOST_DIMENSIONS} "
+                f"dimensions and {_MOST_VALUES:,} values is needed."
+            )
+        for field, allowed in (("per", ("token", "document")), ("at", ("input", "label"))):
+            if getattr(self, field) not in allowed:
+                found = getattr(self, field)
+                raise ConfigError(
+                    f"Column: {field} {found!r:.80} found, {' or '.join(allowed)} is needed."
+                )
+        if type(self.fill) not in (int, float, bool) or not _holds(dtype, self.fill):
+            raise ConfigError(f"Column: fill {self.fill!r:.80} found, a {dtype} is needed.")
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "item", item)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of the values of one token or document."""
+        return math.prod(self.item) * self.dtype.itemsize
+
+    def filled(self, *counts: int) -> np.ndarray:
+        """Return an array [*counts, *item] of fill values."""
+        return np.full((*counts, *self.item), self.fill, self.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "dtype": self.dtype.name,
+            "item": list(self.item),
+            "per": self.per,
+            "at": self.at,
+            "fill": self.fill,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> "Column":
+        """Return the column that :meth:`to_json` describes; ConfigError if it describes none."""
+        fields = {"dtype", "item", "per", "at", "fill"}
+        if not isinstance(value, Mapping) or "dtype" not in value or set(value) - fields:
+            raise ConfigError(
+                f"{where}: {value!r:.200} found, an object with dtype and any of item, per, at and "
+                f"fill is needed."
+            )
+        try:
+            return cls(**value)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+
+def _holds(dtype: np.dtype, value: float) -> bool:
+    """Return True if a type can hold a number."""
+    if not math.isfinite(value):
+        return False
+    if dtype.kind == "f":
+        return True
+    info = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return value == value // 1 and info[0] <= value <= info[1]
+
+
+# What a pair says of its columns ----------------------------------------------------------------
+
+
+def check_names(columns: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for a name that no column may have."""
+    for name in columns:
+        if not (isinstance(name, str) and _NAME.fullmatch(name)) or name in (TOKENS, LABEL_WEIGHTS):
+            raise ConfigError(
+                f"{where}: {name!r:.80} found as the name of a column; letters, digits and _ are "
+                f"needed, and neither {TOKENS} nor {LABEL_WEIGHTS}."
+            )
+
+
+def columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:
+    """Return the fields of a meta file that describe columns; none if there is no column."""
+    if not columns:
+        return {}
+    return {COLUMNS: {name: column.to_json() for name, column in columns.items()}}
+
+
+def columns_in(meta: Mapping[str, Any] | None, where: str) -> Mapping[str, Column]:
+    """Return the columns that a meta file describes; ConfigError if it does so wrongly."""
+    described = (meta or {}).get(COLUMNS)
+    return {} if described is None else _parse_columns(json.dumps(described), where)
+
+
+@functools.lru_cache(64)
+def _parse_columns(text: str, where: str) -> Mapping[str, Column]:
+    described = json.loads(text)
+    if not isinstance(described, dict):
+        raise ConfigError(f"{where}: columns: {text:.80} found, an object is needed.")
+    check_names(described, f"{where}: columns")
+    return {
+        name: Column.from_json(value, f"{where}: columns.{name}")
+        for name, value in described.items()
+    }
+
+
+def merge_columns(columns_of: Mapping[str, Mapping[str, Column]]) -> dict[str, Column]:
+    """Return the columns of all sources; ConfigError if two have one name for different columns.
+
+    Args:
+        columns_of: the columns of each source, by its key.
+    """
+    merged: dict[str, Column] = {}
+    owners: dict[str, str] = {}
+    for key, columns in columns_of.items():
+        for name, column in columns.items():
+            if merged.setdefault(name, column) != column:
+                raise ConfigError(
+                    f"{key}: its column {name} is {column.to_json()}, but that of {owners[name]} "
+                    f"is {merged[name].to_json()}; rename one."
+                )
+            owners.setdefault(name, key)
+    return merged
+
+
+def check_values(name: str, column: Column, values: Any, tokens: int, origin: str) -> np.ndarray:
+    """Return the values of a document in the type of a column, [tokens, *item] or [*item].
+
+    Raises:
+        SampleError: they have another shape, or do not fit the type.
+    """
+    counts = (tokens,) if column.per == "token" else ()
+    if values is None:
+        return column.filled(*counts)
+    array = np.asarray(values)
+    if array.shape != (*counts, *column.item) or array.dtype.kind not in "biuf":
+        raise SampleError(
+            f"{origin}: column {name}: {array.dtype} {list(array.shape)} found, {column.dtype} "
+            f"{[*counts, *column.item]} is needed."
+        )
+    with np.errstate(all="ignore"):
+        stored = array.astype(column.dtype)
+    is_float = column.dtype.kind == "f"
+    is_same = np.isfinite(stored) == np.isfinite(array) if is_float else stored == array
+    if not is_same.all():
+        raise SampleError(
+            f"{origin}: column {name}: {array[~is_same].flat[0]} does not fit {column.dtype}."
+        )
+    return stored

@@ -1,0 +1,135 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The files of columns.
+
+A column is a plain ``.npy`` file, ``PREFIX.NAME.npy`` beside a pair, with as many items as the pair
+has tokens or documents. NumPy writes a header of 128 bytes, so the place of an item in a file is
+arithmetic, also in an object store; what the header says must equal what the pair implies.
+"""
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_ext.batch.columns import Column, check_values
+from energon_ext.errors import ConfigError
+from energon_ext.storage.file_map import map_file
+from energon_ext.storage.object_store import StoredObject
+from energon_ext.storage.range_reader import RemoteTokens
+
+#: Bytes of the header of a file.
+HEADER_BYTES = 128
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of the file of a column beside a pair."""
+    return f".{name}.npy"
+
+
+def suffixes_of_columns(names: Iterable[str]) -> dict[str, set[str]]:
+    """Return the suffixes of the files of columns among some files, by the name of their pair."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        if name.endswith(".npy"):
+            pair, dot, column = name.removesuffix(".npy").rpartition(".")
+            if dot:
+                found.setdefault(pair, set()).add(suffix_of(column))
+    return found
+
+
+def file_bytes(column: Column, count: int) -> int:
+    """Return the size of the file of a column with a number of items."""
+    return HEADER_BYTES + count * column.item_bytes
+
+
+def check_size(path: str, found: int | None, column: Column, count: int) -> None:
+    """Raise ConfigError unless a file has the size of a column; None if it does not exist."""
+    if found != file_bytes(column, count):
+        words = "does not exist" if found is None else f"has {found:,} bytes"
+        raise ConfigError(
+            f"{path}: {words}; {count:,} {column.per}s need {file_bytes(column, count):,} bytes, "
+            f"{column.item_bytes} each after a header of {HEADER_BYTES}; copy it again."
+        )
+
+
+def open_column(
+    path: str, column: Column, count: int, stored: StoredObject | None = None
+) -> "np.ndarray | RemoteTokens":
+    """Open a column of a number of items, [count, *item], read by slices.
+
+    Args:
+        stored: the object if it is in an object store.
+
+    Raises:
+        ConfigError: the file is not a column like this.
+    """
+    if stored is not None:
+        check_size(path, stored.size, column, count)
+        return RemoteTokens(stored, column.dtype, HEADER_BYTES, column.item)
+    try:
+        content = map_file(path, file_bytes(column, count), is_whole=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); copy it again.") from error
+    header = content[:HEADER_BYTES].tobytes()
+    if header.split() != _header(column, count).split():
+        raise ConfigError(
+            f"{path}: its header is {header[10:].decode('latin1').strip()!r:.200}, but its pair "
+            f"implies {_header(column, count)[10:].decode().strip()!r}; write it again."
+        )
+    return content[HEADER_BYTES:].view(column.dtype).reshape(count, *column.item)
+
+
+def _header(column: Column, count: int) -> bytes:
+    """Return the header that NumPy writes."""
+    file = io.BytesIO()
+    described = np.lib.format.dtype_to_descr(column.dtype)
+    shape = (count, *column.item)
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": described, "fortran_order": False, "shape": shape}
+    )
+    header = file.getvalue()
+    assert len(header) == HEADER_BYTES, "a shape of at most five dimensions fits"
+    return header
+
+
+class ColumnWriter:
+    """Writes one column, document by document.
+
+    Args:
+        prefix: path of the pair, without suffix.
+        name: of the column.
+        column: its values.
+    """
+
+    def __init__(self, prefix: str | Path, name: str, column: Column):
+        self._name, self._column, self._count = name, column, 0
+        self._file = open(f"{prefix}{suffix_of(name)}", "wb")  # noqa: SIM115 - see `abandon`
+        self._file.write(bytes(HEADER_BYTES))
+
+    def write(self, values: Any, tokens: int, origin: str = "") -> None:
+        """Append the values of a document.
+
+        Args:
+            values: [tokens, *item], or [*item] if they are per document; None for fill values.
+            tokens: of the document.
+            origin: where it was read, for messages.
+
+        Raises:
+            SampleError: they have another shape, or do not fit the type.
+        """
+        array = check_values(self._name, self._column, values, tokens, origin)
+        self._file.write(array.tobytes())
+        self._count += tokens if self._column.per == "token" else 1
+
+    def close(self) -> None:
+        """Write the header."""
+        self._file.seek(0)
+        self._file.write(_header(self._column, self._count))
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file without finishing it."""
+        self._file.close()
