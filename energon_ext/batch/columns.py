@@ -17,6 +17,7 @@ from energon_ext.errors import ConfigError, SampleError
 
 #: Names under which a store returns tokens and label weights; they are no names of other columns.
 TOKENS, LABEL_WEIGHTS = "tokens", "label_weights"
+_TAKEN = (TOKENS, LABEL_WEIGHTS, "ends")
 
 NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
@@ -133,10 +134,10 @@ def _holds(dtype: np.dtype, value: float) -> bool:
 def check_names(columns: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for a name that no column may have."""
     for name in columns:
-        if not (isinstance(name, str) and _NAME.fullmatch(name)) or name in (TOKENS, LABEL_WEIGHTS):
+        if not (isinstance(name, str) and _NAME.fullmatch(name)) or name in _TAKEN:
             raise ConfigError(
                 f"{where}: {name!r:.80} found as the name of a column; letters, digits and _ are "
-                f"needed, and neither {TOKENS} nor {LABEL_WEIGHTS}."
+                f"needed, and none of {', '.join(_TAKEN)}."
             )
 
 

@@ -8,8 +8,8 @@ factor from outside the tree. :func:`find_trees` recovers the trees. A TaskEncod
 uses the float as a constant weight and rejects schedules and interleaves.
 """
 
-from dataclasses import dataclass, fields
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
@@ -36,6 +36,7 @@ class Leaf:
     text_key: str | None = None  # field of its samples with the text, None for the usual ones
     text_key_where: str = ""  # place of that field's name in the YAML
     block_docs: int | None = None  # documents of a block, None for the default of the data
+    columns: Mapping[str, str] = field(default_factory=dict)  # folders of columns of others
     metadataset: EPath | None = None  # the outermost one of ours, if any
     run: RunFields | None = None  # run-wide fields of its metadatasets
 
@@ -105,8 +106,9 @@ class CarriedWeight(float):
         if self.not_constant is not None:
             raise ConfigError(
                 f"{self.not_constant}: this TaskEncoder does not support schedules, weights of 0, "
-                f"a weights_file, an interleave or a key; make energon_ext.DynamicBlendMixin its "
-                f"first base class, or use energon_ext.PackedTaskEncoder."
+                f"a weights_file, an interleave, a key or columns; make "
+                f"energon_ext.DynamicBlendMixin its first base class, or use "
+                f"energon_ext.PackedTaskEncoder."
             )
         return float.__add__(self, 0.0)
 
@@ -177,4 +179,8 @@ def _not_constant(tree: Tree) -> str | None:
             is_constant = isinstance(weight, ConstantWeight) and weight.value > 0
             if not is_constant or node.rule != BLEND or node.live is not None:
                 return where
-    return next((leaf.text_key_where for leaf in leaves_of(tree) if leaf.text_key), None)
+    wheres = (
+        leaf.text_key_where or (f"{leaf.where}.columns" if leaf.columns else None)
+        for leaf in leaves_of(tree)
+    )
+    return next(filter(None, wheres), None)

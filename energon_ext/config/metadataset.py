@@ -30,6 +30,7 @@ from megatron.energon.metadataset.metadataset_v2 import (
 )
 
 from energon_ext.arguments import check_integer, choices
+from energon_ext.batch.columns import check_names
 from energon_ext.compat import combine_subsets
 from energon_ext.config import carried
 from energon_ext.config.carried import (
@@ -81,10 +82,11 @@ class ScheduledEntryMixin:
     splice: Any = None  # fields of a splice, which shows its documents at many positions
     key: Any = None  # field of the samples that contains the text, None for `text` or `txt`
     block_docs: Any = None  # documents of a shuffled source that are read close to each other
+    columns: Any = None  # folder of each column of others, by its name
 
     where: str = field(default="", init=False)  # place in the YAML, for messages
 
-    def read(self, where: str) -> None:
+    def read(self, where: str, mds_path: EPath | None) -> None:
         """Check the fields, and parse the weight and the splice."""
         self.where = where
         self.weight = weight_from_config(self.weight, f"{where}.weight")
@@ -98,6 +100,8 @@ class ScheduledEntryMixin:
             raise ConfigError(f"{where}.key: {self.key!r} found, the name of a field is needed.")
         if self.splice is not None:
             self.splice = splice_from_config(self.splice, f"{where}.splice")
+        if self.columns is not None:
+            self.columns = _folders_of_columns(self.columns, f"{where}.columns", mds_path)
 
     def around(self, leaf: Leaf) -> Leaf:
         """Return a leaf below this entry with the fields of the entry.
@@ -115,6 +119,7 @@ class ScheduledEntryMixin:
             text_key=leaf.text_key or self.key,
             text_key_where=leaf.text_key_where or (f"{self.where}.key" if self.key else ""),
             block_docs=leaf.block_docs or self._block_docs_of(leaf),
+            columns={**(self.columns or {}), **leaf.columns},
         )
 
     def _block_docs_of(self, leaf: Leaf) -> Any:
@@ -160,7 +165,7 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
         if self.weights_file is not None:
             self._live = _live_weights(self.weights_file, mds_path, f"{self._where}.weights_file")
         for index, entry in enumerate(self.entries):
-            entry.read(f"{self._where}[{index}] ({getattr(entry, 'path', 'join')})")
+            entry.read(f"{self._where}[{index}] ({getattr(entry, 'path', 'join')})", mds_path)
             with errors_of_energon(entry.where):
                 entry.post_initialize(mds_path)
 
@@ -190,6 +195,9 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
             if entry.name is not None and count > 1:
                 found = f"{entry.name!r} would name {count} sources"
                 raise ConfigError(f"{entry.where}.name: {found}; name each of them instead.")
+            if entry.columns and count > 1:
+                found = f"the entry has {count} sources"
+                raise ConfigError(f"{entry.where}.columns: {found}; give each of them its own.")
             members.append(map_leaves(tree_of(find_trees(inner.datasets)), entry.around))
             datasets += inner.datasets
         datasets = carried.carry_weighted(Tree(self._node(), members), datasets)
@@ -203,6 +211,17 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
             allow_nested_schedules=self.allow_nested_schedules,
             live=self._live,
         )
+
+
+def _folders_of_columns(value: Any, where: str, mds_path: EPath | None) -> dict[str, str]:
+    """Return the folder of each column, as a path that can be opened."""
+    is_mapping = isinstance(value, dict) and all(
+        type(each) is str and each for each in value.values()
+    )
+    if not is_mapping or mds_path is None:
+        raise ConfigError(f"{where}: {value!r:.80} found, a folder for each name is needed.")
+    check_names(value, where)
+    return {name: file_name(mds_path.parent / folder) for name, folder in value.items()}
 
 
 def _live_weights(value: Any, mds_path: EPath | None, where: str) -> LiveWeights:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, Mix
 from energon_ext.encoders.planning import (
     blocks_of,
@@ -41,7 +42,7 @@ from energon_ext.samples.packers import OnePerRow, load_whole_packer, rebuild_pa
 from energon_ext.splice.frames import Frames
 from energon_ext.tokens.cut import CutLengths
 from energon_ext.tokens.documents import Documents, Lengths
-from energon_ext.tokens.reader import DocumentReader
+from energon_ext.tokens.reader import DocumentReader, open_others
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 
 #: Opens what reads the rows of a source, given its lengths.
@@ -258,7 +259,13 @@ def _load_packer(name: str, kind: KindSpec, spec: Spec) -> Packer:
     return whole or load_packer(kind.packer, spec.row_tokens)
 
 
-def read_documents(entry: Entry, found: Lengths, row_tokens: int) -> Reader:
-    """Open what reads the rows of documents."""
+def read_documents(
+    entry: Entry,
+    found: Lengths,
+    row_tokens: int,
+    convert: Callable[[Row], Any] | None = None,
+) -> Reader:
+    """Open what reads the rows of documents; see :class:`~energon_ext.tokens.reader`."""
     assert isinstance(found, Documents), "a source of documents has some"
-    return DocumentReader(found, entry.key, row_tokens)
+    others = open_others(entry.columns, found, f"{entry.where}.columns")
+    return DocumentReader(found, entry.key, row_tokens, convert, others)

@@ -10,6 +10,7 @@ from megatron.energon.task_encoder.base import get_stateless
 
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
+from energon_ext.encoders.plan_mix import read_documents
 from energon_ext.encoders.planning import document_range, shuffles_over_epochs
 from energon_ext.encoders.sources import open_alone
 from energon_ext.plan.source import Reader
@@ -23,7 +24,6 @@ from energon_ext.samples.reader import SampleReader
 from energon_ext.samples.stored_files import fingerprint_files, num_samples
 from energon_ext.tokenizers.protocol import check_tokenizer, check_written
 from energon_ext.tokens.documents import Lengths
-from energon_ext.tokens.reader import DocumentReader
 
 #: Methods that build stages, which a plan does not have.
 _STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_load_dataset")
@@ -80,7 +80,7 @@ def open_sample_reader(
     """Open what reads the rows of one source: samples, or documents by ``pack_tokens``."""
     if entry.documents is not None:
         pack = _pack_with(methods, entry.key)
-        return DocumentReader(entry.documents, entry.key, spec.row_tokens, pack)
+        return read_documents(entry, entry.documents, spec.row_tokens, pack)
     numbers = range(*document_range(entry, len(lengths)))
     excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
     samples = NumberedSamples(open_alone(encoder, entry), str(entry.dataset.paths[0]))

@@ -185,6 +185,11 @@ def check_fields(encoder: TaskEncoder, entries: Sequence[Entry]) -> None:
 def reject_splices(encoder: TaskEncoder, entries: Sequence[Entry]) -> None:
     """Raise ConfigError for a ``splice:`` on an entry of the YAML."""
     for entry in entries:
+        if entry.columns and entry.documents is None:
+            raise ConfigError(
+                f"{entry.where}.columns: {type(encoder).__name__} reads samples, and columns "
+                f"belong to tokenized documents; give such values to the encoder's own batch."
+            )
         if entry.splice is not None:
             raise ConfigError(
                 f"{entry.splice_where}: {type(encoder).__name__} does not support splices; use an "

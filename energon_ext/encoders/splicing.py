@@ -28,6 +28,7 @@ from energon_ext.splice.reader import FrameReader
 from energon_ext.splice.validation import GridIndex
 from energon_ext.tokens.documents import Documents
 from energon_ext.tokens.origins import origins_of
+from energon_ext.tokens.reader import open_others
 
 #: Maximum number of documents of a source that are counted under their own names by default.
 NAMED_DOCUMENTS = 64
@@ -187,7 +188,8 @@ def plan_splice(
             for number, length in zip(numbers.tolist(), lengths.tolist())
         ],
     )
-    reader = FrameReader(files, first, numbers.tolist(), names, splice, fill_id)
+    others = open_others(entry.columns, files, f"{entry.where}.columns")
+    reader = FrameReader(files, first, numbers.tolist(), names, splice, fill_id, others)
     return name_source(entry, frames, reader, stop - first)
 
 

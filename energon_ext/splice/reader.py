@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from energon_ext.batch.columns import TOKENS, Column
 from energon_ext.batch.rows import Row
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.pairs import Contents
+from energon_ext.tokens.column_folder import ColumnFolder
 from energon_ext.tokens.documents import Documents, FileFacts, Origin
+from energon_ext.tokens.reader import columns_of, read_columns
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class FrameReader:
         numbers, names: number of each chosen document in the source, and its name in batches.
         config: how frames are filled.
         fill_id: filler token before a content that attends to its prefix.
+        others: folders of columns of others, by the name of the column.
     """
 
     documents: Documents
@@ -37,6 +40,7 @@ class FrameReader:
     names: Sequence[str]
     config: SpliceFields
     fill_id: int
+    others: Mapping[str, ColumnFolder] = field(default_factory=dict)
 
     row_bytes = 0
 
@@ -45,12 +49,13 @@ class FrameReader:
         """The tokens and further columns of the chosen documents."""
         numbers = np.array(self.numbers, np.int64) + self.first
         lengths = self.documents.lengths(numbers).tolist()
-        names = (TOKENS, *self.columns)
-        return self.documents.read(numbers.tolist(), [0] * len(lengths), lengths, names)
+        pieces = numbers.tolist(), [0] * len(lengths), lengths
+        found = read_columns(self.documents, self.others, *pieces)
+        return {name: found[name] for name in (TOKENS, *self.columns)}
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        return self.documents.columns
+        return columns_of(self.documents, self.others)
 
     def read(self, rows: Sequence[Any]) -> list[Row]:
         return list(map(self._read_frame, rows))

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from energon_ext.arguments import choices
 from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column
 from energon_ext.batch.rows import Row
-from energon_ext.errors import StoreError
+from energon_ext.errors import ConfigError, StoreError
+from energon_ext.tokens.column_folder import ColumnFolder
 from energon_ext.tokens.documents import Documents, FileFacts, Origin
 
 #: Approximate bytes per token in an object store.
@@ -29,16 +31,18 @@ class DocumentReader:
         key: key of the source, set on every row.
         row_tokens: positions of a row.
         convert: makes of each row what the encoder's own ``batch`` expects; None to leave it.
+        others: folders of columns of others, by the name of the column.
     """
 
     documents: Documents
     key: str
     row_tokens: int
     convert: Callable[[Row], Any] | None = None
+    others: Mapping[str, ColumnFolder] = field(default_factory=dict)
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        return self.documents.columns
+        return columns_of(self.documents, self.others)
 
     @property
     def row_bytes(self) -> int:
@@ -51,7 +55,7 @@ class DocumentReader:
     def read_rows(self, rows: Sequence[Any]) -> list[Row]:
         """Read rows of :data:`~energon_ext.plan.taken_rows.Description`; look them up together."""
         try:
-            found = self.documents.read(*_pieces_of(rows))
+            found = read_columns(self.documents, self.others, *_pieces_of(rows))
         except StoreError as error:
             raise StoreError(f"{self.key}: {error}") from error
         tokens, weights = found.pop(TOKENS), found.pop(LABEL_WEIGHTS)
@@ -74,6 +78,8 @@ class DocumentReader:
     def prefetch(self, rows: Sequence[Any]) -> None:
         if self.documents.is_remote:
             self.documents.prefetch(*_pieces_of(rows))
+        for name, folder in self.others.items():
+            folder.prefetch(name, *_pieces_of(rows))
 
     def origin(self, number: int) -> Origin:
         return self.documents.origin(number)
@@ -86,6 +92,46 @@ class DocumentReader:
 
     def read_stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         return ()
+
+
+def columns_of(documents: Documents, others: Mapping[str, ColumnFolder]) -> dict[str, Column]:
+    """Return the columns of documents, and those of others."""
+    return {**documents.columns, **{name: each.columns[name] for name, each in others.items()}}
+
+
+def read_columns(
+    documents: Documents,
+    others: Mapping[str, ColumnFolder],
+    numbers: Sequence[int],
+    starts: Sequence[int],
+    stops: Sequence[int],
+) -> dict[str, list[Any]]:
+    """Return all columns of some pieces, as :meth:`~Documents.read` does."""
+    found = documents.read(numbers, starts, stops)
+    for name, folder in others.items():
+        found[name] = folder.read(name, numbers, starts, stops)
+    return found
+
+
+def open_others(
+    folders: Mapping[str, str], documents: Documents, where: str
+) -> dict[str, ColumnFolder]:
+    """Open the folders of columns of others, given by the name of each column.
+
+    Raises:
+        ConfigError: a folder lacks its column, belongs to other documents, or the documents have
+            a column of that name themselves.
+    """
+    opened = {path: ColumnFolder.open(path) for path in {*folders.values()}}
+    for folder in opened.values():
+        folder.check_documents(documents, where)
+    for name, path in folders.items():
+        if name in documents.columns:
+            raise ConfigError(f"{where}: the documents have a column {name} themselves; remove it.")
+        if name not in opened[path].columns:
+            found = choices(name, opened[path].columns)
+            raise ConfigError(f"{where}: {path} has no column {name!r}; it has {found}")
+    return {name: opened[path] for name, path in folders.items()}
 
 
 def _pieces_of(rows: Sequence[Any]) -> tuple[list[int], list[int], list[int]]:

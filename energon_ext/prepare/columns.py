@@ -1,0 +1,161 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Writes columns of documents that exist already, such as what a teacher says of each token."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_ext.arguments import check_integer
+from energon_ext.batch.columns import NO_COLUMNS, Column, check_names, columns_to_json
+from energon_ext.errors import ConfigError, SampleError
+from energon_ext.prepare.documents import InputDocument, Unit
+from energon_ext.prepare.job import Encoded, Job
+from energon_ext.prepare.units import run_part, run_units
+from energon_ext.storage.claim import Part
+from energon_ext.tokens.column_files import ColumnWriter
+from energon_ext.tokens.column_folder import ENDS, ENDS_COLUMN, PARTS
+from energon_ext.tokens.documents import Documents
+from energon_ext.tokens.formats import open_documents
+
+#: Documents that are finished together: what an interrupted call repeats, and a part of its work.
+UNIT_DOCUMENTS = 1024
+
+#: Tokens of the documents in one call: values of each document, by column.
+Produce = Callable[[Sequence[np.ndarray]], Mapping[str, Sequence[Any]]]
+
+
+class ColumnsWriter:
+    """Writes the columns of one part.
+
+    Args:
+        prefix: path without suffix.
+        columns: by name.
+    """
+
+    def __init__(self, prefix: str | Path, columns: Mapping[str, Column]):
+        self._writers = {
+            name: ColumnWriter(prefix, name, column)
+            for name, column in {**columns, ENDS: ENDS_COLUMN}.items()
+        }
+        self.num_documents = self.num_tokens = 0
+
+    def write(
+        self,
+        tokens: np.ndarray,
+        weights: None,
+        columns: Mapping[str, Any] = NO_COLUMNS,
+        *,
+        origin: str = "",
+    ) -> None:
+        """Append the values of a document."""
+        self.num_documents += 1
+        self.num_tokens += len(tokens)
+        for name, writer in self._writers.items():
+            values = self.num_tokens if name == ENDS else columns[name]
+            writer.write(values, len(tokens), origin)
+
+    def abandon(self) -> None:
+        """Close the files without finishing them."""
+        for writer in self._writers.values():
+            writer.abandon()
+
+    def close(self, meta: Mapping[str, Any] | None = None) -> None:
+        """Finish the files."""
+        for writer in self._writers.values():
+            writer.close()
+
+
+def write_columns(
+    documents: Documents | str | Path,
+    folder: str | Path,
+    columns: Mapping[str, Column],
+    produce: Produce,
+    *,
+    made_by: str = "",
+    part: Part | None = None,
+    unit_documents: int = UNIT_DOCUMENTS,
+) -> None:
+    """Write columns of documents into a folder, which an entry's ``columns`` then names.
+
+    A call that is interrupted continues where it was; one on a complete folder does nothing.
+
+    Args:
+        documents: token files by their path, or documents of any store.
+        folder: a new one, or one that an earlier call began.
+        columns: by name.
+        produce: gets the tokens of some documents, int64 [n] each, and returns the values of each
+            by column: [n, *item], or [*item] of a column per document.
+        made_by: what the values depend on, such as the name of a model; a folder that was begun
+            with another one is refused.
+        part: the part of the work that this process does, such as ``Part(0, 8)`` on one of eight
+            processes that share a file system; None for all.
+        unit_documents: documents that are finished together.
+
+    Raises:
+        ConfigError: the folder belongs to other documents or columns, or ``produce`` returns
+            values of other documents, names, shapes or ranges.
+
+    Example:
+        >>> import tempfile
+        >>> from energon_ext.prepare.token_writer import TokenWriter
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> writer = TokenWriter(f"{folder.name}/web", vocab_size=300)
+        >>> writer.write(np.array([5, 6, 7]))
+        >>> writer.close()
+        >>> columns = {"score": Column("float32", per="document")}
+        >>> from energon_ext.tokens.column_folder import ColumnFolder
+        >>> write_columns(
+        ...     f"{folder.name}/web", f"{folder.name}/scores", columns,
+        ...     lambda texts: {"score": [tokens.mean() for tokens in texts]})
+        >>> values = ColumnFolder.open(f"{folder.name}/scores").read("score", [0], [0], [3])
+        >>> [float(value) for value in values]
+        [6.0]
+    """
+    check_names(columns, "write_columns")
+    check_integer("unit_documents", unit_documents, 1)
+    found = documents if isinstance(documents, Documents) else open_documents(documents)
+    belongs = found.fingerprint()
+    units = []
+    for begin in range(0, len(found), unit_documents):
+        stop = min(begin + unit_documents, len(found))
+        num_bytes = 4 * found.tokens_in(begin, stop)
+        description = {"path": "the documents", "range": [begin, stop], "documents": belongs}
+        read = functools.partial(_read, found, begin, stop)
+        units.append(Unit(description, read, num_bytes))
+    job = Job(
+        encode=functools.partial(_produce, columns, produce),
+        writer=functools.partial(ColumnsWriter, columns=columns),
+        meta={},
+        options={"documents": belongs, "made_by": made_by, **columns_to_json(columns)},
+    )
+    if part is None:
+        run_units(job, units, Path(folder), title="columns")
+    else:
+        run_part(job, units, Path(folder), part, title="columns")
+
+
+def _read(documents: Documents, begin: int, stop: int) -> Iterator[InputDocument]:
+    for number in range(begin, stop):
+        tokens = documents.document(number).astype(np.int64)
+        yield InputDocument("", f"document {number}", 4 * len(tokens), tokens, PARTS)
+
+
+def _produce(
+    columns: Mapping[str, Column], produce: Produce, documents: Sequence[InputDocument]
+) -> list[Encoded | SampleError]:
+    """Return the values of each document; ConfigError if there are others than were asked for."""
+    found = produce([document.sample for document in documents])
+    counts = {name: len(values) for name, values in found.items() if isinstance(values, Sized)}
+    if counts != dict.fromkeys(columns, len(documents)):
+        raise ConfigError(
+            f"produce: returned {counts} values by column; {len(documents)} of each of "
+            f"{sorted(columns)} are needed."
+        )
+    return [
+        Encoded([(document.sample, None, {name: found[name][place] for name in columns})])
+        for place, document in enumerate(documents)
+    ]
