@@ -4,7 +4,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Callable
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from energon_ext.arguments import check_integers
 from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.columns import Column, check_names, columns_to_json
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 from energon_ext.loader.compare import Comparison
@@ -102,6 +103,8 @@ class RLDataset(ScoringOptions):
         pad_id: token on positions without a sample.
         alignment: every sample begins at a multiple of this many positions, as for
             :class:`~energon_ext.batch.collate.BatchAssembler`.
+        columns: the ``columns`` of groups that are not one number per response token, by name, such
+            as ``{"experts": Column("int16", (layers, k), at="input", fill=-1)}``.
         seed: random seed for a BatchSampler: the seed of a prompt's answers depends on it and on
             the number of the prompt in the run.
 
@@ -146,6 +149,7 @@ class RLDataset(ScoringOptions):
     pad_id: int = 0
     alignment: int = 1
     seed: int = 0
+    columns: Mapping[str, Column] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_integers("RLDataset", **{name: getattr(self, name) for name in _SIZES})
@@ -160,6 +164,7 @@ class RLDataset(ScoringOptions):
         if self.ahead:
             check_ahead(self.ahead, self.sampler, self.steps_per_version, self.max_staleness)
         options = {each.name: getattr(self, each.name) for each in fields(ScoringOptions)}
+        check_names(self.columns, "RLDataset: columns")
         self._scoring = Scoring(**options)
         self._plan = PromptPlan(self.prompts)
         self._workers = self.prompts.worker_config
@@ -171,7 +176,7 @@ class RLDataset(ScoringOptions):
         self._answers = Answers(
             plan=self._plan,
             queue=self._queue,
-            rules=self._scoring.rules(self._plan.vocab_size),
+            rules=replace(self._scoring.rules(self._plan.vocab_size), described=self.columns),
             rounds=self._rounds,
             rank=self._workers.rank,
             groups_ahead=self.ahead * self.batches_per_step * self.groups_per_batch,
@@ -226,8 +231,8 @@ class RLDataset(ScoringOptions):
         weights = self._rounds.run(weigh) if callable(self.advantages) else weigh()
         arrangement = self._queue.arrange(groups)
         assert arrangement is not None, "the groups of a batch fit"
-        rows = [build_row(groups, weights, each) for each in arrangement]
-        batch = self._assembler(rows, self._plan.sources)
+        rows = [build_row(groups, weights, each, self.columns) for each in arrangement]
+        batch = self._assembler(rows, self._plan.sources, self.columns)
         if not place.passes:
             self._queue.remove(len(groups))
             if self.epochs_per_batch > 1:
@@ -284,7 +289,11 @@ class RLDataset(ScoringOptions):
         """Return the settings that are the same on all ranks, as fields of an RLState."""
         common = {"max_staleness": self.max_staleness, "seed": self.seed}
         return {
-            "fingerprint": {**common, **self._scoring.fingerprint()},
+            "fingerprint": {
+                **common,
+                **self._scoring.fingerprint(),
+                **columns_to_json(self.columns),  # waiting groups have these
+            },
             "batches_per_step": self.batches_per_step,
             "steps_per_version": self._steps_of_version,
             "epochs_per_batch": self.epochs_per_batch,

@@ -5,8 +5,10 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 
+from energon_ext.batch.columns import Column
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.losses import RESPONSE_MASK
@@ -41,6 +43,7 @@ class GroupRules:
         least_answers: answers that a group without ``advantages`` must have.
         needs_truncated: whether ``truncated`` must be known.
         columns: names of the columns, which all groups of a batch have; None if not known yet.
+        described: columns that are described, and not a number per response token.
     """
 
     vocab_size: int = 2**31
@@ -48,6 +51,7 @@ class GroupRules:
     least_answers: int = 2
     needs_truncated: bool = False
     columns: frozenset[str] | None = None
+    described: Mapping[str, Column] = field(default_factory=dict)
 
     def like(self, group: ScoredGroup) -> "GroupRules":
         """Return the rules for groups of the same batch."""
@@ -77,7 +81,7 @@ def _faults(group: Any, prompt: Prompt, rules: GroupRules) -> Iterator[str]:
     if rules.needs_truncated and group.truncated is None:
         yield "truncated is None, but mask_truncated needs to know which answers were cut"
     yield from _faults_of_prompts(group, prompt)
-    yield from _faults_of_values(group)
+    yield from _faults_of_values(group, rules.described)
     ids = tokens.cpu()
     is_sample = torch.arange(tokens.shape[1]) < torch.tensor(group.sample_lengths())[:, None]
     unknown = ids[is_sample & ((ids < 0) | (ids >= rules.vocab_size))]
@@ -102,6 +106,8 @@ def _faults_of_kinds(group: ScoredGroup, rules: GroupRules) -> Iterator[str]:
     columns = {} if group.columns is None else group.columns
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
         yield f"columns must be tensors by name, got {columns!r:.80}"
+    if missing := sorted(rules.described.keys() - columns.keys()):
+        yield f"columns lacks {missing}, which the RLDataset describes; it has {sorted(columns)}"
     if rules.columns is not None and rules.columns != {*columns}:
         yield (
             f"columns has the names {sorted(columns)}, but that of another prompt "
@@ -148,21 +154,32 @@ def _faults_of_prompts(group: ScoredGroup, prompt: Prompt) -> Iterator[str]:
         yield "tokens do not begin with the prompt"
 
 
-def _faults_of_values(group: ScoredGroup) -> Iterator[str]:
+def _faults_of_values(group: ScoredGroup, described: Mapping[str, Column]) -> Iterator[str]:
     samples, width = group.tokens.shape
     generated = width - min(group.prompt_lengths())
     by_token = [samples, generated]
     shapes = {"log_probs": [by_token], "response_mask": [by_token]}
     shapes["advantages"] = [[samples], by_token]
+    counts = {"input": [samples, width], "label": by_token}
+    for key, column in described.items():
+        per_token = counts[column.at] if column.per == "token" else [samples]
+        shapes[f"columns[{key!r}]"] = [[*per_token, *column.item]]
     for name, value in _tensors(group):
         if value is None or name == "tokens":
             continue
-        is_column = name.startswith("columns[")
-        allowed = [by_token] if is_column else shapes.get(name, [[samples]])
+        default = by_token if name.startswith("columns[") else [samples]
+        allowed = shapes.get(name, [default])
         if list(value.shape) not in allowed:
             yield f"{name} must be {' or '.join(map(str, allowed))}, got {_shape(value)}"
         if not bool(torch.isfinite(value.float()).all()):  # as a batch has it
             yield f"{name} must be finite, got {value.tolist()!s:.80}"
+    for key, column in described.items():
+        values, info = group.columns[key], column.dtype  # type: ignore[index]  # as checked before
+        if info.kind == "f":
+            continue
+        low, high = (0, 1) if info.kind == "b" else (np.iinfo(info).min, np.iinfo(info).max)
+        if values.is_floating_point() or not low <= int(values.min()) <= int(values.max()) <= high:
+            yield f"columns[{key!r}] must be integers from {low} to {high}, got {_shape(values)}"
     if (largest := float(group.log_probs.detach().max())) > _MAX_LOG_PROB:
         yield f"log_probs must be at most 0, got {largest:g}"
     if group.sample_weights is not None and bool((group.sample_weights < 0).any()):

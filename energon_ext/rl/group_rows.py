@@ -9,6 +9,7 @@ from typing import Mapping, Sequence
 import numpy as np
 import torch
 
+from energon_ext.batch.columns import NO_COLUMNS, Column
 from energon_ext.batch.rows import Row
 from energon_ext.errors import SampleError
 from energon_ext.losses import RESPONSE_MASK
@@ -72,10 +73,12 @@ def build_row(
     groups: Sequence[WaitingGroup],
     weights: Sequence[torch.Tensor],
     members: Sequence[tuple[int, int]],
+    described: Mapping[str, Column] = NO_COLUMNS,
 ) -> Row:
     """Return a row with one slice per answer; a row without answers is padding.
 
     Args:
+        described: columns that are described, and not a number per response token.
         weights: weight of each response token of each group, float32 [N, G].
         members: (group index, answer index) pairs.
     """
@@ -89,7 +92,13 @@ def build_row(
         log_probs.append(_at_labels(group, sample, group.log_probs))
         rewards.append(float(group.reward[sample]))
         for name, values in _columns_of(group).items():
-            columns.setdefault(name, []).append(_at_labels(group, sample, values))
+            column = described.get(name)
+            own = (
+                _at_labels(group, sample, values)
+                if column is None
+                else _values_of_column(group, sample, values, column)
+            )
+            columns.setdefault(name, []).append(own)
     for name, parts in columns.items():
         if len(parts) != len(slices):
             raise SampleError(
@@ -113,6 +122,20 @@ def _columns_of(group: ScoredGroup) -> Mapping[str, torch.Tensor]:
     if group.sample_weights is not None:
         trained = trained & (group.sample_weights != 0)[:, None]
     return {**group.columns, RESPONSE_MASK: trained.float()}
+
+
+def _values_of_column(
+    group: ScoredGroup, sample: int, values: torch.Tensor, column: Column
+) -> np.ndarray:
+    """Return the values of an answer as a row has them."""
+    if column.per == "document":
+        return values[sample].numpy()
+    begin, end = group.prompt_lengths()[sample], group.sample_lengths()[sample]
+    if column.at == "input":
+        return values[sample, :end].numpy()
+    result = column.filled(end)
+    result[begin:] = values[sample, : end - begin].numpy()
+    return result
 
 
 def _at_labels(group: ScoredGroup, sample: int, values: torch.Tensor) -> np.ndarray:

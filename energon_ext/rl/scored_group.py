@@ -46,9 +46,13 @@ class ScoredGroup:
             rewards; None to compute them.
         sample_weights: float32 [N], factor >= 0 of each answer's advantage, such as 0 for an answer
             whose reward counts in the group's mean but that is not trained on. None for ones.
-        columns: float32 [N, G] by name, further values of the response tokens that travel to the
-            batch's ``columns``, such as ``ref_log_probs``; the same names in all groups. The batch
-            then also has the column ``response_mask``, 1 on the tokens to train on.
+        columns: by name, further values that travel to the batch's ``columns``, such as
+            ``ref_log_probs``; the same names in all groups. They are float32 [N, G], of the
+            response tokens, unless the ``columns`` of the :class:`~energon_ext.rl.RLDataset`
+            describe others: [N, T, *item] of values that belong to inputs, such as the experts
+            that the sampler chose, [N, G, *item] of those that belong to labels, and [N, *item] per
+            answer. The batch then also has the column ``response_mask``, 1 on the tokens to train
+            on.
 
     Example:
         >>> group = ScoredGroup(
@@ -107,7 +111,9 @@ class ScoredGroup:
                 return {key: convert(name, each) for key, each in value.items()}
             if not torch.is_tensor(value):
                 return value
-            return value.detach().to("cpu", _DTYPES.get(name, torch.float32))
+            keeps_type = name == "columns" and not value.is_floating_point()
+            dtype = value.dtype if keeps_type else _DTYPES.get(name, torch.float32)
+            return value.detach().to("cpu", dtype)
 
         fields: Any = {name: convert(name, value) for name, value in vars(self).items()}
         return replace(self, **fields)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from energon_ext import ConfigError, StateMismatchError
+from energon_ext.batch.columns import Column
 from energon_ext.errors import SampleError, SamplerError
 from energon_ext.rl import RLDataset, ScoredGroup
 from energon_ext.rl.advantages import compute_advantages, name_advantages, rloo
@@ -221,6 +222,68 @@ def test_columns_travel_to_the_batch_with_a_mask_of_what_is_trained(one_prompt):
     batch = next(dataset_of(one_prompt, masked, **options))
     expected[1] = [0] * 5
     assert batch.columns["response_mask"].view(3, 5).tolist() == expected
+
+
+DESCRIBED = {
+    "experts": Column("int16", (2,), at="input", fill=-1),
+    "top": Column("int32", (2,), fill=-1),
+    "level": Column("int8", per="document", fill=9),
+}
+
+
+def described_columns():
+    return {
+        "experts": torch.arange(20).reshape(2, 5, 2),
+        "top": torch.arange(8).reshape(2, 2, 2),
+        "level": torch.tensor([3, 4]),
+    }
+
+
+def test_described_columns_belong_to_inputs_labels_or_answers(one_prompt):
+    group = {"rewards": [1.0, 0.0], "columns": described_columns()}
+    dataset = dataset_of(one_prompt, group, columns=DESCRIBED)
+    batch = next(dataset).validate()
+    experts = batch.columns["experts"].view(3, 5, 2)
+    assert experts[:2].tolist() == torch.arange(20).reshape(2, 5, 2).tolist()
+    assert experts.dtype == torch.int16 and (experts[2] == -1).all()
+    fill = [[-1, -1]] * 2
+    expected = [[*fill, [0, 1], [2, 3], [-1, -1]], [*fill, [4, 5], [6, 7], [-1, -1]]]
+    assert batch.columns["top"].view(3, 5, 2)[:2].tolist() == expected
+    assert batch.segments["level"].tolist() == [3, 4, 9]
+
+
+def test_groups_with_described_columns_wait_in_a_state(one_prompt):
+    group = {"rewards": [1.0, 0.0], "columns": described_columns()}
+    other = {"rewards": [0.0, 1.0], "columns": {k: v + 1 for k, v in described_columns().items()}}
+    options = {"seq_len": 5, "rows": 2, "groups_per_batch": 1, "columns": DESCRIBED}
+    prompts = functools.partial(prompt_dataset, one_prompt, prompts_per_call=2)
+    dataset = RLDataset(prompts(), Groups(group, other), **options)
+    next(dataset)
+    state = json.loads(json.dumps(dataset.save_state()))
+    expected = next(dataset)
+    resumed = RLDataset(prompts(), Groups(), **options)
+    resumed.restore_state(state)
+    batch = next(resumed)
+    assert batch.columns["experts"].tolist() == expected.columns["experts"].tolist()
+    assert batch.segments["level"].tolist() == expected.segments["level"].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"top": None}, r"columns lacks \['top'\], which the RLDataset describes"),
+        ({"top": torch.zeros(2, 5, 2)}, r"columns\['top'\] must be \[2, 2, 2\], got float32"),
+        ({"top": torch.zeros(2, 2, 2)}, r"columns\['top'\] must be integers from -2147483648"),
+        ({"level": torch.tensor([3, 300])}, r"columns\['level'\] must be integers from -128"),
+        ({"experts": torch.zeros(2, 2, 2)}, r"columns\['experts'\] must be \[2, 5, 2\]"),
+    ],
+)
+def test_columns_that_are_not_as_described_are_refused(one_prompt, change, fault):
+    columns = {**described_columns(), **change}
+    columns = {name: values for name, values in columns.items() if values is not None}
+    group = {"rewards": [1.0, 0.0], "columns": columns}
+    with pytest.raises(SamplerError, match=fault):
+        next(dataset_of(one_prompt, group, columns=DESCRIBED))
 
 
 @pytest.mark.parametrize("together", [False, True])
