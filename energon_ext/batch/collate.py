@@ -133,11 +133,10 @@ class BatchAssembler:
             name: stream[:, :-1] if columns[name].at == "input" else stream[:, 1:]
             for name, stream in streams.items()
         }
-        is_document = np.array(segments.sources) >= 0
         for name, values in per_document.items():
-            kept[name] = columns[name].filled(len(is_document))
+            kept[name] = columns[name].filled(len(segments.sources))
             if values:
-                kept[name][is_document] = values
+                kept[name][np.array(segments.sources) >= 0] = values
         written = tensors_from([*arrays.values(), *kept.values()])
         further = {
             name: tensor.reshape(-1, *columns[name].item)

@@ -38,6 +38,13 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 @click.option("--jsonl", type=INPUT, multiple=True, help="JSON Lines (.gz, .zst) file or folder.")
 @click.option("--parquet", type=INPUT, multiple=True, help="Parquet file or folder.")
 @click.option("--key", default="text", help="Field of a JSON object or row with the text.")
+@click.option(
+    "--column",
+    metavar="NAME[:TYPE]",
+    multiple=True,
+    help="Field of a JSON object or row with a number that is kept as a column per document.  "
+    "[default type: float32]",
+)
 @click.option("--hf-dataset", metavar="NAME", help="Hugging Face dataset: a name or a folder.")
 @click.option("--hf-config", metavar="NAME", help="Configuration of --hf-dataset.")
 @click.option("--hf-split", default="train", help="Split of --hf-dataset.")

@@ -12,6 +12,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_type
 
 from energon_ext.arguments import choices
+from energon_ext.batch.columns import Column, check_names, columns_to_json
 from energon_ext.cli import one_of
 from energon_ext.cli.mix import make_encoder
 from energon_ext.config.yaml_file import splits_of
@@ -23,7 +24,13 @@ from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.keyed import sha256
 from energon_ext.prepare import inputs, tables
-from energon_ext.prepare.documents import InputDocument, Unit, check_object, text_under
+from energon_ext.prepare.documents import (
+    InputDocument,
+    Unit,
+    check_object,
+    text_under,
+    with_columns,
+)
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.samples import sample_units
 from energon_ext.prepare.token_writer import TokenWriter
@@ -61,12 +68,27 @@ def job_and_units(options: Mapping[str, Any]) -> tuple[Job, list[Unit], Sequence
         name = next(name for name in CHAT_OPTIONS if chat[name]).replace("_", "-")
         raise ConfigError(f"--{name}: needs --chat.")
     encoder = make_encoder(loaded, task="chat", **chat) if options["chat"] else make_encoder(loaded)
+    columns = _columns(options["column"])
+    if columns and kind not in ("--jsonl", "--parquet", "--hf-dataset"):
+        raise ConfigError(f"--column: {kind} has no records; use --jsonl, --parquet, --hf-dataset.")
     keeps_splits = kind == "--dataset" and len(options["split"]) > 1
     path = options[_name(kind)]
     paths = [*(path if isinstance(path, tuple) else [path]), *options["files"]]
-    job = _job(encoder, tokenizer_arguments(tokenizer, **special), kind, paths, options)
+    arguments = tokenizer_arguments(tokenizer, **special)
+    job = _job(encoder, columns, arguments, kind, paths, options)
     splits = SPLITS if options["val"] > 0 or keeps_splits else SPLITS[:1]
-    return job, _units(encoder, kind, paths, options), splits
+    return job, _units(encoder, columns, kind, paths, options), splits
+
+
+def _columns(named: Sequence[str]) -> dict[str, Column]:
+    """Return the columns per document that are named as NAME or NAME:TYPE."""
+    columns = {}
+    for each in named:
+        name, _, dtype = each.partition(":")
+        described = {"dtype": dtype or "float32", "per": "document"}
+        columns[name] = Column.from_json(described, f"--column {each}")
+    check_names(columns, "--column")
+    return columns
 
 
 def _name(kind: str) -> str:
@@ -93,6 +115,7 @@ def _kind(files: Sequence[Path], options: Mapping[str, Any]) -> str:
 
 def _job(
     encoder: PackedTaskEncoder,
+    columns: Mapping[str, Column],
     arguments: dict[str, str],
     kind: str,
     paths: Sequence[Any],
@@ -103,13 +126,13 @@ def _job(
     if len(named) > MAX_NAMED:
         digest = sha256("\n".join(named).encode("utf-8", "replace"))
         named = [named[0], f"and {len(named) - 1} more, SHA-256 {digest[:16]}"]
-    meta, shuffle = encoder.token_file_meta(), options["shuffle"]
+    meta, shuffle = {**encoder.token_file_meta(), **columns_to_json(columns)}, options["shuffle"]
     order = () if shuffle is None else ("shuffle",)
     compared = ("chat", "val", "seed", "min_chars", "on_error", *order, *KINDS[kind])
     return Job(
         encode=functools.partial(encode_all, encoder, BadSamples(kind, encoder.decoder)),
         writer=functools.partial(
-            TokenWriter, vocab_size=encoder.tokenizer.vocab_size, columns=encoder.columns
+            TokenWriter, vocab_size=encoder.tokenizer.vocab_size, columns=columns
         ),
         meta={**meta, FIELD: arguments},
         options={"input": [kind, *named], **{name: options[name] for name in compared}, **meta},
@@ -122,12 +145,18 @@ def _job(
 
 
 def _units(
-    encoder: PackedTaskEncoder, kind: str, paths: Sequence[Any], options: Mapping[str, Any]
+    encoder: PackedTaskEncoder,
+    columns: Mapping[str, Column],
+    kind: str,
+    paths: Sequence[Any],
+    options: Mapping[str, Any],
 ) -> list[Unit]:
     """Divide the input into units."""
     # A conversation is refused for fields that are not used, so all of them are read.
-    column = None if options["chat"] else options["key"]
-    read_row = read_chat if column is None else text_under(column)
+    fields = None if options["chat"] else [options["key"], *columns]
+    read_row = read_chat if fields is None else text_under(options["key"])
+    if columns:
+        read_row = with_columns(read_row, columns)
     if kind == "--text":
         return inputs.text_units(paths, options["separator"])
     if kind == "--folder":
@@ -136,7 +165,7 @@ def _units(
     if kind == "--jsonl":
         return inputs.jsonl_units(paths, read_row)
     if kind == "--parquet":
-        return tables.parquet_units(paths, read_row, column)
+        return tables.parquet_units(paths, read_row, fields)
     if kind == "--dataset":
         return _energon_units(paths[0], encoder, options)
     return tables.hugging_face_units(
@@ -145,7 +174,7 @@ def _units(
         split=options["hf_split"],
         streaming=options["hf_streaming"],
         read_row=read_row,
-        column=column,
+        fields=fields,
     )
 
 

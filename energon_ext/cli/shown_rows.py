@@ -4,6 +4,7 @@
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,8 @@ ShownSegment = tuple[str, str, str]
 #: Names of the ids and of the weights of labels in batches that are no PackedBatch.
 _TOKENS, _WEIGHTS = ("tokens", "input_ids"), ("token_weights", "loss_mask")
 
-#: Most shapes shown for a list of tensors.
-_MAX_SHAPES = 8
+#: Most shapes shown for a list of tensors, and values of a column.
+_MAX_SHAPES, _MAX_VALUES = 8, 8
 
 
 def describe_batch(batch: Any, tokenizer: Any, source: str = "") -> tuple[str, list[ShownSegment]]:
@@ -111,7 +112,7 @@ def _segments(batch: PackedBatch, tokenizer: Any) -> Iterator[ShownSegment]:
     sources, pairs = batch.source_ids.tolist(), [-1] * len(batch.source_ids)
     if batch.pair_ids is not None:
         pairs = batch.pair_ids.tolist()
-    for first, end, source, pair in zip(ends, ends[1:], sources, pairs):
+    for number, (first, end, source, pair) in enumerate(zip(ends, ends[1:], sources, pairs)):
         if source < 0:
             yield "", f"{end - first} positions", ""
             continue
@@ -122,7 +123,18 @@ def _segments(batch: PackedBatch, tokenizer: Any) -> Iterator[ShownSegment]:
         if pair >= 0:
             is_chosen = bool(batch.token_weights[part].sum() > 0)
             about = f"pair {pair}, {'chosen' if is_chosen else 'rejected'}: {about}"
+        of_segment = {name: values[part] for name, values in batch.columns.items()}
+        of_segment |= {name: values[number] for name, values in batch.segments.items()}
+        about += "".join(f"; {name} {_show_values(each)}" for name, each in of_segment.items())
         yield batch.sources[source], about, content
+
+
+def _show_values(values: torch.Tensor) -> str:
+    """Return a few values, or the shape and the range of many."""
+    if values.numel() <= _MAX_VALUES:
+        return json.dumps(values.tolist())
+    low, high = (f"{each.item():.6g}" for each in values.aminmax())
+    return f"{list(values.shape)} from {low} to {high}"
 
 
 def _mark(

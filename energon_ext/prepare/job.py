@@ -104,9 +104,10 @@ def write_unit(
                 path.parent.mkdir()
                 writers[split] = job.writer(path)
                 opened.callback(writers[split].abandon)
-            for number, arrays in enumerate(encoded.documents, start=1):
+            for number, (tokens, weights, *own) in enumerate(encoded.documents, start=1):
                 answer = f" (sample {number})" if number > 1 else ""
-                writers[split].write(*arrays, origin=document.origin + answer)
+                columns = {**document.columns, **(own[0] if own else {})}
+                writers[split].write(tokens, weights, columns, origin=document.origin + answer)
             notes.update(encoded.notes)
             characters[split] += len(document.text)
         for writer in writers.values():

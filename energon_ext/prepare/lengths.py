@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_ext.batch.columns import NO_COLUMNS
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256, stable_hash
@@ -38,7 +39,14 @@ class LengthWriter:
     def num_documents(self) -> int:
         return len(self._lengths)
 
-    def write(self, lengths: np.ndarray, costs: np.ndarray | None, *, origin: str = "") -> None:
+    def write(
+        self,
+        lengths: np.ndarray,
+        costs: np.ndarray | None,
+        columns: Mapping[str, Any] = NO_COLUMNS,
+        *,
+        origin: str = "",
+    ) -> None:
         """Append a sample: its length and its cost, each as an array of one number; empty for 0."""
         length = int(lengths.sum())
         self._lengths.append(length)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_ext.batch.columns import NO_COLUMNS
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.accounts import read_record
 from energon_ext.prepare.cache import SPLIT
@@ -41,7 +42,14 @@ class LogProbWriter:
     def num_tokens(self) -> int:
         return len(self._values)
 
-    def write(self, log_probs: np.ndarray, weights: None, *, origin: str = "") -> None:
+    def write(
+        self,
+        log_probs: np.ndarray,
+        weights: None,
+        columns: Mapping[str, Any] = NO_COLUMNS,
+        *,
+        origin: str = "",
+    ) -> None:
         """Append the log-probabilities of a sample, float [n]; empty for an unusable one."""
         self._counts.append(len(log_probs))
         self._values.frombytes(log_probs.astype(np.float32).tobytes())

@@ -6,7 +6,7 @@ Both are read as Arrow tables. Images, sounds and the like are then stored bytes
 decodes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ _ROWS = 16  # read at once: a small file may expand to rows of any length
 
 
 def parquet_units(
-    paths: Iterable[Path | str], read_row: RowReader, column: str | None = None
+    paths: Iterable[Path | str], read_row: RowReader, fields: Sequence[str] | None = None
 ) -> list[Unit]:
     """Return units of Parquet files, each of whole row groups up to 256 MiB.
 
     Args:
-        column: the only one that is read, where it exists; None for all.
+        fields: the only ones that are read, where all of them exist; None for all.
     """
     parquet = import_extra("pyarrow.parquet", "--parquet")
     units = []
@@ -57,7 +57,7 @@ def parquet_units(
                 )
         first_row = 0
         for begin, stop in divide([group.total_byte_size for group in groups]):
-            part = range(begin, stop), first_row, column
+            part = range(begin, stop), first_row, fields
             read = partial(read_rows, read_row, _parquet_rows, path, *part)
             units.append(Unit({**describe([path]), "row_groups": [begin, stop]}, read))
             first_row += sum(group.num_rows for group in groups[begin:stop])
@@ -65,12 +65,13 @@ def parquet_units(
 
 
 def _parquet_rows(
-    path: StoredObject, groups: range, first_row: int, column: str | None
+    path: StoredObject, groups: range, first_row: int, fields: Sequence[str] | None
 ) -> Iterator[Row]:
     parquet = import_extra("pyarrow.parquet", "--parquet")
     with open_input(path) as stored, parquet.ParquetFile(stored) as file:
         number = first_row
-        columns = [column] if column in file.schema_arrow.names else None
+        is_known = set(fields or ()) <= set(file.schema_arrow.names)
+        columns = None if fields is None or not is_known else [*fields]
         for batch in file.iter_batches(_ROWS, row_groups=list(groups), columns=columns):
             yield from _rows_of(batch, str(path), number)
             number += batch.num_rows
@@ -83,12 +84,12 @@ def hugging_face_units(
     split: str,
     streaming: bool,
     read_row: RowReader,
-    column: str | None = None,
+    fields: Sequence[str] | None = None,
 ) -> list[Unit]:
     """Return units of one split of a Hugging Face dataset, from the hub or a folder.
 
     Args:
-        column: the only one that is read, where it exists; None for all.
+        fields: the only ones that are read, where all of them exist; None for all.
     """
     datasets = import_extra("datasets", "--hf-dataset")
     try:
@@ -100,8 +101,8 @@ def hugging_face_units(
     except (KeyError, OSError, ValueError) as error:
         raise ConfigError(f"--hf-dataset {name}, split {split}: {error}") from error
     version = {"path": name, "version": version_of_dataset(rows)}
-    if column in (rows.column_names or ()):
-        rows = rows.select_columns([column])
+    if fields is not None and set(fields) <= set(rows.column_names or ()):
+        rows = rows.select_columns([*fields])
     # In Arrow's format images and the like stay bytes: text needs none of them.
     rows = rows.with_format("arrow")
     if not hasattr(rows, "select"):  # streamed

@@ -218,7 +218,7 @@ class TokenFiles(Documents):
                 found = _open_numbers(pair, name)
                 if found is None:
                     continue
-                if name in self._per_document:
+                if self._per_document and name in self._per_document:
                     for place, number in zip(places, documents.tolist()):
                         values[place] = found[number : number + 1][0]
                     continue

@@ -12,6 +12,8 @@ from megatron.energon import Sample, stateless
 from megatron.energon.edataclass import edataclass
 from PIL import Image
 
+from energon_ext.batch.columns import Column
+from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.samples.vision import PackedCaptions, write_images
@@ -55,6 +57,24 @@ def test_a_source_is_shown_and_selected_by_its_name(tmp_path):
         "code                     50.00%",
         "Web, 2023                50.00%",
     ]
+
+
+def test_columns_of_a_segment_are_shown_beside_it(tmp_path):
+    columns = {
+        "score": Column("float32", per="document"),
+        "experts": Column("int16", (2,), at="input", fill=-1),
+        "teacher": Column("float32"),
+    }
+    writer = TokenWriter(tmp_path / "web", 300, columns)
+    values = {"score": 0.5, "experts": np.arange(10).reshape(5, 2), "teacher": -np.arange(5.0)}
+    writer.write(np.array(ABC), columns=values)
+    described = {name: column.to_json() for name, column in columns.items()}
+    writer.close({"tokenizer": ByteTokenizer().fingerprint(), "columns": described})
+    shown = peek(write_mix(tmp_path / "mix.yaml", [("web", 1)]), "--seq-length", 7, "--rows", 1)
+    assert shown[1] == (
+        "  web: 5 tokens, 4 trained; experts [5, 2] from 0 to 9; "
+        "teacher [-1.0, -2.0, -3.0, -4.0, 0.0]; score 0.5"
+    )
 
 
 def test_untrained_text_is_in_brackets(tmp_path):
