@@ -43,7 +43,7 @@ class Column:
         fill: value on padding, and of sources without the column.
 
     Raises:
-        ConfigError: a field has another value than these.
+        ConfigError: a field has a value that is not allowed.
 
     Example:
         >>> experts = Column("int16", (8,), at="input", fill=-1)

@@ -196,7 +196,7 @@ def _read_number(file: BinaryIO, place: int) -> int:
 
 
 class _Layout:
-    """Where the parts of a document are in a piece."""
+    """The places of the parts of a document in a piece."""
 
     def __init__(self, dtype: np.dtype, columns: Mapping[str, Column]):
         self._dtype, self._columns = dtype, columns

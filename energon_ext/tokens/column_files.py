@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The files of columns.
 
-A column is a plain ``.npy`` file, ``PREFIX.NAME.npy`` beside a pair, with as many items as the pair
+A column is a plain ``.npy`` file, ``PREFIX.NAME.npy`` next to a pair, with as many items as the pair
 has tokens or documents. NumPy writes a header of 128 bytes, so the place of an item in a file is
 arithmetic, also in an object store; what the header says must equal what the pair implies.
 """
@@ -25,7 +25,7 @@ HEADER_BYTES = 128
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of the file of a column beside a pair."""
+    """Return the suffix of the file of a column."""
     return f".{name}.npy"
 
 
