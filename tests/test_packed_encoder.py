@@ -42,7 +42,7 @@ SEQ_LEN = 48
 @pytest.fixture(autouse=True)
 def _several_pack_plans(monkeypatch):
     """Pack ``packing_buffer_docs`` documents at once: by default all of these fit into one plan."""
-    monkeypatch.setattr("energon_ext.encoders.planning.MAX_BUFFER_DOCS", 1)
+    monkeypatch.setattr("energon_ext.encoders.plan_source.MAX_BUFFER_DOCS", 1)
 
 
 def document(source, number):

@@ -13,16 +13,16 @@ import numpy as np
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import named_encoder
 from energon_ext.cli.tokenize import prepare_now
-from energon_ext.config.mix import Entry
+from energon_ext.config.mix import Entry, sample_entries
 from energon_ext.config.yaml_file import splits_of
 from energon_ext.encoders.measured import cached_lengths, measure_again
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.text_sources import load_split, sample_entries
+from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.lengths import LengthTable
-from energon_ext.samples.methods import SampleMethods, can_pack
+from energon_ext.samples.methods import SampleMethods
 from energon_ext.storage.claim import Part
 
 
@@ -64,9 +64,9 @@ def measure(
     Example: energon-ext measure mix.yaml --encoder my_vlm:encoder --jobs 16
     """
     task_encoder = named_encoder(encoder, DynamicBlendMixin)
-    if not can_pack(task_encoder):
-        raise ConfigError(f"--encoder {encoder}: has no length_of, so it packs no samples.")
     methods = SampleMethods.of(task_encoder)
+    if not methods.are_packed:
+        raise ConfigError(f"--encoder {encoder}: has no length_of, so it packs no samples.")
     sources: dict[Path, tuple[Entry, Cached]] = {}
     for name in split or splits_of(metadataset):
         for entry in sample_entries(

@@ -20,7 +20,6 @@ from energon_ext.encoders.cached_samples import (
     open_cached,
     stored_source,
 )
-from energon_ext.encoders.text_sources import sample_entries
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached, ensure_prepared
@@ -49,10 +48,9 @@ _COMPARED, _COMPARED_SECONDS = 16, 1.0
 def ensure_measured(
     encoder: TaskEncoder, methods: SampleMethods, entries: Sequence[Entry]
 ) -> dict[str, LengthTable]:
-    """Return the lengths of all sources of samples, by source key; none if they are not packed."""
-    wanted = sample_entries(entries) if methods.are_packed else []
-    cached = {entry.key: cached_lengths(encoder, methods, entry) for entry in wanted}
-    before = [entry for entry in wanted if cached[entry.key].is_complete]
+    """Return the lengths of sources of samples, by source key; measure those that are missing."""
+    cached = {entry.key: cached_lengths(encoder, methods, entry) for entry in entries}
+    before = [entry for entry in entries if cached[entry.key].is_complete]
     ensure_prepared(list(cached.values()))
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
     _compare_some(encoder, methods, before, tables)

@@ -13,7 +13,7 @@ from megatron.energon import SampleDecoder
 from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader import load_dataset
 
-from energon_ext.config.mix import Entry, mix_of
+from energon_ext.config.mix import Entry, mix_of, sample_entries
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.encoders.cached_samples import (
     cached_samples,
@@ -87,11 +87,6 @@ def load_checked(
             training=False, split_part=split, worker_config=ALONE, decoder=decoder
         )
     return mix_of(loaded.datasets).entries
-
-
-def sample_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the sources that are not token files."""
-    return [entry for entry in entries if entry.documents is None]
 
 
 def encode_all(
