@@ -15,6 +15,7 @@ from energon_ext.cli.mix import named_encoder
 from energon_ext.cli.tokenize import prepare_now
 from energon_ext.config.mix import Entry, sample_entries
 from energon_ext.config.yaml_file import splits_of
+from energon_ext.encoders.cached_samples import cached_source
 from energon_ext.encoders.measured import cached_lengths, measure_again
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.text_sources import load_split
@@ -72,7 +73,7 @@ def measure(
         for entry in sample_entries(
             load_split(metadataset, name, task_encoder.decoder, trusted_modules)
         ):
-            cached = cached_lengths(task_encoder, methods, entry)
+            cached = cached_lengths(methods, entry, cached_source(task_encoder, entry))
             sources[cached.folder] = entry, cached
     for entry, cached in sources.values():
         if not prepare_now(cached, jobs, part):

@@ -26,6 +26,7 @@ from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.sources import read_live_weights
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
+from energon_ext.encoders.splicing import choose_splices
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.mixture.checks import check_mixture
@@ -168,7 +169,7 @@ def weights_of(
         default_tokenizer=lambda *names: UnknownTokenizer(),
         **options,
     )
-    if isinstance(task_encoder, PackedTaskEncoder) and task_encoder.splices_some(mix.entries):
+    if choose_splices(mix.entries, task_encoder.task().spec(mix.entries, 0)).by_key:
         return None
     read_live_weights(mix)
     limits = {entry.key: entry.max_epochs for entry in mix.entries}

@@ -63,7 +63,7 @@ def stored_source(entry: Entry) -> SampleSource:
     files, count = fingerprint_files(entry.dataset), num_samples(entry.dataset)
     path = str(entry.dataset.paths[0])
     version = {**files, "times": times_of_files(entry.dataset)}
-    refuse = functools.partial(_refuse_to_make, path)
+    refuse = functools.partial(refuse_to_make, path)
     return SampleSource(path, version, count, refuse, refuse, BadSamples(path, None))
 
 
@@ -98,18 +98,12 @@ def cached_samples(
     return Cached(name=source.path, folder=folder, job=job, count=source.count, **options)
 
 
-def open_cached(
-    entry: Entry, source: SampleSource, files: Mapping[str, Any], **options: Any
-) -> Any:
+def open_cached(cached: Cached) -> Any:
     """Open what is cached of a source, without the encoder that makes it.
 
     Raises:
         EncoderNeededError: it is not complete.
     """
-    refuse = functools.partial(_refuse_to_make, source.path)
-    cached = cached_samples(
-        entry, source, files, encode=refuse, writer=refuse, meta={}, seconds=None, **options
-    )
     if not cached.is_complete:
         raise EncoderNeededError(
             f"{cached.name}: not {cached.verb}, and a state does not contain the encoder; run "
@@ -118,5 +112,6 @@ def open_cached(
     return cached.open()
 
 
-def _refuse_to_make(path: str, *arguments: Any) -> Any:
+def refuse_to_make(path: str, *arguments: Any) -> Any:
+    """Raise EncoderNeededError in place of what an encoder does."""
     raise EncoderNeededError(f"{path}: a state does not contain the encoder; give --encoder.")

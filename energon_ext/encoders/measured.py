@@ -31,6 +31,7 @@ from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.samples.context import encoder_context
 from energon_ext.samples.methods import SampleMethods
 from energon_ext.samples.numbered import as_worker
+from energon_ext.samples.packers import WholePacker
 from energon_ext.samples.reader import keyed_random
 from energon_ext.storage.object_store import file_name
 
@@ -49,7 +50,8 @@ def ensure_measured(
     encoder: TaskEncoder, methods: SampleMethods, entries: Sequence[Entry]
 ) -> dict[str, LengthTable]:
     """Return the lengths of sources of samples, by source key; measure those that are missing."""
-    cached = {entry.key: cached_lengths(encoder, methods, entry) for entry in entries}
+    sources = ((entry, cached_source(encoder, entry)) for entry in entries)
+    cached = {entry.key: cached_lengths(methods, entry, source) for entry, source in sources}
     before = [entry for entry in entries if cached[entry.key].is_complete]
     ensure_prepared(list(cached.values()))
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
@@ -104,9 +106,8 @@ def _seconds_of(methods: SampleMethods) -> float:
     return methods.seconds_per_sample or seconds
 
 
-def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -> Cached:
+def cached_lengths(methods: SampleMethods, entry: Entry, source: SampleSource) -> Cached:
     """Return the cache entry for the lengths of a source, which may not exist yet."""
-    source = cached_source(encoder, entry)
     units = _units(entry, source)
     path = entry.metadataset or entry.dataset.paths[0]
     bad = BadSamples(source.path, methods.decoder, methods.tolerance)
@@ -138,20 +139,10 @@ def find_measured(entry: Entry, encoding: Any, row_tokens: int) -> LengthTable:
     Raises:
         EncoderNeededError: there are none.
     """
-    source = stored_source(entry)
-    units = _units(entry, source)
-    path = entry.metadataset or entry.dataset.paths[0]
-    return open_cached(
-        entry,
-        source,
-        _files_of(source, units),
-        encoding=encoding,
-        units=units,
-        open_folder=functools.partial(LengthTable.open, longest=row_tokens),
-        verb="measured",
-        command=lambda: f"energon-ext measure {path} --encoder MODULE:FUNCTION",
-        grows=True,
-    )
+    packer = WholePacker(row_tokens)
+    methods = SampleMethods(name="the run's encoder", packer=packer, identity=encoding)
+    table: LengthTable = open_cached(cached_lengths(methods, entry, stored_source(entry)))
+    return table
 
 
 def _files_of(source: SampleSource, units: Sequence[Unit]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from megatron.energon import Sample
@@ -17,7 +16,7 @@ from megatron.energon.edataclass import edataclass
 
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.cached_samples import cached_samples, cached_source
+from energon_ext.encoders.cached_samples import cached_samples, cached_source, refuse_to_make
 from energon_ext.encoders.sample_task import SampleTask
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.pair_losses import REF_LOG_PROBS
@@ -76,7 +75,7 @@ class PairTask(SampleTask):
     def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
         if self.reference is None:
             return super().reader(entry, columns, spec)
-        scored = self.cached_scores(entry, _refuse_to_score)
+        scored = self.cached_scores(entry, refuse_to_make)
         if not scored.is_complete:
             raise ConfigError(
                 f"{entry.key}: has no log-probabilities of the reference {self.reference!r}; call "
@@ -142,7 +141,3 @@ class PairTask(SampleTask):
         chosen, rejected = np.split(values, [masks[0].sum()])
         columns[0][masks[0]], columns[1][masks[1]] = chosen, rejected
         return columns
-
-
-def _refuse_to_score(*arguments: Any) -> Any:
-    raise AssertionError("opening a table computes nothing")

@@ -15,22 +15,36 @@ from typing import Any
 
 from megatron.energon import WorkerConfig
 
-from energon_ext.config.mix import Mix
-from energon_ext.encoders.plan_source import plan_sources
+from energon_ext.config.mix import Entry, Mix
 from energon_ext.encoders.sources import check_omissions, read_live_weights
-from energon_ext.encoders.splicing import Splices, choose_splices
+from energon_ext.encoders.splicing import Splices, choose_splices, plan_frames
 from energon_ext.encoders.task import Passes, Task
+from energon_ext.errors import ConfigError
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.reader import BatchReader
 from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import IN_ORDER, blend_of
+from energon_ext.packing import Packer, load_packer
 from energon_ext.plan.clock import Clock
+from energon_ext.plan.order import EpochOrder
+from energon_ext.plan.packed_rows import LoadPacker, PackedRows
+from energon_ext.plan.rows import Rows
 from energon_ext.plan.run import Run, RunOptions
-from energon_ext.plan.source import Source
-from energon_ext.plan.spec import Spec
+from energon_ext.plan.source import PlannedSource, Reader, Source
+from energon_ext.plan.spec import SAMPLES, KindSpec, Spec
 from energon_ext.plan.topology import Topology
 from energon_ext.samples.context import EncoderContext, encoder_context
+from energon_ext.samples.packers import OnePerRow, load_whole_packer, rebuild_packer
+from energon_ext.tokens.cut import CutLengths
+from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.weights import ConstantWeight, ScheduleAxis
+
+#: Documents of planned sources that are packed together, unless ``packing_buffer_docs`` is more:
+#: in total, and the minimum and maximum per source.
+BUFFERS_DOCS, LEAST_BUFFER_DOCS, MAX_BUFFER_DOCS = 2**20, 1024, 4096
+
+#: Documents of a block if they are stored in random order, and documents that are mixed.
+SHUFFLED_BLOCK_DOCS, MIXED_DOCS = 256, 2**14
 
 
 def plan_mix(
@@ -75,7 +89,7 @@ def plan_run(
     Raises:
         ConfigError: the mix has what the spec does not support.
     """
-    sources = plan_sources(mix.entries, task, spec, splices, passes)
+    sources = _plan_sources(mix.entries, task, spec, splices, passes)
     options = RunOptions(
         spec=spec,
         cost=task.cost,
@@ -116,3 +130,166 @@ def _pad(task: Task, keys: Sequence[str], source: int, read: Callable[[], Any]) 
     """Make padding of a row of a source, given by its number."""
     with encoder_context(source_key=keys[source]):
         return task.padding(read)
+
+
+# The rows of a source ---------------------------------------------------------------------------
+
+
+def _plan_sources(
+    entries: Sequence[Entry], task: Task, spec: Spec, splices: Splices, passes: Passes
+) -> list[PlannedSource]:
+    """Open the columns of all sources, and plan the rows of each."""
+    columns = task.columns(entries)
+    # With few sources each packs more documents together.
+    spec = replace(spec, buffer_docs=max(spec.buffer_docs, count_buffer_docs(len(entries))))
+    return [
+        _plan_source(entry, columns[entry.key], task, spec, splices, passes) for entry in entries
+    ]
+
+
+def _plan_source(
+    entry: Entry, found: Lengths, task: Task, spec: Spec, splices: Splices, passes: Passes
+) -> PlannedSource:
+    check_shuffling(entry)
+    documents = range(*document_range(entry, len(found)))
+    epochs = epochs_of(entry, passes.repeats_sources)
+    rows: Rows
+    reader: Reader
+    if (splice := splices.by_key.get(entry.key)) is None:
+        rows = _plan_packed(entry, found, task, spec, documents, check_whole(entry, epochs), passes)
+        reader = task.reader(entry, found, spec)
+    else:
+        rows, reader = plan_frames(
+            splice,
+            found,
+            entry,
+            spec,
+            documents,
+            epochs=epochs,
+            validating=passes.validating,
+            fill_id=splices.pad_id,
+        )
+    return PlannedSource(entry.key, rows, reader, documents=len(documents), **entry.naming)
+
+
+def _plan_packed(
+    entry: Entry,
+    found: Lengths,
+    task: Task,
+    spec: Spec,
+    documents: range,
+    epochs: int | None,
+    passes: Passes,
+) -> PackedRows:
+    name, kind = find_kind(entry, spec)
+    lengths = _cut(found, entry, kind, spec)
+    excluded = None if passes.validating else entry.excluded
+    load: LoadPacker | None = load_packer
+    if name == SAMPLES:
+        load = functools.partial(
+            rebuild_packer, lengths=lengths, numbers=documents, excluded=excluded, key=entry.key
+        )
+    if kind.cut is not None or kind.packer is None:
+        load = None
+    order = EpochOrder(
+        len(documents),
+        f"{spec.seed}/{entry.names.shuffle_key}",
+        epochs=epochs,
+        shuffled=not passes.validating,
+        **_blocks_of(entry, found, kind),
+    )
+    return PackedRows(
+        lengths,
+        source=entry.key,
+        packer=task.packers.get(name) or _load_packer(name, kind, spec),
+        order=order,
+        buffer_docs=spec.buffer_docs,
+        first=documents.start,
+        excluded=excluded,
+        kind=name,
+        load_packer=load,
+    )
+
+
+def find_kind(entry: Entry, spec: Spec) -> tuple[str, KindSpec]:
+    """Return the kind of a source; ConfigError if the run has no such sources."""
+    name = spec.kind_of(not entry.has_samples)
+    if name not in spec.kinds:
+        raise ConfigError(
+            f"{entry.key}: has token files, but the encoder of the run reads only samples; give "
+            f"it length_of and pack_tokens, or remove the source."
+        )
+    return name, spec.kinds[name]
+
+
+def _cut(found: Lengths, entry: Entry, kind: KindSpec, spec: Spec) -> Lengths:
+    """Return the lengths of documents as they are packed."""
+    if kind.cut is None:
+        return found
+    assert isinstance(found, Documents), "only documents are cut"
+    return CutLengths(
+        found,
+        source=entry.key,
+        max_tokens=spec.row_tokens + 1,
+        over_long=kind.cut.over_long,
+        untrained=kind.cut.untrained,
+    )
+
+
+def _load_packer(name: str, kind: KindSpec, spec: Spec) -> Packer:
+    """Build the packer of a kind of source from its JSON."""
+    if kind.packer is None:
+        return OnePerRow()
+    whole = load_whole_packer(kind.packer, spec.row_tokens) if name == SAMPLES else None
+    return whole or load_packer(kind.packer, spec.row_tokens)
+
+
+def _blocks_of(entry: Entry, found: Lengths, kind: KindSpec) -> dict[str, Any]:
+    """Return the arguments ``block`` and ``mixed`` of the order of a source."""
+    if not isinstance(found, Documents):
+        return {"block": kind.block}
+    block = entry.block_docs or (SHUFFLED_BLOCK_DOCS if found.is_shuffled else 1)
+    return {"block": block, "mixed": max(1, MIXED_DOCS // block)}
+
+
+def count_buffer_docs(sources: int) -> int:
+    """Return how many documents each source packs together; a plan reads only their lengths."""
+    shared = BUFFERS_DOCS // max(1, sources)
+    return min(MAX_BUFFER_DOCS, max(LEAST_BUFFER_DOCS, shared))
+
+
+def document_range(entry: Entry, total: int) -> tuple[int, int]:
+    """Return the range of a source's documents among the ``total`` documents in its files."""
+    subset = getattr(entry.dataset, "subset", None)
+    return (0, total) if subset is None else subset.compute_subset(total)
+
+
+def epochs_of(entry: Entry, repeats: bool) -> float | None:
+    """Return how many times a source is read; None for no limit.
+
+    Args:
+        repeats: whether it is read again and again, up to ``max_epochs``.
+    """
+    return entry.max_epochs if repeats else (entry.loaded.repetitions or 1)
+
+
+def check_whole(entry: Entry, epochs: float | None) -> int | None:
+    """Raise ConfigError if some documents would be read once more than others; return epochs."""
+    if epochs is not None and epochs != int(epochs):
+        raise ConfigError(f"{entry.key}: {epochs} repetitions; sources are read in whole epochs.")
+    return None if epochs is None else int(epochs)
+
+
+def check_shuffling(entry: Entry) -> None:
+    """Raise ConfigError for a source that asks not to shuffle each epoch separately."""
+    if shuffles_over_epochs(entry):
+        raise ConfigError(
+            f"{entry.dataset.paths[0]}: shuffle_over_epochs_multiplier is only for streamed "
+            f"samples; planned sources shuffle each epoch separately."
+        )
+
+
+def shuffles_over_epochs(entry: Entry) -> bool:
+    """Return True if training asks not to shuffle each epoch separately, as a plan does."""
+    dataset = entry.dataset
+    return getattr(dataset, "training", True) and getattr(dataset, "shuffle_over_epochs", 1) != 1

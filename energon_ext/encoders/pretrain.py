@@ -8,7 +8,6 @@ row has one source.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from megatron.energon import Cooker, TextSample, stateless
@@ -17,10 +16,8 @@ from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
-from energon_ext.config.mix import Entry
 from energon_ext.encoders.document_task import DocumentTask
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.splicing import choose_splice
 from energon_ext.encoders.text import Document, TextDecoder, TextEncoder, cook_text, is_text
 from energon_ext.encoders.text_sources import has_same_tokens
 from energon_ext.errors import ConfigError, SampleError
@@ -162,11 +159,6 @@ have no transition to train.
 
     def task(self) -> DocumentTask:
         return self._document_task(DocumentTask, splice=self._splice_spec())
-
-    def splices_some(self, entries: Sequence[Entry]) -> bool:
-        """Return True if some sources are spliced."""
-        how = self.task().splice
-        return how is not None and any(choose_splice(entry, how) for entry in entries)
 
     def _document_task(self, task_class: type[_Task], **options: Any) -> _Task:
         return task_class(

@@ -13,7 +13,7 @@ from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, sample_entries, token_entries
 from energon_ext.encoders.document_task import read_documents
 from energon_ext.encoders.measured import ensure_measured
-from energon_ext.encoders.plan_source import MAX_BUFFER_DOCS, document_range, shuffles_over_epochs
+from energon_ext.encoders.plan_mix import MAX_BUFFER_DOCS, document_range, shuffles_over_epochs
 from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.splicing import refuse_splices
 from energon_ext.encoders.task import EncoderTask, Passes

@@ -9,8 +9,7 @@ from typing import Any
 from energon_ext.config.mix import Entry, Mix, sample_entries, token_entries
 from energon_ext.encoders.document_task import read_documents
 from energon_ext.encoders.measured import find_measured
-from energon_ext.encoders.plan_mix import plan_run
-from energon_ext.encoders.plan_source import document_range, find_kind
+from energon_ext.encoders.plan_mix import document_range, find_kind, plan_run
 from energon_ext.encoders.sample_task import count_samples
 from energon_ext.encoders.sources import open_stored
 from energon_ext.encoders.splicing import choose_splices

@@ -3,6 +3,7 @@
 """Supervised fine-tuning: conversations to packed batches, with a loss on the answers only."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.energon import Cooker, Sample, stateless
@@ -14,14 +15,16 @@ from energon_ext.chats.encoding import RULES, ConversationEncoder, EncodedConver
 from energon_ext.chats.records import Conversation, read_conversation
 from energon_ext.chats.template_names import default_template, named_template
 from energon_ext.chats.templates import ChatTemplate
-from energon_ext.encoders.chat_task import ChatTask
+from energon_ext.config.mix import Entry
+from energon_ext.encoders.document_task import DocumentTask
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text import Document, TextEncoder
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.plan.spec import Cut
-from energon_ext.tokenizers.protocol import Tokenizer
+from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.cut import OVER_LONG
+from energon_ext.tokens.documents import Documents
 
 
 @edataclass
@@ -133,7 +136,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
             for sample, each in zip(samples, encoded)
         ]
 
-    def task(self) -> ChatTask:
+    def task(self) -> "ChatTask":
         untrained = None if self.train_on_eos else self.tokenizer.eos_id
         cut = Cut(over_long=self.over_long, untrained=untrained)
         return self._document_task(ChatTask, cut=cut, conversations=self._conversations)
@@ -154,6 +157,47 @@ class SFTTaskEncoder(PackedTaskEncoder):
 
     def state_fingerprint(self) -> dict[str, Any]:
         return {**super().state_fingerprint(), **self._conversations.options()}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChatTask(DocumentTask):
+    """Fine-tuning: documents are cut and never spliced, and have label weights.
+
+    Attributes:
+        conversations: encodes them.
+    """
+
+    conversations: ConversationEncoder
+
+    def check(self, documents: Documents, entry: Entry) -> None:
+        super().check(documents, entry)
+        self._check_template_of(documents)
+        if prefix := documents.unweighted:
+            raise ConfigError(
+                f"{entry.key}: {prefix} has no label weights, so questions would be trained "
+                f"like answers; write it with `energon-ext prepare --chat`, or use a "
+                f"PackedTaskEncoder."
+            )
+        if documents.names_tokenizer:  # or nothing says how it was written
+            self._check_answers_of(documents)
+
+    def _check_template_of(self, documents: Documents) -> None:
+        """Raise ConfigError if the files were written with another template, if it is known."""
+        if not isinstance(self.encoder.tokenizer, UnknownTokenizer):
+            template = self.conversations.template
+            name = template.name or "this encoder's own"
+            documents.check_written("chat template", name, template.fingerprint())
+
+    def _check_answers_of(self, documents: Documents) -> None:
+        """Raise ConfigError if the files were written with other answers than asked for."""
+        for name, value in self.conversations.options().items():
+            prefix, written = documents.written_with(name)
+            if name != "chat_template" and value is not None and value != written:
+                file = prefix or documents.origin(0).file
+                raise ConfigError(
+                    f"{name}: {value!r} found, but {file} was written with "
+                    f"{written!r}; prepare it again, or leave the option out."
+                )
 
 
 def template_of(

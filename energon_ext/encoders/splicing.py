@@ -9,7 +9,7 @@ like any other, so it can be weighted, scheduled and interleaved.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,7 @@ class Splices:
 
 
 def choose_splices(entries: Sequence[Entry], spec: Spec, *, are_all: bool = True) -> Splices:
-    """Choose the splice of each source: its entry's, or the encoder's if that is for it.
+    """Choose the splice of each source.
 
     Args:
         are_all: whether these are all sources of a run, so that every name must be one of theirs.
@@ -61,12 +61,15 @@ def choose_splices(entries: Sequence[Entry], spec: Spec, *, are_all: bool = True
     if documents is None or documents.splice is None:
         refuse_splices(entries, str(spec.own.get(ENCODER, "the task")))
         return Splices()
-    how = documents.splice
+    how, keys = documents.splice, [entry.key for entry in entries]
+    own = None if how.config is None else splice_from_config(how.config, "splice of the encoder")
     if are_all:
         check_names(entries)
+        if own is not None:
+            check_name(own, keys)
     chosen, pads = {}, {}
     for entry in entries:
-        if (splice := choose_splice(entry, how)) is None:
+        if (splice := _choose(entry, own, how.subflavors)) is None:
             continue
         if (entry.block_docs or 1) > 1:
             raise ConfigError(
@@ -83,8 +86,11 @@ def choose_splices(entries: Sequence[Entry], spec: Spec, *, are_all: bool = True
             f"pad_token_id: {pad} for {key} and {other_pad} for {other_key}; all rows of a batch "
             f"share one pad id. Use the same for all sources."
         )
-    if are_all and how.config is not None:
-        _check_own(how, [entry.key for entry in entries], chosen)
+    if are_all and own is not None and not chosen:
+        raise ConfigError(
+            f"No source to splice among {', '.join(keys)}: spliced_subflavors is "
+            f"{dict(how.subflavors)}. Give these subflavors to a source, or leave it None."
+        )
     return Splices(chosen, next(iter(pads), how.pad_id))
 
 
@@ -98,30 +104,15 @@ def refuse_splices(entries: Sequence[Entry], encoder: str) -> None:
             )
 
 
-def choose_splice(entry: Entry, how: SpliceSpec) -> SpliceFields | None:
-    """Return the splice of a source; None if it has none."""
-    own = _own_splice(how)
-    is_for_it = all(entry.subflavors.get(name) == value for name, value in how.subflavors.items())
+def _choose(
+    entry: Entry, own: SpliceFields | None, subflavors: Mapping[str, Any]
+) -> SpliceFields | None:
+    """Return the splice of a source: its entry's, or the encoder's if that is for it."""
+    is_for_it = all(entry.subflavors.get(name) == value for name, value in subflavors.items())
     for splice in (entry.splice, own if is_for_it else None):
         if splice is not None and splice.dataset_name in (None, *names_of(entry.key)):
             return splice
     return None
-
-
-def _own_splice(how: SpliceSpec) -> SpliceFields | None:
-    return None if how.config is None else splice_from_config(how.config, "splice of the encoder")
-
-
-def _check_own(how: SpliceSpec, keys: Sequence[str], chosen: Collection[str]) -> None:
-    """Raise ConfigError if the splice of an encoder is for no source."""
-    own = _own_splice(how)
-    assert own is not None, "the encoder has a splice"
-    check_name(own, keys)
-    if not chosen:
-        raise ConfigError(
-            f"No source to splice among {', '.join(keys)}: spliced_subflavors is "
-            f"{dict(how.subflavors)}. Give these subflavors to a source, or leave it None."
-        )
 
 
 def check_splice(

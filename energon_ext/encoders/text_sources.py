@@ -19,6 +19,7 @@ from energon_ext.encoders.cached_samples import (
     cached_samples,
     cached_source,
     open_cached,
+    refuse_to_make,
     stored_source,
 )
 from energon_ext.encoders.quiet import quiet_energon
@@ -180,10 +181,23 @@ def find_text(entry: Entry, encoding: Any) -> TokenFiles:
         EncoderNeededError: there are none.
     """
     source = stored_source(entry)
-    command = f"energon-ext tokenize {_path_of(entry)} --tokenizer NAME"
-    files, units = _files_of_text(entry, source), sample_units(source)
-    options = {"open_folder": _open_text, "verb": "tokenized", "command": lambda: command}
-    return open_cached(entry, source, files, encoding=encoding, units=units, **options)
+    refuse = functools.partial(refuse_to_make, source.path)
+    cached = cached_samples(
+        entry,
+        source,
+        _files_of_text(entry, source),
+        encoding=encoding,
+        encode=refuse,
+        writer=refuse,
+        meta={},
+        units=sample_units(source),
+        seconds=None,
+        open_folder=_open_text,
+        verb="tokenized",
+        command=lambda: f"energon-ext tokenize {_path_of(entry)} --tokenizer NAME",
+    )
+    files: TokenFiles = open_cached(cached)
+    return files
 
 
 def _files_of_text(entry: Entry, source: SampleSource) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from megatron.energon.cache import NoCachePool
 from megatron.energon.rng import SystemRng
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
-from energon_ext.encoders import plan_source
+from energon_ext.encoders import plan_mix
 from energon_ext.errors import ConfigError, SampleError, StateMismatchError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.order import EpochOrder
@@ -176,7 +176,7 @@ def blocks_of(size):
 
 
 def test_samples_of_a_block_are_read_together_on_any_topology(data, monkeypatch):
-    monkeypatch.setattr(plan_source, "EpochOrder", partial(EpochOrder, mixed=1))
+    monkeypatch.setattr(plan_mix, "EpochOrder", partial(EpochOrder, mixed=1))
     path = write(data / "blocks.yaml", {"blend": [{"path": "photos", "max_epochs": 1}]})
     expected, state = run(path, 6, encoder=blocks_of(10))
     numbers = [number for step in expected for _, number, *_ in step]
