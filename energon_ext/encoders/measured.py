@@ -8,7 +8,8 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from megatron.energon import TaskEncoder
@@ -19,6 +20,7 @@ from energon_ext.encoders.cached_samples import (
     cached_source,
     open_cached,
     stored_source,
+    use_sample,
 )
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.keyed import KeyedPermutation
@@ -36,8 +38,6 @@ from energon_ext.samples.reader import keyed_random
 from energon_ext.storage.object_store import file_name
 
 logger = log_of(__name__)
-
-_Result = TypeVar("_Result")
 
 #: Approximate seconds per sample on one core: from its size alone, or by encoding it.
 SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
@@ -118,7 +118,6 @@ def cached_lengths(methods: SampleMethods, entry: Entry, source: SampleSource) -
         encoding=methods.identity,
         encode=functools.partial(measure_all, methods, bad, entry.key),
         writer=LengthWriter,
-        meta={},
         units=units,
         seconds=source.count * _seconds_of(methods),
         open_folder=functools.partial(LengthTable.open, longest=methods.packer.seq_len),
@@ -196,31 +195,13 @@ def _measure(
 ) -> Encoded | SampleError:
     if document.sample is None:  # excluded by the split
         return Encoded([(np.zeros(0, np.int64), None)])
-    return use_sample(methods, bad, document, measure, purpose)
+    with random_of(document, purpose):
+        return use_sample(bad, document, functools.partial(measure, methods))
 
 
-def use_sample(
-    methods: SampleMethods,
-    bad: BadSamples,
-    document: InputDocument,
-    use: Callable[[SampleMethods, Any], _Result],
-    purpose: str = "measured",
-) -> _Result | SampleError:
-    """Return what is made of a cooked sample, or why it is refused.
-
-    Args:
-        bad: decides about errors.
-        purpose: random numbers of the encoder's methods depend on it.
-    """
-    if isinstance(document.sample, SampleError):
-        return document.sample
-    try:
-        with keyed_random(f"{purpose}/{document.origin}"):
-            used = use(methods, document.sample)
-    except Exception as error:  # an encoder may raise anything, SkipSample included
-        return bad.judge(error, document.origin)
-    bad.has_worked = True
-    return used
+def random_of(document: InputDocument, purpose: str = "measured") -> AbstractContextManager[None]:
+    """Seed the random numbers of an encoder's methods for a sample and a purpose."""
+    return keyed_random(f"{purpose}/{document.origin}")
 
 
 def length_and_cost(methods: SampleMethods, sample: Any) -> Encoded:

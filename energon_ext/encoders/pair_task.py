@@ -16,7 +16,7 @@ from megatron.energon.edataclass import edataclass
 
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.cached_samples import cached_samples, cached_source, refuse_to_make
+from energon_ext.encoders.cached_samples import cached_samples, cached_source
 from energon_ext.encoders.sample_task import SampleTask
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.pair_losses import REF_LOG_PROBS
@@ -28,6 +28,7 @@ from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.log_probs import LogProbTable, LogProbWriter
 from energon_ext.prepare.samples import sample_units
 from energon_ext.samples.bad_samples import BadSamples
+from energon_ext.samples.methods import refuse_to_encode
 from energon_ext.tokens.documents import Lengths
 
 #: Pairs that are scored together: what an interrupted pass repeats, and a part of its work.
@@ -75,7 +76,7 @@ class PairTask(SampleTask):
     def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
         if self.reference is None:
             return super().reader(entry, columns, spec)
-        scored = self.cached_scores(entry, refuse_to_make)
+        scored = self.cached_scores(entry)
         if not scored.is_complete:
             raise ConfigError(
                 f"{entry.key}: has no log-probabilities of the reference {self.reference!r}; call "
@@ -85,7 +86,7 @@ class PairTask(SampleTask):
         methods = dataclasses.replace(self.methods, pack=pack)
         return self.read_samples(methods, entry, columns, spec)
 
-    def cached_scores(self, entry: Entry, score: Score) -> Cached:
+    def cached_scores(self, entry: Entry, score: Score = refuse_to_encode) -> Cached:
         """Return the cache entry for the log-probabilities of a source.
 
         They are found by what they depend on: the files of a source, what turns its records into
@@ -105,9 +106,7 @@ class PairTask(SampleTask):
             },
             encode=functools.partial(score, entry.key, bad),
             writer=LogProbWriter,
-            meta={},
             units=sample_units(source, UNIT_PAIRS),
-            seconds=None,
             open_folder=LogProbTable.open,
             verb="scored by the reference",
             command=lambda: "write_reference",

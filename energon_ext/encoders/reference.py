@@ -13,7 +13,8 @@ import torch
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.config.mix import sample_entries
-from energon_ext.encoders.measured import use_sample
+from energon_ext.encoders.cached_samples import use_sample
+from energon_ext.encoders.measured import random_of
 from energon_ext.encoders.pair_task import PairTask, PreferencePair
 from energon_ext.encoders.preferences import PreferenceTaskEncoder
 from energon_ext.encoders.text_sources import load_split
@@ -98,9 +99,8 @@ def _score(
                 results.append(Encoded([(np.zeros(0, np.float32), None)]))
                 continue
             # As a run encodes it: the tokens of a run must be those that are scored.
-            pair = use_sample(
-                methods, bad, document, lambda methods, sample: methods.encode(sample)
-            )
+            with random_of(document):
+                pair = use_sample(bad, document, methods.encode)
             if isinstance(pair, SampleError):
                 results.append(pair)
                 continue

@@ -15,14 +15,14 @@ from energon_ext.encoders.sources import open_stored
 from energon_ext.encoders.splicing import choose_splices
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.encoders.text_sources import find_text
-from energon_ext.errors import ConfigError, EncoderNeededError
+from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import load_cost
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import DOCUMENTS, Spec
 from energon_ext.plan.topology import Topology
 from energon_ext.samples.context import EncoderContext
-from energon_ext.samples.methods import SampleMethods
+from energon_ext.samples.methods import SampleMethods, refuse_to_encode
 from energon_ext.samples.numbered import NumberedSamples
 from energon_ext.samples.packers import OnePerRow
 from energon_ext.samples.reader import SampleReader
@@ -91,7 +91,7 @@ class SavedTask(Task):
         return SampleReader(methods, entry.key, spec.seed, numbers, frozenset(), samples)
 
     def assemble(self, rows: list[Any], context: EncoderContext) -> Any:
-        raise EncoderNeededError("A state does not contain the encoder; give --encoder.")
+        return refuse_to_encode()
 
     def padding(self, read: Callable[[], Any]) -> Any:
-        raise EncoderNeededError("A state does not contain the encoder; give --encoder.")
+        return refuse_to_encode()

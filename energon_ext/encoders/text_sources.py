@@ -19,8 +19,8 @@ from energon_ext.encoders.cached_samples import (
     cached_samples,
     cached_source,
     open_cached,
-    refuse_to_make,
     stored_source,
+    use_sample,
 )
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.repeatable import check_repeatable
@@ -129,11 +129,9 @@ def _encode(
 ) -> Encoded | SampleError:
     if (result := _unused(document.sample)) is not None:
         return result
-    try:
-        encoded = encoder.encode_document(document.sample)
-    except Exception as error:  # a user's method may raise anything
-        return bad.judge(error, document.origin)
-    bad.has_worked = True
+    encoded = use_sample(bad, document, encoder.encode_document)
+    if isinstance(encoded, SampleError):
+        return encoded
     return Encoded([(np.asarray(encoded.tokens), encoded.label_weights)])
 
 
@@ -181,17 +179,12 @@ def find_text(entry: Entry, encoding: Any) -> TokenFiles:
         EncoderNeededError: there are none.
     """
     source = stored_source(entry)
-    refuse = functools.partial(refuse_to_make, source.path)
     cached = cached_samples(
         entry,
         source,
         _files_of_text(entry, source),
         encoding=encoding,
-        encode=refuse,
-        writer=refuse,
-        meta={},
         units=sample_units(source),
-        seconds=None,
         open_folder=_open_text,
         verb="tokenized",
         command=lambda: f"energon-ext tokenize {_path_of(entry)} --tokenizer NAME",

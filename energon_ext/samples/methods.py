@@ -29,7 +29,8 @@ _STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_lo
 Method = Callable[..., Any]
 
 
-def _refuse_to_encode(sample: Any) -> Any:
+def refuse_to_encode(*arguments: Any) -> Any:
+    """Raise EncoderNeededError in place of a method of an encoder that is not there."""
     raise EncoderNeededError("A state does not contain the encoder; give --encoder.")
 
 
@@ -57,7 +58,7 @@ class SampleMethods:
     name: str
     packer: Packer
     identity: Mapping[str, Any] | None = None
-    encode: Method = field(default=_refuse_to_encode)
+    encode: Method = field(default=refuse_to_encode)
     decoder: Any = None
     tolerance: int = _TOLERANCE
     seconds_per_sample: float | None = None
