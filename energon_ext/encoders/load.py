@@ -176,11 +176,16 @@ def _pause_collector() -> Iterator[None]:
 
 def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int) -> TaskEncoder:
     check_integer("get_train_dataset: rows_per_step", rows_per_step, 1)
-    if not isinstance(task_encoder, DynamicBlendMixin):
-        raise ConfigError(
-            f"rows_per_step: {rows_per_step} found, but a {type(task_encoder).__name__} plans no "
-            f"steps; put energon_ext.DynamicBlendMixin first among its base classes."
-        )
-    bound = copy.copy(task_encoder)
+    bound = copy.copy(require_mixin(task_encoder, f"rows_per_step: {rows_per_step} found"))
     bound.rows_per_step = rows_per_step
     return bound
+
+
+def require_mixin(task_encoder: TaskEncoder, found: str) -> DynamicBlendMixin:
+    """Return an encoder with the mixin, or raise a ConfigError that begins with ``found``."""
+    if not isinstance(task_encoder, DynamicBlendMixin):
+        raise ConfigError(
+            f"{found}, but a {type(task_encoder).__name__} plans no steps; put "
+            f"energon_ext.DynamicBlendMixin first among its base classes."
+        )
+    return task_encoder

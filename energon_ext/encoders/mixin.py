@@ -7,7 +7,6 @@ of these stages. For streamed sources the override passes a single pseudo-datase
 method, whose factory returns our blend of the real sources, so that Energon has nothing to blend.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -193,9 +192,7 @@ class DynamicBlendMixin(TaskEncoder):
             return plan_mix(mix, task, topology, passes, worker_config, self.schedule_axis)
         axis, skip = mix.axis_with(self.schedule_axis), mix.run.skip.ranges
         clock = Clock(axis, topology, self.tokens_per_sample, skip)
-        options = {"worker_config": worker_config, "repeat": passes.repeats_sources}
-        build = functools.partial(self.build_streamed_source, **options)
-        size_of = SampleMethods.of(self).size_of
+        build, size_of = self.build_streamed_source, SampleMethods.of(self).size_of
         drawn = stream_mix(mix, task, clock, passes, build, size_of, worker_config)
         return self.build_streamed_blend(drawn, passes, stages)
 

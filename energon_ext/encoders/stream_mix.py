@@ -32,20 +32,21 @@ def stream_mix(
     task: Task,
     clock: Clock,
     passes: Passes,
-    build: Callable[[Entry], SavableDataset],
+    build: Callable[..., SavableDataset],
     size_of: Callable[[Any], float] | None,
     worker_config: WorkerConfig,
 ) -> StreamedBlend:
     """Open and check all sources of a mix, and return the draw among them.
 
     Args:
-        build: returns the samples of a source before the draw.
+        build: returns the samples of an entry before the draw, as :func:`load_source` does.
         size_of: what an ``interleave`` counts of a sample; None for its tokens.
 
     Raises:
         ConfigError: the mix has what only planned sources support.
     """
-    sources = [_stream_source(entry, build(entry)) for entry in mix.entries]
+    options = {"worker_config": worker_config, "repeat": passes.repeats_sources}
+    sources = [_stream_source(entry, build(entry, **options)) for entry in mix.entries]
     line_up(sources)
     _refuse_steps(mix, sources[0].key)
     check_blend(mix, sources, clock, absent=_absent_sources(sources, worker_config))
