@@ -14,6 +14,7 @@ from energon_ext.encoders.task import EncoderTask
 from energon_ext.encoders.text import TextEncoder
 from energon_ext.encoders.text_key import check_text_keys
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
+from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import cost_to_json
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import DOCUMENTS, Cut, KindSpec, Spec, SpliceSpec
@@ -84,3 +85,12 @@ def read_documents(
     """
     assert isinstance(columns, Documents), "a source of documents has some"
     return DocumentReader(columns, entry.key, spec.row_tokens, convert)
+
+
+def check_weighted(documents: Documents, entry: Entry) -> None:
+    """Raise ConfigError for token files without label weights, in which no answer is marked."""
+    if prefix := documents.unweighted:
+        raise ConfigError(
+            f"{entry.key}: {prefix} has no label weights, so questions would be trained like "
+            f"answers; write it with `energon-ext prepare --chat`, or use a PackedTaskEncoder."
+        )

@@ -57,39 +57,23 @@ def plan_mix(
 ) -> PlannedDataset:
     """Plan the rows of a mix, and return a dataset that reads them.
 
-    Args, Raises: see :func:`plan_run`.
-    """
-    spec = replace(task.spec(mix.entries, worker_config.seed_offset), repeat=passes.repeat)
-    splices = choose_splices(mix.entries, spec, are_all=not passes.validating)
-    run = plan_run(mix, task, spec, splices, topology, passes, end)
-    keys = tuple(sorted({key for source in run.sources.values() for key in source.parts}))
-    context = EncoderContext(source_keys=keys, pad_id=splices.pad_id)
-    batches = BatchReader(
-        readers=[source.reader for source in run.sources.values()],
-        assemble=functools.partial(task.assemble, context=context),
-        padding=functools.partial(_pad, task, run.keys) if spec.pads else None,
-    )
-    return PlannedDataset(run, batches, worker_config=worker_config)
-
-
-def plan_run(
-    mix: Mix,
-    task: Task,
-    spec: Spec,
-    splices: Splices,
-    topology: Topology,
-    passes: Passes,
-    end: ScheduleAxis | None = None,
-) -> Run:
-    """Plan the rows of a mix.
-
     Args:
         end: of the schedules.
 
     Raises:
         ConfigError: the mix has what the spec does not support.
     """
+    spec = replace(task.spec(mix.entries, worker_config.seed_offset), repeat=passes.repeat)
+    splices = choose_splices(mix.entries, spec, are_all=not passes.validating)
     sources = _plan_sources(mix.entries, task, spec, splices, passes)
+    if passes.validating:
+        tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
+        clock = Clock(mix.axis, topology, spec.row_tokens)
+    else:
+        tree = mix.tree
+        clock = Clock(mix.axis_with(end), topology, spec.row_tokens, mix.run.skip.ranges)
+        read_live_weights(mix)
+        check_blend(mix, sources, clock, splices.by_key, {})
     options = RunOptions(
         spec=spec,
         cost=task.cost,
@@ -97,23 +81,33 @@ def plan_run(
         repeats=passes.repeats_blend,
         restarts=not passes.repeat,
     )
-    if passes.validating:
-        tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
-        clock = Clock(mix.axis, topology, spec.row_tokens)
-        return Run(sources, tree=tree, clock=clock, options=options)
-    clock = Clock(mix.axis_with(end), topology, spec.row_tokens, mix.run.skip.ranges)
-    read_live_weights(mix)
-    check_blend(mix, sources, clock, splices=splices.by_key)
-    return Run(sources, tree=mix.tree, clock=clock, options=options)
+    run = Run(sources, tree=tree, clock=clock, options=options)
+    return PlannedDataset(run, _read(run, task, splices.pad_id), worker_config=worker_config)
+
+
+def _read(run: Run, task: Task, pad_id: int | None) -> BatchReader:
+    """Return what reads the batches of a run."""
+    keys = tuple(sorted({key for source in run.sources.values() for key in source.parts}))
+    context = EncoderContext(source_keys=keys, pad_id=pad_id)
+    return BatchReader(
+        readers=[source.reader for source in run.sources.values()],
+        assemble=functools.partial(task.assemble, context=context),
+        padding=functools.partial(_pad, task, run.keys) if run.spec.pads else None,
+    )
+
+
+def _pad(task: Task, keys: Sequence[str], source: int, read: Callable[[], Any]) -> Any:
+    """Make padding of a row of a source, given by its number."""
+    with encoder_context(source_key=keys[source]):
+        return task.padding(read)
 
 
 def check_blend(
     mix: Mix,
     sources: Sequence[Source],
     clock: Clock,
-    *,
-    splices: Mapping[str, Any] | None = None,
-    absent: Mapping[str, Any] | None = None,
+    splices: Mapping[str, Any],
+    absent: Mapping[str, Any],
 ) -> None:
     """Check what the metadataset says of its sources together.
 
@@ -123,13 +117,7 @@ def check_blend(
     """
     check_omissions(mix, sources)
     limits = {source.key: source.max_epochs for source in sources}
-    check_mixture(mix.tree, clock.axis, limits, absent or {}, splices or {}, clock.end)
-
-
-def _pad(task: Task, keys: Sequence[str], source: int, read: Callable[[], Any]) -> Any:
-    """Make padding of a row of a source, given by its number."""
-    with encoder_context(source_key=keys[source]):
-        return task.padding(read)
+    check_mixture(mix.tree, clock.axis, limits, absent, splices, clock.end)
 
 
 # The rows of a source ---------------------------------------------------------------------------
@@ -151,8 +139,8 @@ def _plan_source(
     entry: Entry, found: Lengths, task: Task, spec: Spec, splices: Splices, passes: Passes
 ) -> PlannedSource:
     check_shuffling(entry)
-    documents = range(*document_range(entry, len(found)))
-    epochs = epochs_of(entry, passes.repeats_sources)
+    documents = document_range(entry, len(found))
+    epochs = entry.max_epochs if passes.repeats_sources else (entry.loaded.repetitions or 1)
     rows: Rows
     reader: Reader
     if (splice := splices.by_key.get(entry.key)) is None:
@@ -258,19 +246,10 @@ def count_buffer_docs(sources: int) -> int:
     return min(MAX_BUFFER_DOCS, max(LEAST_BUFFER_DOCS, shared))
 
 
-def document_range(entry: Entry, total: int) -> tuple[int, int]:
-    """Return the range of a source's documents among the ``total`` documents in its files."""
+def document_range(entry: Entry, total: int) -> range:
+    """Return the numbers of a source's documents among the ``total`` documents in its files."""
     subset = getattr(entry.dataset, "subset", None)
-    return (0, total) if subset is None else subset.compute_subset(total)
-
-
-def epochs_of(entry: Entry, repeats: bool) -> float | None:
-    """Return how many times a source is read; None for no limit.
-
-    Args:
-        repeats: whether it is read again and again, up to ``max_epochs``.
-    """
-    return entry.max_epochs if repeats else (entry.loaded.repetitions or 1)
+    return range(total) if subset is None else range(*subset.compute_subset(total))
 
 
 def check_whole(entry: Entry, epochs: float | None) -> int | None:

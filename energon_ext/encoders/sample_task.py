@@ -99,7 +99,7 @@ class SampleTask(EncoderTask):
         self, methods: SampleMethods, entry: Entry, columns: Lengths, spec: Spec
     ) -> SampleReader:
         """Open what reads the rows of samples with some methods."""
-        numbers = range(*document_range(entry, len(columns)))
+        numbers = document_range(entry, len(columns))
         excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
         samples = NumberedSamples(open_alone(self.encoder, entry), str(entry.dataset.paths[0]))
         table = columns if methods.are_packed else None

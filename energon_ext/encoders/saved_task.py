@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_ext.config.mix import Entry, Mix, sample_entries, token_entries
-from energon_ext.encoders.document_task import read_documents
+from energon_ext.encoders.document_task import check_weighted, read_documents
 from energon_ext.encoders.measured import find_measured
-from energon_ext.encoders.plan_mix import document_range, find_kind, plan_run
+from energon_ext.encoders.plan_mix import document_range, find_kind, plan_mix
 from energon_ext.encoders.sample_task import count_samples
 from energon_ext.encoders.sources import open_stored
-from energon_ext.encoders.splicing import choose_splices
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.encoders.text_sources import find_text
-from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import load_cost
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
@@ -23,7 +21,7 @@ from energon_ext.plan.spec import DOCUMENTS, Spec
 from energon_ext.plan.topology import Topology
 from energon_ext.samples.context import EncoderContext
 from energon_ext.samples.methods import SampleMethods, refuse_to_encode
-from energon_ext.samples.numbered import NumberedSamples
+from energon_ext.samples.numbered import ALONE, NumberedSamples
 from energon_ext.samples.packers import OnePerRow
 from energon_ext.samples.reader import SampleReader
 from energon_ext.tokens.documents import Documents, Lengths
@@ -40,7 +38,7 @@ def plan_saved(mix: Mix, spec: Spec, topology: Topology, as_whole: bool) -> Run:
     """
     task = SavedTask(saved=spec, cost=load_cost(spec.cost))
     passes = Passes(repeat=spec.repeat, as_whole=as_whole)
-    return plan_run(mix, task, spec, choose_splices(mix.entries, spec), topology, passes)
+    return plan_mix(mix, task, topology, passes, ALONE).run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,11 +71,8 @@ class SavedTask(Task):
 
     def _check(self, documents: Documents, entry: Entry) -> None:
         _, kind = find_kind(entry, self.saved)
-        if kind.cut is not None and (prefix := documents.unweighted):
-            raise ConfigError(
-                f"{entry.key}: {prefix} has no label weights, so questions would be trained like "
-                f"answers; write it with `energon-ext prepare --chat`."
-            )
+        if kind.cut is not None:
+            check_weighted(documents, entry)
         if tokenizer := self.saved.own.get("tokenizer"):
             documents.check_written("tokenizer", "that of the run", tokenizer)
 
@@ -85,7 +80,7 @@ class SavedTask(Task):
         """Open what says where documents and samples come from; samples cannot be encoded."""
         if find_kind(entry, spec)[0] == DOCUMENTS:
             return read_documents(entry, columns, spec)
-        numbers = range(*document_range(entry, len(columns)))
+        numbers = document_range(entry, len(columns))
         samples = NumberedSamples(open_stored(entry), str(entry.dataset.paths[0]))
         methods = SampleMethods(name="the run's encoder", packer=OnePerRow())
         return SampleReader(methods, entry.key, spec.seed, numbers, frozenset(), samples)

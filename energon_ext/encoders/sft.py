@@ -16,7 +16,7 @@ from energon_ext.chats.records import Conversation, read_conversation
 from energon_ext.chats.template_names import default_template, named_template
 from energon_ext.chats.templates import ChatTemplate
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.document_task import DocumentTask
+from energon_ext.encoders.document_task import DocumentTask, check_weighted
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text import Document, TextEncoder
 from energon_ext.errors import ConfigError, SampleError
@@ -172,12 +172,7 @@ class ChatTask(DocumentTask):
     def check(self, documents: Documents, entry: Entry) -> None:
         super().check(documents, entry)
         self._check_template_of(documents)
-        if prefix := documents.unweighted:
-            raise ConfigError(
-                f"{entry.key}: {prefix} has no label weights, so questions would be trained "
-                f"like answers; write it with `energon-ext prepare --chat`, or use a "
-                f"PackedTaskEncoder."
-            )
+        check_weighted(documents, entry)
         if documents.names_tokenizer:  # or nothing says how it was written
             self._check_answers_of(documents)
 

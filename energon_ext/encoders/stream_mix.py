@@ -12,7 +12,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.config.mix import Entry, Mix
-from energon_ext.encoders.plan_mix import check_blend
+from energon_ext.encoders.plan_mix import check_blend, document_range
 from energon_ext.encoders.quiet import quiet_energon, quiet_errors
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.errors import ConfigError
@@ -49,7 +49,7 @@ def stream_mix(
     sources = [_stream_source(entry, build(entry, **options)) for entry in mix.entries]
     line_up(sources)
     _refuse_steps(mix, sources[0].key)
-    check_blend(mix, sources, clock, absent=_absent_sources(sources, worker_config))
+    check_blend(mix, sources, clock, {}, _absent_sources(sources, worker_config))
     settings = task.spec(mix.entries, worker_config.seed_offset).compared()
     is_interleave = mix.tree.node.rule == INTERLEAVE
     blend_class = LeastConsumedDataset if is_interleave else DynamicBlendDataset
@@ -101,11 +101,9 @@ def _spread_of(entry: Entry, dataset: SavableDataset) -> Spread | None:
     loader = loader_in(dataset)
     if loader is None:
         return None
-    total = num_samples(entry.dataset)
-    subset = getattr(entry.dataset, "subset", None)
-    begin, end = (0, total) if subset is None else subset.compute_subset(total)
+    count = len(document_range(entry, num_samples(entry.dataset)))
     slices_from = functools.partial(_slices_from, entry.dataset)
-    return Spread(loader, slices_from, end - begin, _worker_by_name(entry, dataset.worker_config))
+    return Spread(loader, slices_from, count, _worker_by_name(entry, dataset.worker_config))
 
 
 def _slices_from(factory: Any, first: int) -> Slices:
