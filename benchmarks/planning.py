@@ -16,7 +16,7 @@ import numpy as np
 from megatron.core.datasets import helpers_cpp
 from timing import markdown, microseconds
 
-from energon_ext.encoders.planning import count_buffer_docs
+from energon_ext.encoders.plan_mix import count_buffer_docs
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
 from energon_ext.packing import BestFitPacker

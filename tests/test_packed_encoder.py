@@ -42,7 +42,7 @@ SEQ_LEN = 48
 @pytest.fixture(autouse=True)
 def _several_pack_plans(monkeypatch):
     """Pack ``packing_buffer_docs`` documents at once: by default all of these fit into one plan."""
-    monkeypatch.setattr("energon_ext.encoders.planning.MAX_BUFFER_DOCS", 1)
+    monkeypatch.setattr("energon_ext.encoders.plan_mix.MAX_BUFFER_DOCS", 1)
 
 
 def document(source, number):
@@ -395,7 +395,7 @@ def test_an_incomplete_tokenizer_is_refused_with_the_missing_names(encoder):
 
 def test_text_sources_are_identified_by_their_tokens(mix, monkeypatch):
     build(mix)
-    monkeypatch.delattr("energon_ext.encoders.sources.fingerprint_files")  # of streamed sources
+    monkeypatch.delattr("energon_ext.encoders.stream_mix.fingerprint_files")  # of streamed sources
     dataset = build(mix)
     sources = loader_for(dataset).state_dict()["plan"]["sources"].values()
     assert all(source["rows"]["documents"]["tokens"] for source in sources)

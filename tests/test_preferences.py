@@ -22,7 +22,7 @@ from energon_ext import (
 )
 from energon_ext.chats.templates import PlainChatTemplate
 from energon_ext.data_files import DEFAULT_CACHE
-from energon_ext.encoders import reference as references
+from energon_ext.encoders import pair_task
 from energon_ext.encoders.preferences import cook_preference
 from energon_ext.encoders.reference import write_reference
 from energon_ext.encoders.sft import cook_dialogue
@@ -200,7 +200,7 @@ def test_the_reference_scores_what_a_run_trains(tmp_path):
 
 
 def test_a_reference_is_computed_once_in_parts_and_continued(tmp_path, monkeypatch):
-    monkeypatch.setattr(references, "UNIT_PAIRS", 8)
+    monkeypatch.setattr(pair_task, "UNIT_PAIRS", 8)
     path = alone(tmp_path, [pair(n) for n in range(40)])
     seen = []
 
@@ -393,7 +393,7 @@ def test_pairs_that_cannot_be_planned_are_refused(tmp_path):
     path = alone(tmp_path, [pair(n) for n in range(9)])
     task_encoder = encoder()
     task_encoder.plan_samples = False
-    with pytest.raises(ConfigError, match="pairs must be planned, but plan_samples is False"):
+    with pytest.raises(ConfigError, match="pairs are planned by number, but plan_samples is False"):
         dataset_of(path, task_encoder=task_encoder)
 
 

@@ -15,7 +15,8 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
+from energon_ext.chats.records import Conversation
+from energon_ext.encoders.sft import Dialogue, cook_dialogue
 from energon_ext.errors import SampleError
 from energon_ext.tokenizers.tokenizers import ByteTokenizer, HFTokenizer
 from tests.support import (
@@ -41,11 +42,11 @@ IDENTITY = {"__key__": "chats/7", "__restore_key__": (), "__subflavors__": None}
 
 
 def pair(prompt, response):
-    return PromptResponse(**IDENTITY, prompt=prompt, response=response)
+    return cook_dialogue({**IDENTITY, "prompt": prompt, "response": response})
 
 
 def dialogue(messages):
-    return Dialogue(**IDENTITY, messages=messages)
+    return Dialogue(**IDENTITY, conversation=Conversation(messages))
 
 
 def messages_from(*roles):

@@ -88,12 +88,6 @@ def read_conversation(record: Any) -> Conversation:
     return Conversation(messages, tools or None, arguments or {}, is_pair, notes=notes)
 
 
-def pair(prompt: str, response: str, notes: Counter[str] | None = None) -> Conversation:
-    """Return a prompt and its response as text, between which nothing is inserted."""
-    messages = [_message("user", prompt), _message("assistant", response)]
-    return Conversation(messages, is_pair=True, notes=notes or Counter())
-
-
 def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
     """Make a prompt of a record: text under ``prompt``, or messages that end with a question.
 

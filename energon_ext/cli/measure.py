@@ -13,16 +13,17 @@ import numpy as np
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import named_encoder
 from energon_ext.cli.tokenize import prepare_now
-from energon_ext.config.mix import Entry
+from energon_ext.config.mix import Entry, sample_entries
 from energon_ext.config.yaml_file import splits_of
+from energon_ext.encoders.cached_samples import cached_source
 from energon_ext.encoders.measured import cached_lengths, measure_again
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.text_sources import load_split, sample_entries
+from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached
 from energon_ext.prepare.lengths import LengthTable
-from energon_ext.samples.methods import SampleMethods, can_pack
+from energon_ext.samples.methods import SampleMethods
 from energon_ext.storage.claim import Part
 
 
@@ -64,15 +65,15 @@ def measure(
     Example: energon-ext measure mix.yaml --encoder my_vlm:encoder --jobs 16
     """
     task_encoder = named_encoder(encoder, DynamicBlendMixin)
-    if not can_pack(task_encoder):
-        raise ConfigError(f"--encoder {encoder}: has no length_of, so it packs no samples.")
     methods = SampleMethods.of(task_encoder)
+    if not methods.are_packed:
+        raise ConfigError(f"--encoder {encoder}: has no length_of, so it packs no samples.")
     sources: dict[Path, tuple[Entry, Cached]] = {}
     for name in split or splits_of(metadataset):
         for entry in sample_entries(
             load_split(metadataset, name, task_encoder.decoder, trusted_modules)
         ):
-            cached = cached_lengths(task_encoder, methods, entry)
+            cached = cached_lengths(methods, entry, cached_source(task_encoder, entry))
             sources[cached.folder] = entry, cached
     for entry, cached in sources.values():
         if not prepare_now(cached, jobs, part):

@@ -16,6 +16,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.chats.template_names import named_template
 from energon_ext.cli import option
+from energon_ext.config.mix import sample_entries
 from energon_ext.data_files import parse_json
 from energon_ext.encoders.load import get_train_dataset, load_mix
 from energon_ext.encoders.mixin import DynamicBlendMixin
@@ -23,9 +24,9 @@ from energon_ext.encoders.preferences import PreferenceTaskEncoder
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
-from energon_ext.encoders.sources import open_live_weights
+from energon_ext.encoders.sources import read_live_weights
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
-from energon_ext.encoders.text_sources import sample_entries
+from energon_ext.encoders.splicing import choose_splices
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.mixture.checks import check_mixture
@@ -33,6 +34,7 @@ from energon_ext.packing import PACKERS
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.topology import Topology
+from energon_ext.samples.methods import tokenizer_of
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 from energon_ext.streamed.source import StreamedSource
 from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
@@ -108,7 +110,7 @@ def open_mix(
         task_encoder=task_encoder,
         trusted_modules=trusted_modules,
     )
-    return dataset, getattr(task_encoder, "tokenizer", None)
+    return dataset, tokenizer_of(task_encoder)
 
 
 def task_encoder_of(
@@ -167,9 +169,9 @@ def weights_of(
         default_tokenizer=lambda *names: UnknownTokenizer(),
         **options,
     )
-    if isinstance(task_encoder, PackedTaskEncoder) and task_encoder.splices_some(mix.entries):
+    if choose_splices(mix.entries, task_encoder.task().spec(mix.entries, 0)).by_key:
         return None
-    open_live_weights(mix, [])
+    read_live_weights(mix)
     limits = {entry.key: entry.max_epochs for entry in mix.entries}
     check_mixture(mix.tree, mix.axis, limits, absent={}, splices={})
     sources = [StreamedSource(entry.key, None, shown_as=entry.name) for entry in mix.entries]

@@ -18,7 +18,7 @@ from energon_ext.cli.mix import make_encoder
 from energon_ext.config.yaml_file import splits_of
 from energon_ext.encoders.cached_samples import sample_source
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
+from energon_ext.encoders.sft import Dialogue, cook_dialogue
 from energon_ext.encoders.text_sources import encode_all, load_split
 from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError, SampleError
@@ -209,11 +209,11 @@ def _energon_units(
 
 def _document(path: str, split: str | None, chat: bool, sample: Any, key: str) -> InputDocument:
     origin = f"{path}: {key}"
-    if chat and isinstance(sample, (Dialogue, PromptResponse)):
+    if chat and isinstance(sample, Dialogue):
         return conversation(sample, origin, split=split)
     if not chat and isinstance(sample, TextSample):
         return InputDocument(sample.text, origin, split=split)
-    wanted = "a conversation (Dialogue, PromptResponse)" if chat else "text (TextSample)"
+    wanted = "a conversation (Dialogue)" if chat else "text (TextSample)"
     raise ConfigError(f"{origin}: {type(sample).__name__} found, {wanted} is needed.")
 
 
@@ -234,15 +234,16 @@ def read_chat(row: Any, origin: str, num_bytes: int) -> InputDocument:
 
 
 def conversation(
-    sample: Dialogue | PromptResponse, origin: str, num_bytes: int = 0, split: str | None = None
+    sample: Dialogue, origin: str, num_bytes: int = 0, split: str | None = None
 ) -> InputDocument:
     """Convert a conversation to a document; equal conversations have equal texts."""
-    if isinstance(sample, PromptResponse):
-        text = _json([sample.prompt, sample.response])
-    else:
-        further = [each for each in (sample.tools, sample.chat_template_kwargs) if each]
-        text = _json([sample.messages, *further] if further else sample.messages)
-    return InputDocument(text, origin, num_bytes, sample, split)
+    found = sample.conversation
+    content: Any = found.messages
+    if found.is_pair:
+        content = [message["content"] for message in found.messages]
+    elif further := [each for each in (found.tools, found.template_kwargs) if each]:
+        content = [found.messages, *further]
+    return InputDocument(_json(content), origin, num_bytes, sample, split)
 
 
 def _json(content: Any) -> str:

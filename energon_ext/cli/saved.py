@@ -13,7 +13,7 @@ from energon_ext.cli.mix import named_encoder
 from energon_ext.encoders.load import get_train_dataset, load_mix
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.saved_columns import plan_saved
+from energon_ext.encoders.saved_task import plan_saved
 from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError
 from energon_ext.packing import make_packer

@@ -9,6 +9,7 @@ import click
 
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import make_encoder, named_encoder
+from energon_ext.config.mix import sample_entries
 from energon_ext.config.yaml_file import splits_of
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
@@ -66,10 +67,10 @@ def tokenize(
         raise ConfigError("Give the --tokenizer or the --encoder of the run.")
     texts: dict[Path, Cached] = {}
     for name in split or splits_of(metadataset):
-        for entry in load_split(metadataset, name, task_encoder.decoder, trusted_modules):
-            if entry.documents is None:
-                text = cached_text(task_encoder, entry)
-                texts[text.folder] = text
+        entries = load_split(metadataset, name, task_encoder.decoder, trusted_modules)
+        for entry in sample_entries(entries):
+            text = cached_text(task_encoder, entry)
+            texts[text.folder] = text
     if not texts:
         raise ConfigError(f"{metadataset}: contains no text, only token files; nothing to do.")
     for text in texts.values():

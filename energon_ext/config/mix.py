@@ -48,6 +48,22 @@ class Entry(Leaf):
         """Its tokenized documents; None if it has samples."""
         return self.dataset.documents if isinstance(self.dataset, DocumentFactory) else None
 
+    @property
+    def has_samples(self) -> bool:
+        """True if it is not token files."""
+        return self.documents is None
+
+
+def sample_entries(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the sources that are not token files."""
+    return [entry for entry in entries if entry.has_samples]
+
+
+def token_entries(entries: Sequence[Entry]) -> list[tuple[Entry, Documents]]:
+    """Return the sources that are token files, with their documents."""
+    found = ((entry, entry.documents) for entry in entries)
+    return [(entry, documents) for entry, documents in found if documents is not None]
+
 
 @dataclass(frozen=True, eq=False)
 class Mix:

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from megatron.energon import TaskEncoder
 
@@ -21,6 +21,7 @@ from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource
 from energon_ext.samples.bad_samples import BadSamples
+from energon_ext.samples.methods import refuse_to_encode
 from energon_ext.samples.stored_files import (
     fingerprint_files,
     num_samples,
@@ -28,6 +29,8 @@ from energon_ext.samples.stored_files import (
     times_of_files,
 )
 from energon_ext.storage.object_store import file_name
+
+_Result = TypeVar("_Result")
 
 
 def sample_source(
@@ -63,8 +66,8 @@ def stored_source(entry: Entry) -> SampleSource:
     files, count = fingerprint_files(entry.dataset), num_samples(entry.dataset)
     path = str(entry.dataset.paths[0])
     version = {**files, "times": times_of_files(entry.dataset)}
-    refuse = functools.partial(_refuse_to_make, path)
-    return SampleSource(path, version, count, refuse, refuse, BadSamples(path, None))
+    bad = BadSamples(path, None)
+    return SampleSource(path, version, count, refuse_to_encode, refuse_to_encode, bad)
 
 
 def cached_samples(
@@ -73,13 +76,17 @@ def cached_samples(
     files: Mapping[str, Any],
     *,
     encoding: Any,
-    encode: Callable[[Sequence[InputDocument]], Sequence[Encoded | SampleError]],
-    writer: Callable[[Path], Any],
-    meta: Mapping[str, Any],
+    encode: Callable[[Sequence[InputDocument]], Sequence[Encoded | SampleError]] = refuse_to_encode,
+    writer: Callable[[Path], Any] = refuse_to_encode,
+    meta: Mapping[str, Any] | None = None,
     check: Callable[[], None] = lambda: None,
+    seconds: float | None = None,
     **options: Any,
 ) -> Cached:
-    """Return the cache entry for a source, in a folder named after a hash of its dependencies."""
+    """Return the cache entry for a source, in a folder named after a hash of its dependencies.
+
+    Without ``encode`` and ``writer`` it can be opened, but not made.
+    """
     excluded = [sorted(getattr(part, "sample_excludes", ())) for part in parts_of(entry.dataset)]
     dependencies = {
         **files,
@@ -94,29 +101,39 @@ def cached_samples(
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
         raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a local cache folder.")
     folder = cache_path(Path(file_name(root)), Path(source.path).name, text)
-    job = Job(encode, writer, meta, json.loads(text), check=check, keeps_all=True)
-    return Cached(name=source.path, folder=folder, job=job, count=source.count, **options)
+    job = Job(encode, writer, meta or {}, json.loads(text), check=check, keeps_all=True)
+    return Cached(
+        name=source.path, folder=folder, job=job, count=source.count, seconds=seconds, **options
+    )
 
 
-def open_cached(
-    entry: Entry, source: SampleSource, files: Mapping[str, Any], **options: Any
-) -> Any:
+def use_sample(
+    bad: BadSamples, document: InputDocument, use: Callable[[Any], _Result]
+) -> _Result | SampleError:
+    """Return what is made of a cooked sample, or why it is refused.
+
+    Args:
+        bad: decides about errors.
+    """
+    if isinstance(document.sample, SampleError):
+        return document.sample
+    try:
+        used = use(document.sample)
+    except Exception as error:  # an encoder may raise anything, SkipSample included
+        return bad.judge(error, document.origin)
+    bad.has_worked = True
+    return used
+
+
+def open_cached(cached: Cached) -> Any:
     """Open what is cached of a source, without the encoder that makes it.
 
     Raises:
         EncoderNeededError: it is not complete.
     """
-    refuse = functools.partial(_refuse_to_make, source.path)
-    cached = cached_samples(
-        entry, source, files, encode=refuse, writer=refuse, meta={}, seconds=None, **options
-    )
     if not cached.is_complete:
         raise EncoderNeededError(
             f"{cached.name}: not {cached.verb}, and a state does not contain the encoder; run "
             f"`{cached.command()}` first, or give --encoder."
         )
     return cached.open()
-
-
-def _refuse_to_make(path: str, *arguments: Any) -> Any:
-    raise EncoderNeededError(f"{path}: a state does not contain the encoder; give --encoder.")

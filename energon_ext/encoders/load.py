@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import megatron.energon
-from megatron.energon import DefaultTaskEncoder, TaskEncoder, WorkerConfig
+from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
+from megatron.energon.metadataset.loader import load_dataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode
 
 from energon_ext.arguments import check_integer, choices
@@ -118,33 +119,21 @@ def get_val_datasets(
         )
 
 
-class _MixReader(DefaultTaskEncoder):
-    """Returns the mix of a metadataset in place of its dataset, so that no sample is encoded."""
-
-    def build_train_datasets(
-        self, *, datasets: Any, blend_mode: DatasetBlendMode = DatasetBlendMode.NONE, **stages: Any
-    ) -> Any:
-        return mix_of(datasets), blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-
-
 def load_mix(
     path: str | Path | EPath, *, split_part: str, trusted_modules: Iterable[str]
 ) -> tuple[Mix, bool]:
-    """Load a mix for training, and whether it repeats as a whole; no sample is encoded.
+    """Load a mix for training, and whether it repeats as a whole; no encoder is needed.
 
     Raises:
         ConfigError: the YAML or a folder is invalid.
     """
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    found: Any = get_train_dataset(
-        path,
-        worker_config=config,
-        batch_size=1,
-        task_encoder=_MixReader(),
-        split_part=split_part,
-        trusted_modules=trusted_modules,
-    )
-    return found
+    checker = YamlChecker(frozenset(trusted_modules))
+    with _check_first(get_train_dataset, checker, path, split_part, config, {}) as root:
+        loaded = load_dataset(root).get_datasets(
+            training=True, split_part=split_part, worker_config=config
+        )
+        return mix_of(loaded.datasets), loaded.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
 
 
 @contextlib.contextmanager
@@ -187,11 +176,16 @@ def _pause_collector() -> Iterator[None]:
 
 def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int) -> TaskEncoder:
     check_integer("get_train_dataset: rows_per_step", rows_per_step, 1)
-    if not isinstance(task_encoder, DynamicBlendMixin):
-        raise ConfigError(
-            f"rows_per_step: {rows_per_step} found, but a {type(task_encoder).__name__} plans no "
-            f"steps; put energon_ext.DynamicBlendMixin first among its base classes."
-        )
-    bound = copy.copy(task_encoder)
+    bound = copy.copy(require_mixin(task_encoder, f"rows_per_step: {rows_per_step} found"))
     bound.rows_per_step = rows_per_step
     return bound
+
+
+def require_mixin(task_encoder: TaskEncoder, found: str) -> DynamicBlendMixin:
+    """Return an encoder with the mixin, or raise a ConfigError that begins with ``found``."""
+    if not isinstance(task_encoder, DynamicBlendMixin):
+        raise ConfigError(
+            f"{found}, but a {type(task_encoder).__name__} plans no steps; put "
+            f"energon_ext.DynamicBlendMixin first among its base classes."
+        )
+    return task_encoder

@@ -8,7 +8,8 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from megatron.energon import TaskEncoder
@@ -19,8 +20,8 @@ from energon_ext.encoders.cached_samples import (
     cached_source,
     open_cached,
     stored_source,
+    use_sample,
 )
-from energon_ext.encoders.text_sources import sample_entries
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached, ensure_prepared
@@ -32,12 +33,11 @@ from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.samples.context import encoder_context
 from energon_ext.samples.methods import SampleMethods
 from energon_ext.samples.numbered import as_worker
+from energon_ext.samples.packers import WholePacker
 from energon_ext.samples.reader import keyed_random
 from energon_ext.storage.object_store import file_name
 
 logger = log_of(__name__)
-
-_Result = TypeVar("_Result")
 
 #: Approximate seconds per sample on one core: from its size alone, or by encoding it.
 SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
@@ -49,10 +49,10 @@ _COMPARED, _COMPARED_SECONDS = 16, 1.0
 def ensure_measured(
     encoder: TaskEncoder, methods: SampleMethods, entries: Sequence[Entry]
 ) -> dict[str, LengthTable]:
-    """Return the lengths of all sources of samples, by source key; none if they are not packed."""
-    wanted = sample_entries(entries) if methods.are_packed else []
-    cached = {entry.key: cached_lengths(encoder, methods, entry) for entry in wanted}
-    before = [entry for entry in wanted if cached[entry.key].is_complete]
+    """Return the lengths of sources of samples, by source key; measure those that are missing."""
+    sources = ((entry, cached_source(encoder, entry)) for entry in entries)
+    cached = {entry.key: cached_lengths(methods, entry, source) for entry, source in sources}
+    before = [entry for entry in entries if cached[entry.key].is_complete]
     ensure_prepared(list(cached.values()))
     tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
     _compare_some(encoder, methods, before, tables)
@@ -106,9 +106,8 @@ def _seconds_of(methods: SampleMethods) -> float:
     return methods.seconds_per_sample or seconds
 
 
-def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -> Cached:
+def cached_lengths(methods: SampleMethods, entry: Entry, source: SampleSource) -> Cached:
     """Return the cache entry for the lengths of a source, which may not exist yet."""
-    source = cached_source(encoder, entry)
     units = _units(entry, source)
     path = entry.metadataset or entry.dataset.paths[0]
     bad = BadSamples(source.path, methods.decoder, methods.tolerance)
@@ -119,7 +118,6 @@ def cached_lengths(encoder: TaskEncoder, methods: SampleMethods, entry: Entry) -
         encoding=methods.identity,
         encode=functools.partial(measure_all, methods, bad, entry.key),
         writer=LengthWriter,
-        meta={},
         units=units,
         seconds=source.count * _seconds_of(methods),
         open_folder=functools.partial(LengthTable.open, longest=methods.packer.seq_len),
@@ -140,20 +138,10 @@ def find_measured(entry: Entry, encoding: Any, row_tokens: int) -> LengthTable:
     Raises:
         EncoderNeededError: there are none.
     """
-    source = stored_source(entry)
-    units = _units(entry, source)
-    path = entry.metadataset or entry.dataset.paths[0]
-    return open_cached(
-        entry,
-        source,
-        _files_of(source, units),
-        encoding=encoding,
-        units=units,
-        open_folder=functools.partial(LengthTable.open, longest=row_tokens),
-        verb="measured",
-        command=lambda: f"energon-ext measure {path} --encoder MODULE:FUNCTION",
-        grows=True,
-    )
+    packer = WholePacker(row_tokens)
+    methods = SampleMethods(name="the run's encoder", packer=packer, identity=encoding)
+    table: LengthTable = open_cached(cached_lengths(methods, entry, stored_source(entry)))
+    return table
 
 
 def _files_of(source: SampleSource, units: Sequence[Unit]) -> dict[str, Any]:
@@ -207,31 +195,13 @@ def _measure(
 ) -> Encoded | SampleError:
     if document.sample is None:  # excluded by the split
         return Encoded([(np.zeros(0, np.int64), None)])
-    return use_sample(methods, bad, document, measure, purpose)
+    with random_of(document, purpose):
+        return use_sample(bad, document, functools.partial(measure, methods))
 
 
-def use_sample(
-    methods: SampleMethods,
-    bad: BadSamples,
-    document: InputDocument,
-    use: Callable[[SampleMethods, Any], _Result],
-    purpose: str = "measured",
-) -> _Result | SampleError:
-    """Return what is made of a cooked sample, or why it is refused.
-
-    Args:
-        bad: decides about errors.
-        purpose: random numbers of the encoder's methods depend on it.
-    """
-    if isinstance(document.sample, SampleError):
-        return document.sample
-    try:
-        with keyed_random(f"{purpose}/{document.origin}"):
-            used = use(methods, document.sample)
-    except Exception as error:  # an encoder may raise anything, SkipSample included
-        return bad.judge(error, document.origin)
-    bad.has_worked = True
-    return used
+def random_of(document: InputDocument, purpose: str = "measured") -> AbstractContextManager[None]:
+    """Seed the random numbers of an encoder's methods for a sample and a purpose."""
+    return keyed_random(f"{purpose}/{document.origin}")
 
 
 def length_and_cost(methods: SampleMethods, sample: Any) -> Encoded:

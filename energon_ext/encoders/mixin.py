@@ -7,41 +7,39 @@ of these stages. For streamed sources the override passes a single pseudo-datase
 method, whose factory returns our blend of the real sources, so that Energon has nothing to blend.
 """
 
-from dataclasses import replace
-from typing import Any, Mapping, Sequence, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
 
 from energon_ext.arguments import check_integer
-from energon_ext.config.mix import Entry, Mix, mix_of
-from energon_ext.encoders.plan_mix import Passes, check_blend, plan_mix
-from energon_ext.encoders.planned_mixin import PlannedMixin
-from energon_ext.encoders.planned_samples import reason_to_stream
-from energon_ext.encoders.sources import (
-    absent_sources,
-    check_fields,
-    check_unlimited,
-    even_virtual_epoch,
-    stream_source,
-)
-from energon_ext.encoders.splicing import find_pad_id
-from energon_ext.encoders.streamed_mixin import StreamedMixin
-from energon_ext.errors import ConfigError, log_of
-from energon_ext.loader.planned_dataset import PlannedDataset
+from energon_ext.config.mix import Entry, mix_of
+from energon_ext.encoders.plan_mix import plan_mix
+from energon_ext.encoders.quiet import quiet_encoding
+from energon_ext.encoders.sample_task import SampleTask
+from energon_ext.encoders.sources import check_unlimited, even_virtual_epoch
+from energon_ext.encoders.stream_mix import load_source, stream_mix
+from energon_ext.encoders.task import Passes, Task
+from energon_ext.errors import ConfigError
 from energon_ext.plan.clock import Clock
+from energon_ext.plan.cost import Cost
 from energon_ext.plan.length import check_all_rows_are_read
 from energon_ext.plan.lookup import STREAMED
+from energon_ext.plan.spec import SAMPLES
 from energon_ext.plan.topology import Topology
-from energon_ext.samples.methods import can_pack
-from energon_ext.streamed.spread import line_up
+from energon_ext.samples.context import current_context
+from energon_ext.samples.methods import SampleMethods
+from energon_ext.state.match import ENCODER
+from energon_ext.streamed.blend import StreamedBlend
+from energon_ext.streamed.factory import BlendFactory
 from energon_ext.weights import ScheduleAxis
 
-logger = log_of(__name__)
+_Task = TypeVar("_Task", bound=SampleTask)
 
 
-class DynamicBlendMixin(PlannedMixin, StreamedMixin):
+class DynamicBlendMixin(TaskEncoder):
     """Adds scheduled weights and per-source state to any TaskEncoder.
 
     Put it first among the base classes. If ``encode_sample`` is stateless, samples are planned by
@@ -74,15 +72,96 @@ class DynamicBlendMixin(PlannedMixin, StreamedMixin):
     #: Rows of a global batch; None for one batch per rank.
     rows_per_step: int | None = None
 
+    #: Positions per row of the blend if all rows have the same number; else 0.
+    tokens_per_sample: int = 0
+
+    #: Number of adjacent stored samples that a plan keeps close together; blocks of about 2 MB make
+    #: reads larger if one node reads all samples.
+    sample_block: int = 1
+
+    #: Attribute from which ``select_samples_to_pack`` reads the length of a sample, if that is not
+    #: ``num_tokens``, ``total_len`` or ``length``.
+    length_attribute: str = "length"
+
+    #: Cost of the lengths in a row, if samples are packed by length; the rows of a step are then
+    #: balanced, so that ranks finish together. A cost that ``length_of`` returns is added.
+    cost: Cost | None = None
+
+    #: Makes padding of a row that was read, to complete the last step: an encoded sample, or the
+    #: result of ``pack_selected_samples``, in which nothing counts any more.
+    make_padding: Callable[[Any], Any] | None = None
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Let an attribute of another base class win over the default here, in any order."""
         super().__init_subclass__(**options)
-        defaults = DynamicBlendMixin, PlannedMixin
-        for name in {*DynamicBlendMixin.__annotations__, *PlannedMixin.__annotations__}:
+        for name in DynamicBlendMixin.__annotations__:
             owners = [each for each in cls.__mro__ if name in vars(each)]
-            others = [each for each in owners if each not in defaults]
-            if others and owners[0] in defaults:
+            others = [each for each in owners if each is not DynamicBlendMixin]
+            if others and owners[0] is DynamicBlendMixin:
                 setattr(cls, name, vars(others[0])[name])
+
+    def task(self) -> Task:
+        """Return what a run asks of this encoder."""
+        return self._sample_task(SampleTask)
+
+    def _sample_task(self, task_class: type[_Task], **options: Any) -> _Task:
+        methods = SampleMethods.of(self)
+        return task_class(
+            encoder=self,
+            fingerprint=self.state_fingerprint,
+            packers={SAMPLES: methods.packer},
+            cost=self.cost,
+            methods=methods,
+            row_tokens=self.tokens_per_sample,
+            block=self.sample_block,
+            make_padding=self.make_padding,
+            streamed=self._why_streamed(),
+            **options,
+        )
+
+    def _why_streamed(self) -> str | None:
+        if not self.plan_samples:
+            return "plan_samples is False"
+        for name in ("build_streamed_source", "build_streamed_blend"):
+            if getattr(type(self), name) is not getattr(DynamicBlendMixin, name):
+                return f"the encoder overrides {name}"
+        return None
+
+    def state_fingerprint(self) -> dict[str, Any]:
+        """Return JSON values that a state depends on; add whatever changes your samples."""
+        return {ENCODER: type(self).__qualname__}
+
+    # Methods that ask where they are called ------------------------------------------------------
+
+    @property
+    def source_key(self) -> str:
+        """Key of the source whose samples are encoded or packed; ConfigError anywhere else."""
+        key = current_context().source_key
+        if not key:  # an empty one would be taken for a source
+            raise ConfigError(
+                f"{type(self).__qualname__}.source_key: unknown, since no planned sample is "
+                f"encoded or packed in this thread; use `__subflavors__` of the sample, or pass "
+                f"the key to a thread of your own."
+            )
+        return key
+
+    @property
+    def source_keys(self) -> tuple[str, ...]:
+        """All keys that the rows of a batch may have, while a planned batch is made."""
+        return current_context().source_keys
+
+    @property
+    def sample_number(self) -> int | None:
+        """Number of the random choices of the planned sample that is encoded; None outside one."""
+        return current_context().sample_number
+
+    @property
+    def current_sample_index(self) -> int:
+        """Energon's index for random choices; for a planned sample, the sample's own number."""
+        number = self.sample_number
+        return super().current_sample_index if number is None else number
+
+    # Energon's interface -------------------------------------------------------------------------
 
     def build_train_datasets(
         self,
@@ -108,68 +187,14 @@ class DynamicBlendMixin(PlannedMixin, StreamedMixin):
             batches=even_virtual_epoch(virtual_epoch_length, worker_config),
         )
         topology = Topology.of(worker_config, stages.get("batch_size"), self.rows_per_step)
-        is_complete = repeat or self.make_padding is not None
-        reason = self._find_reason_to_stream(mix.entries, stages, is_complete)
-        if reason is None:
-            return self._plan(mix, topology, passes, worker_config)
-        sources = [
-            stream_source(
-                entry,
-                self.build_streamed_source(
-                    entry, worker_config=worker_config, repeat=passes.repeats_sources
-                ),
-            )
-            for entry in mix.entries
-        ]
-        line_up(sources)
-        end, skip = self.schedule_axis, mix.run.skip.ranges
-        clock = Clock(mix.axis_with(end), topology, self.tokens_per_sample, skip)
-        check_blend(mix, sources, clock, absent_sources(sources, worker_config))
-        settings = self.spec(mix.entries, worker_config.seed_offset).compared()
-        del settings["seed"]
-        return self.build_streamed_blend(
-            sources,
-            {
-                "pass_batches": passes.batches,
-                "repeats": repeat and passes.as_whole,
-                "restarts": not repeat,
-            },
-            stages,
-            tree=mix.tree,
-            clock=clock,
-            worker_config=worker_config,
-            fingerprint=settings,
-        )
-
-    def _plan(
-        self, mix: Mix, topology: Topology, passes: Passes, worker_config: WorkerConfig
-    ) -> PlannedDataset:
-        """Return a dataset that reads the planned rows of a mix."""
-        spec = self.spec(mix.entries, worker_config.seed_offset)
-        spec = replace(spec, repeat=passes.repeat)
-        self._check_cost(spec.row_tokens, "the encoder has no length_of")
-        columns = self.open_columns(mix.entries, passes.validating)
-        live = self.make_live(spec)
-        run = plan_mix(mix, spec, topology, columns, live, passes, self.schedule_axis)
-        return self._make_dataset(run, find_pad_id(mix.entries, spec), worker_config)
-
-    def _find_reason_to_stream(
-        self, entries: Sequence[Entry], stages: Mapping[str, Any], is_complete: bool
-    ) -> str | None:
-        """Check the entries; return and log why samples must be streamed, None if planned."""
-        self._check_entries(entries)
-        reason = self._reason_to_stream(entries, stages, is_complete)
-        if reason is not None:
-            logger.info("Samples are streamed, which fixes the ranks x workers: %s.", reason)
-            self._check_cost(0, reason)
-        return reason
-
-    def _check_cost(self, row_tokens: int, reason: str) -> None:
-        if self.cost is not None and not row_tokens:
-            raise ConfigError(
-                f"{type(self).__qualname__}.cost: needs planned rows of samples with lengths; "
-                f"{reason}."
-            )
+        task = self.task()
+        if not task.is_streamed(mix.entries, stages, passes):
+            return plan_mix(mix, task, topology, passes, worker_config, self.schedule_axis)
+        axis, skip = mix.axis_with(self.schedule_axis), mix.run.skip.ranges
+        clock = Clock(axis, topology, self.tokens_per_sample, skip)
+        build, size_of = self.build_streamed_source, SampleMethods.of(self).size_of
+        drawn = stream_mix(mix, task, clock, passes, build, size_of, worker_config)
+        return self.build_streamed_blend(drawn, passes, stages)
 
     def build_val_datasets(
         self,
@@ -186,34 +211,38 @@ class DynamicBlendMixin(PlannedMixin, StreamedMixin):
             ConfigError: some rows do not fill a batch on every rank, and nothing completes it.
         """
         mix, options = mix_of(datasets), {**stages, "batch_size": batch_size}
-        # Without padding, packed samples are planned and refused if some rows would be left over.
-        is_complete = self.make_padding is not None or can_pack(cast(TaskEncoder, self))
-        if self._find_reason_to_stream(mix.entries, options, is_complete) is not None:
-            built = super().build_val_datasets(  # type: ignore[misc]  # of the next base class
+        passes = Passes(repeat=False, validating=True, batches=limit or 0)
+        task = self.task()
+        if task.is_streamed(mix.entries, options, passes):
+            built = super().build_val_datasets(
                 datasets=datasets, worker_config=worker_config, limit=limit, **options
             )
             setattr(built, STREAMED, True)
-            return cast(SavableDataset, built)
-        passes = Passes(repeat=False, validating=True, batches=limit or 0)
+            return built
         topology = Topology.of(worker_config, batch_size, None)
-        dataset = self._plan(mix, topology, passes, worker_config)
+        dataset = plan_mix(mix, task, topology, passes, worker_config)
         check_all_rows_are_read(dataset.run, type(self).__qualname__)
         return dataset
 
-    def _check_entries(self, entries: Sequence[Entry]) -> None:
-        encoder = cast(TaskEncoder, self)
-        check_fields(encoder, entries)
+    def build_streamed_source(
+        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
+    ) -> SavableDataset:
+        """Build the samples of one source before the draw.
 
-    def _reason_to_stream(
-        self, entries: Sequence[Entry], stages: Mapping[str, Any], is_complete: bool
-    ) -> str | None:
-        """Return why samples must be streamed; None if they are planned."""
-        if not self.plan_samples:
-            return "plan_samples is False"
-        for name in ("build_streamed_source", "build_streamed_blend"):
-            if getattr(type(self), name) is not getattr(DynamicBlendMixin, name):
-                return f"the encoder overrides {name}"
-        if self._sizes_samples():
-            return "blend_sample_size needs samples that have been read"
-        encoder = cast(TaskEncoder, self)
-        return reason_to_stream(encoder, entries, stages, is_complete)
+        Override it to add your own stages to each source; samples are then streamed.
+        """
+        return load_source(self, entry, worker_config, repeat=repeat)
+
+    def build_streamed_blend(
+        self, drawn: StreamedBlend, passes: Passes, stages: Mapping[str, Any]
+    ) -> SavableDataset:
+        """Build Energon's stages over the draw among streamed sources."""
+        built = super().build_train_datasets(
+            datasets=[LoadedDataset(dataset=BlendFactory(drawn))],
+            worker_config=drawn.worker_config,
+            blend_mode=DatasetBlendMode.NONE,
+            repeat=False,
+            virtual_epoch_length=passes.batches,
+            **stages,
+        )
+        return quiet_encoding(built, self)

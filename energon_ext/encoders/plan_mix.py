@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A mix and a spec become a run: the only place that plans sources.
+"""A mix and a task become a run, and a dataset that reads it: the only place that plans sources.
 
-An encoder supplies the spec and opens the data. Commands take the spec from a state, and need
+The task of an encoder opens its data. Commands take the spec from a state, and their task needs
 neither the encoder nor its tokenizer.
 """
 
@@ -10,231 +10,206 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from energon_ext.batch.rows import Row
+from megatron.energon import WorkerConfig
+
+from energon_ext.batch.columns import merge_columns
 from energon_ext.config.mix import Entry, Mix
-from energon_ext.encoders.planning import (
-    blocks_of,
-    check_shuffling,
-    check_whole,
-    count_buffer_docs,
-    document_range,
-    epochs_of,
-    name_source,
-)
-from energon_ext.encoders.sources import check_omissions, open_live_weights
-from energon_ext.encoders.splicing import choose_splice, find_pad_id, plan_splice
+from energon_ext.encoders.sources import check_omissions, read_live_weights
+from energon_ext.encoders.splicing import Splices, choose_splices, plan_frames
+from energon_ext.encoders.task import Passes, Task
 from energon_ext.errors import ConfigError
+from energon_ext.loader.planned_dataset import PlannedDataset
+from energon_ext.loader.reader import BatchReader
 from energon_ext.mixture.checks import check_mixture
-from energon_ext.mixture.tree import IN_ORDER, Tree, blend_of
+from energon_ext.mixture.tree import IN_ORDER, blend_of
 from energon_ext.packing import Packer, load_packer
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.cost import Cost
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.packed_rows import LoadPacker, PackedRows
+from energon_ext.plan.rows import Rows
 from energon_ext.plan.run import Run, RunOptions
-from energon_ext.plan.source import PlannedSource, Reader
+from energon_ext.plan.source import PlannedSource, Reader, Source
 from energon_ext.plan.spec import SAMPLES, KindSpec, Spec
 from energon_ext.plan.topology import Topology
+from energon_ext.samples.context import EncoderContext, encoder_context
 from energon_ext.samples.packers import OnePerRow, load_whole_packer, rebuild_packer
-from energon_ext.splice.frames import Frames
 from energon_ext.tokens.cut import CutLengths
 from energon_ext.tokens.documents import Documents, Lengths
-from energon_ext.tokens.reader import DocumentReader, open_others
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 
-#: Opens what reads the rows of a source, given its lengths.
-OpenReader = Callable[[Entry, Lengths], Reader]
+#: Documents of planned sources that are packed together, unless ``packing_buffer_docs`` is more:
+#: in total, and the minimum and maximum per source.
+BUFFERS_DOCS, LEAST_BUFFER_DOCS, MAX_BUFFER_DOCS = 2**20, 1024, 4096
 
-
-@dataclass(frozen=True, kw_only=True)
-class Live:
-    """The live objects of an encoder behind its spec, which may be code of the user's.
-
-    Attributes:
-        packers: by kind of source.
-        cost: of rows.
-        open_reader: for sources that are not spliced.
-    """
-
-    packers: Mapping[str, Packer] = field(default_factory=dict)
-    cost: Cost | None = None
-    open_reader: OpenReader
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passes:
-    """How often sources are read.
-
-    Attributes:
-        repeat: whether the dataset is read again and again.
-        as_whole: whether the blend then repeats as a whole, and not each source by itself.
-        validating: whether each document is read once, in order.
-        batches: batches per rank in one pass; 0 for all.
-    """
-
-    repeat: bool = True
-    as_whole: bool = False
-    validating: bool = False
-    batches: int = 0
-
-    @property
-    def repeats_sources(self) -> bool:
-        """True if each source is read again by itself."""
-        return self.repeat and not self.as_whole
+#: Documents of a block if they are stored in random order, and documents that are mixed.
+SHUFFLED_BLOCK_DOCS, MIXED_DOCS = 256, 2**14
 
 
 def plan_mix(
     mix: Mix,
-    spec: Spec,
+    task: Task,
     topology: Topology,
-    columns: Mapping[str, Lengths],
-    live: Live,
     passes: Passes,
+    worker_config: WorkerConfig,
     end: ScheduleAxis | None = None,
-) -> Run:
-    """Plan the rows of a mix.
+) -> PlannedDataset:
+    """Plan the rows of a mix, and return a dataset that reads them.
 
     Args:
-        columns: lengths of each source, by key; of documents, the documents.
         end: of the schedules.
 
     Raises:
         ConfigError: the mix has what the spec does not support.
     """
-    sources = plan_sources(mix.entries, spec, columns, live, passes)
+    spec = replace(task.spec(mix.entries, worker_config.seed_offset), repeat=passes.repeat)
+    splices = choose_splices(mix.entries, spec, are_all=not passes.validating)
+    sources = _plan_sources(mix.entries, task, spec, splices, passes)
     if passes.validating:
         tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
         clock = Clock(mix.axis, topology, spec.row_tokens)
-        return _run(sources, tree, clock, spec, live, passes)
-    clock = Clock(mix.axis_with(end), topology, spec.row_tokens, mix.run.skip.ranges)
-    check_blend(mix, sources, clock)
-    return _run(sources, mix.tree, clock, spec, live, passes)
+    else:
+        tree = mix.tree
+        clock = Clock(mix.axis_with(end), topology, spec.row_tokens, mix.run.skip.ranges)
+        read_live_weights(mix)
+        check_blend(mix, sources, clock, splices.by_key, {})
+    options = RunOptions(
+        spec=spec,
+        cost=task.cost,
+        pass_batches=passes.batches,
+        repeats=passes.repeats_blend,
+        restarts=not passes.repeat,
+    )
+    run = Run(sources, tree=tree, clock=clock, options=options)
+    return PlannedDataset(run, _read(run, task, splices.pad_id), worker_config=worker_config)
+
+
+def _read(run: Run, task: Task, pad_id: int | None) -> BatchReader:
+    """Return what reads the batches of a run."""
+    keys = tuple(sorted({key for source in run.sources.values() for key in source.parts}))
+    columns = merge_columns({key: each.reader.columns for key, each in run.sources.items()})
+    context = EncoderContext(source_keys=keys, pad_id=pad_id, columns=columns)
+    return BatchReader(
+        readers=[source.reader for source in run.sources.values()],
+        assemble=functools.partial(task.assemble, context=context),
+        padding=functools.partial(_pad, task, run.keys) if run.spec.pads else None,
+    )
+
+
+def _pad(task: Task, keys: Sequence[str], source: int, read: Callable[[], Any]) -> Any:
+    """Make padding of a row of a source, given by its number."""
+    with encoder_context(source_key=keys[source]):
+        return task.padding(read)
 
 
 def check_blend(
-    mix: Mix, sources: Sequence[Any], clock: Clock, absent: Mapping[str, Any] | None = None
+    mix: Mix,
+    sources: Sequence[Source],
+    clock: Clock,
+    splices: Mapping[str, Any],
+    absent: Mapping[str, Any],
 ) -> None:
-    """Check what the metadataset says of its sources together, and open live weights.
+    """Check what the metadataset says of its sources together.
 
     Args:
+        splices: of spliced sources, by key.
         absent: streamed sources without samples for a worker, by worker.
     """
     check_omissions(mix, sources)
-    open_live_weights(mix, sources)
-    rows = {source.key: getattr(source, "first_rows", None) for source in sources}
-    check_mixture(
-        mix.tree,
-        clock.axis,
-        {source.key: source.max_epochs for source in sources},
-        dict(absent or {}),
-        {key: each.config for key, each in rows.items() if isinstance(each, Frames)},
-        clock.end,
-    )
+    limits = {source.key: source.max_epochs for source in sources}
+    check_mixture(mix.tree, clock.axis, limits, absent, splices, clock.end)
 
 
-def _run(
-    sources: Sequence[PlannedSource],
-    tree: Tree,
-    clock: Clock,
-    spec: Spec,
-    live: Live,
-    passes: Passes,
-) -> Run:
-    options = RunOptions(
-        spec=spec,
-        cost=live.cost,
-        pass_batches=passes.batches,
-        repeats=passes.repeat and passes.as_whole,
-        restarts=not passes.repeat,
-    )
-    return Run(sources, tree=tree, clock=clock, options=options)
+# The rows of a source ---------------------------------------------------------------------------
 
 
-def plan_sources(
-    entries: Sequence[Entry],
-    spec: Spec,
-    columns: Mapping[str, Lengths],
-    live: Live,
-    passes: Passes,
+def _plan_sources(
+    entries: Sequence[Entry], task: Task, spec: Spec, splices: Splices, passes: Passes
 ) -> list[PlannedSource]:
-    """Plan the rows of each source."""
-    fill_id = find_pad_id(entries, spec)
+    """Open the columns of all sources, and plan the rows of each."""
+    columns = task.columns(entries)
     # With few sources each packs more documents together.
     spec = replace(spec, buffer_docs=max(spec.buffer_docs, count_buffer_docs(len(entries))))
     return [
-        _plan_source(entry, spec, columns[entry.key], live, passes, fill_id) for entry in entries
+        _plan_source(entry, columns[entry.key], task, spec, splices, passes) for entry in entries
     ]
+
+
+def _plan_source(
+    entry: Entry, found: Lengths, task: Task, spec: Spec, splices: Splices, passes: Passes
+) -> PlannedSource:
+    check_shuffling(entry)
+    documents = document_range(entry, len(found))
+    epochs = entry.max_epochs if passes.repeats_sources else (entry.loaded.repetitions or 1)
+    rows: Rows
+    reader: Reader
+    if (splice := splices.by_key.get(entry.key)) is None:
+        rows = _plan_packed(entry, found, task, spec, documents, check_whole(entry, epochs), passes)
+        reader = task.reader(entry, found, spec)
+    else:
+        rows, reader = plan_frames(
+            splice,
+            found,
+            entry,
+            spec,
+            documents,
+            epochs=epochs,
+            validating=passes.validating,
+            fill_id=splices.pad_id,
+        )
+    return PlannedSource(entry.key, rows, reader, documents=len(documents), **entry.naming)
+
+
+def _plan_packed(
+    entry: Entry,
+    found: Lengths,
+    task: Task,
+    spec: Spec,
+    documents: range,
+    epochs: int | None,
+    passes: Passes,
+) -> PackedRows:
+    name, kind = find_kind(entry, spec)
+    lengths = _cut(found, entry, kind, spec)
+    excluded = None if passes.validating else entry.excluded
+    load: LoadPacker | None = load_packer
+    if name == SAMPLES:
+        load = functools.partial(
+            rebuild_packer, lengths=lengths, numbers=documents, excluded=excluded, key=entry.key
+        )
+    if kind.cut is not None or kind.packer is None:
+        load = None
+    order = EpochOrder(
+        len(documents),
+        f"{spec.seed}/{entry.names.shuffle_key}",
+        epochs=epochs,
+        shuffled=not passes.validating,
+        **_blocks_of(entry, found, kind),
+    )
+    return PackedRows(
+        lengths,
+        source=entry.key,
+        packer=task.packers.get(name) or _load_packer(name, kind, spec),
+        order=order,
+        buffer_docs=spec.buffer_docs,
+        first=documents.start,
+        excluded=excluded,
+        kind=name,
+        load_packer=load,
+    )
 
 
 def find_kind(entry: Entry, spec: Spec) -> tuple[str, KindSpec]:
     """Return the kind of a source; ConfigError if the run has no such sources."""
-    name = spec.kind_of(entry.documents is not None)
+    name = spec.kind_of(not entry.has_samples)
     if name not in spec.kinds:
         raise ConfigError(
             f"{entry.key}: has token files, but the encoder of the run reads only samples; give "
             f"it length_of and pack_tokens, or remove the source."
         )
     return name, spec.kinds[name]
-
-
-def _plan_source(
-    entry: Entry, spec: Spec, found: Lengths, live: Live, passes: Passes, fill_id: int | None
-) -> PlannedSource:
-    name, kind = find_kind(entry, spec)
-    check_shuffling(entry)
-    splice = choose_splice(entry, kind.splice)
-    epochs = epochs_of(entry, passes.repeats_sources)
-    if splice is not None:
-        assert kind.splice is not None and fill_id is not None, "only such kinds are spliced"
-        assert isinstance(found, Documents), "samples are not spliced"
-        return plan_splice(
-            splice,
-            found,
-            entry,
-            spec,
-            kind.splice,
-            epochs=epochs,
-            validating=passes.validating,
-            fill_id=fill_id,
-        )
-    first, stop = document_range(entry, len(found))
-    lengths = _cut(found, entry, kind, spec)
-    packer = live.packers.get(name) or _load_packer(name, kind, spec)
-    excluded = None if passes.validating else entry.excluded
-    load: LoadPacker | None = load_packer
-    if name == SAMPLES:
-        load = functools.partial(
-            rebuild_packer,
-            lengths=lengths,
-            numbers=range(first, stop),
-            excluded=excluded,
-            key=entry.key,
-        )
-    if lengths is not found or kind.packer is None:
-        load = None
-    block = blocks_of(entry) if name != SAMPLES else {"block": kind.block}
-    order = EpochOrder(
-        stop - first,
-        f"{spec.seed}/{entry.names.shuffle_key}",
-        epochs=check_whole(entry, epochs),
-        shuffled=not passes.validating,
-        **block,
-    )
-    rows = PackedRows(
-        lengths,
-        source=entry.key,
-        packer=packer,
-        order=order,
-        buffer_docs=spec.buffer_docs,
-        first=first,
-        excluded=excluded,
-        kind=name,
-        load_packer=load,
-    )
-    return name_source(entry, rows, live.open_reader(entry, found), stop - first)
 
 
 def _cut(found: Lengths, entry: Entry, kind: KindSpec, spec: Spec) -> Lengths:
@@ -259,13 +234,43 @@ def _load_packer(name: str, kind: KindSpec, spec: Spec) -> Packer:
     return whole or load_packer(kind.packer, spec.row_tokens)
 
 
-def read_documents(
-    entry: Entry,
-    found: Lengths,
-    row_tokens: int,
-    convert: Callable[[Row], Any] | None = None,
-) -> Reader:
-    """Open what reads the rows of documents; see :class:`~energon_ext.tokens.reader`."""
-    assert isinstance(found, Documents), "a source of documents has some"
-    others = open_others(entry.columns, found, f"{entry.where}.columns")
-    return DocumentReader(found, entry.key, row_tokens, convert, others)
+def _blocks_of(entry: Entry, found: Lengths, kind: KindSpec) -> dict[str, Any]:
+    """Return the arguments ``block`` and ``mixed`` of the order of a source."""
+    if not isinstance(found, Documents):
+        return {"block": kind.block}
+    block = entry.block_docs or (SHUFFLED_BLOCK_DOCS if found.is_shuffled else 1)
+    return {"block": block, "mixed": max(1, MIXED_DOCS // block)}
+
+
+def count_buffer_docs(sources: int) -> int:
+    """Return how many documents each source packs together; a plan reads only their lengths."""
+    shared = BUFFERS_DOCS // max(1, sources)
+    return min(MAX_BUFFER_DOCS, max(LEAST_BUFFER_DOCS, shared))
+
+
+def document_range(entry: Entry, total: int) -> range:
+    """Return the numbers of a source's documents among the ``total`` documents in its files."""
+    subset = getattr(entry.dataset, "subset", None)
+    return range(total) if subset is None else range(*subset.compute_subset(total))
+
+
+def check_whole(entry: Entry, epochs: float | None) -> int | None:
+    """Raise ConfigError if some documents would be read once more than others; return epochs."""
+    if epochs is not None and epochs != int(epochs):
+        raise ConfigError(f"{entry.key}: {epochs} repetitions; sources are read in whole epochs.")
+    return None if epochs is None else int(epochs)
+
+
+def check_shuffling(entry: Entry) -> None:
+    """Raise ConfigError for a source that asks not to shuffle each epoch separately."""
+    if shuffles_over_epochs(entry):
+        raise ConfigError(
+            f"{entry.dataset.paths[0]}: shuffle_over_epochs_multiplier is only for streamed "
+            f"samples; planned sources shuffle each epoch separately."
+        )
+
+
+def shuffles_over_epochs(entry: Entry) -> bool:
+    """Return True if training asks not to shuffle each epoch separately, as a plan does."""
+    dataset = entry.dataset
+    return getattr(dataset, "training", True) and getattr(dataset, "shuffle_over_epochs", 1) != 1

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Preferences: two answers to one prompt, of which one is preferred, in the same row."""
 
-import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,20 +20,13 @@ from energon_ext.chats.encoding import ConversationEncoder
 from energon_ext.chats.preferences import SIDES, read_preference
 from energon_ext.chats.records import Conversation
 from energon_ext.chats.templates import ChatTemplate
-from energon_ext.config.mix import Entry
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.plan_mix import Live
-from energon_ext.encoders.planned_samples import open_sample_reader
-from energon_ext.encoders.reference import open_references
+from energon_ext.encoders.pair_task import PairTask, PreferencePair
 from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.errors import SampleError
 from energon_ext.pair_losses import REF_LOG_PROBS
-from energon_ext.plan.source import Reader
-from energon_ext.plan.spec import Spec
-from energon_ext.prepare.log_probs import LogProbTable
 from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
-from energon_ext.tokens.documents import Lengths
 
 
 @edataclass
@@ -43,31 +34,6 @@ class Preference(Sample):
     """The chosen and the rejected conversation of a record."""
 
     conversations: Sequence[Conversation]
-
-
-@edataclass
-class PreferencePair(Sample):
-    """An encoded preference.
-
-    Attributes:
-        tokens: of the prompt with the chosen answer, and with the rejected one: int64 [n] each.
-        weights: of each token: 1 in the chosen answer, -1 in the rejected one, 0 in the prompt, or
-            the ``weight`` of a message in place of the 1: float32 [n] each.
-        notes: what a summary should say, with counts.
-    """
-
-    tokens: Sequence[np.ndarray]
-    weights: Sequence[np.ndarray]
-    notes: Counter[str]
-
-    @property
-    def number(self) -> int:
-        """Number of the sample in its source."""
-        return int(self.__restore_key__[-1])
-
-    def masks(self) -> list[np.ndarray]:
-        """Return which tokens are trained, bool [n] each; nothing predicts the first one."""
-        return [(weights != 0) & (np.arange(len(weights)) > 0) for weights in self.weights]
 
 
 @stateless
@@ -210,15 +176,6 @@ write_reference` must have written. Without it they have none.
             pairs=np.arange(len(samples)).repeat(2).tolist(),
         )
 
-    def _pack_with_reference(
-        self, tables: Mapping[str, LogProbTable], samples: list[PreferencePair]
-    ) -> Row:
-        row, table = self.pack_selected_samples(samples), tables[self.source_key]
-        found = (self._log_probs_of(pair, table) for pair in samples)
-        return dataclasses.replace(
-            row, columns={REF_LOG_PROBS: [values for pair in found for values in pair]}
-        )
-
     def make_padding(self, row: Row) -> Row:
         """Return a row without pairs."""
         return Row([], slice_sources=[])
@@ -233,37 +190,8 @@ write_reference` must have written. Without it they have none.
                 batch.columns[REF_LOG_PROBS] = torch.zeros_like(batch.token_weights)
         return batch
 
-    def _log_probs_of(self, pair: PreferencePair, table: LogProbTable) -> list[np.ndarray]:
-        """Return the reference's log-probability of each token, 0 where nothing is trained."""
-        masks = pair.masks()
-        values = table.read(pair.number)
-        if len(values) != sum(mask.sum() for mask in masks):
-            raise ConfigError(
-                f"{self.source_key}: sample {pair.number} has {sum(map(sum, masks))} trained "
-                f"tokens, but {len(values)} log-probabilities of the reference {self.reference!r}; "
-                f"was it changed? Remove the cache, and write them again."
-            )
-        columns = [np.zeros(len(each), np.float32) for each in masks]
-        chosen, rejected = np.split(values, [masks[0].sum()])
-        columns[0][masks[0]], columns[1][masks[1]] = chosen, rejected
-        return columns
-
-    def _reason_to_stream(self, *arguments: Any) -> None:
-        """Return None, or raise ConfigError, since streamed pairs would be separated."""
-        if (reason := super()._reason_to_stream(*arguments)) is not None:
-            raise ConfigError(f"{type(self).__name__}: pairs must be planned, but {reason}.")
-
-    def make_live(self, spec: Spec) -> Live:
-        live = super().make_live(spec)
-        if self.reference is None:
-            return live
-        return dataclasses.replace(live, open_reader=functools.partial(self._open_reader, spec))
-
-    def _open_reader(self, spec: Spec, entry: Entry, lengths: Lengths) -> Reader:
-        """Open what reads pairs together with the reference's log-probabilities."""
-        pack = functools.partial(self._pack_with_reference, open_references(self, [entry]))
-        methods = dataclasses.replace(self.find_methods(), pack=pack)
-        return open_sample_reader(self, methods, spec, entry, lengths)
+    def task(self) -> PairTask:
+        return self._sample_task(PairTask, planned="pairs", reference=self.reference)
 
 
 def _check_pair(tokens: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> None:

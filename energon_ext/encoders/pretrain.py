@@ -8,9 +8,7 @@ row has one source.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from megatron.energon import Cooker, TextSample, stateless
 
@@ -19,27 +17,20 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.columns import columns_to_json
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
-from energon_ext.config.mix import Entry
+from energon_ext.encoders.document_task import DocumentTask
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.plan_mix import Live, read_documents
-from energon_ext.encoders.splicing import check_names, choose_splice
 from energon_ext.encoders.text import Document, TextDecoder, TextEncoder, cook_text, is_text
-from energon_ext.encoders.text_key import check_text_keys
-from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized, has_same_tokens
-from energon_ext.errors import ConfigError, SampleError, log_of
+from energon_ext.encoders.text_sources import has_same_tokens
+from energon_ext.errors import ConfigError, SampleError
 from energon_ext.packing import Packer, make_packer
-from energon_ext.plan.cost import AttentionCost, Cost, cost_to_json
-from energon_ext.plan.spec import DOCUMENTS, Cut, KindSpec, Spec, SpliceSpec
+from energon_ext.plan.cost import AttentionCost, Cost
+from energon_ext.plan.spec import DOCUMENTS, SpliceSpec
 from energon_ext.samples.context import current_context
-from energon_ext.tokenizers.protocol import (
-    Tokenizer,
-    check_tokenizer,
-    check_written,
-)
+from energon_ext.splice.config import SpliceFields
+from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer
-from energon_ext.tokens.documents import Documents, Lengths
 
-logger = log_of(__name__)
+_Task = TypeVar("_Task", bound=DocumentTask)
 
 
 class PackedTaskEncoder(DynamicBlendMixin, TextEncoder):
@@ -90,6 +81,14 @@ have no transition to train.
     named_documents: bool | None = None
     validation_starts: int = 4
     validation_offsets: int = 8
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "splice_of" in vars(cls):
+            raise ConfigError(
+                f"{cls.__qualname__}.splice_of: is not called any more; name the spliced sources "
+                f"by `splice:` of an entry, or by `spliced_subflavors` of a SpliceTaskEncoder."
+            )
 
     def __init__(
         self,
@@ -166,71 +165,44 @@ have no transition to train.
             **columns_to_json(self.columns),
         }
 
-    def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
-        has_text = any(entry.documents is None for entry in entries)
-        documents = KindSpec(
-            packer=self._packer.to_json(),
-            encoding=encoding_of(self) if has_text else None,
-            cut=self._cut(),
-            splice=self._splice_spec(),
-        )
-        return Spec(
-            row_tokens=self.seq_len,
-            kinds={DOCUMENTS: documents},
-            seed=seed,
-            buffer_docs=self.packing_buffer_docs,
-            cost=cost_to_json(self.cost),
-            loss={
-                "alignment": self.alignment,
-                "mask_boundary_loss": self.mask_boundary_loss,
-                "train_on_eos": self.train_on_eos,
-            },
-            own=self.state_fingerprint(),
-        )
-
-    def _cut(self) -> Cut | None:
-        """Return how documents are cut; None to read all of each."""
-        return None
-
-    def splices_some(self, entries: Sequence[Entry]) -> bool:
-        """Return True if some sources are spliced."""
-        return any(choose_splice(entry, self._splice_spec()) for entry in entries)
-
-    def _splice_spec(self) -> SpliceSpec | None:
-        """Return how documents are spliced; None if they cannot be."""
-        return SpliceSpec(
-            named_documents=self.named_documents,
-            starts=self.validation_starts,
-            offsets=self.validation_offsets,
-            pad_id=self.tokenizer.pad_id,
-            vocab_size=self.tokenizer.vocab_size,
-        )
-
     def state_fingerprint(self) -> dict[str, Any]:
         return {**super().state_fingerprint(), "tokenizer": self.tokenizer.fingerprint()}
 
     # The planned dataset --------------------------------------------------------------------
 
-    def open_columns(self, entries: Sequence[Entry], validating: bool) -> dict[str, Lengths]:
-        """Open the token files of each source, and tokenize the text among them if necessary."""
-        if not validating:  # validation builds one dataset per source
-            self._check_chosen(entries)
-        check_text_keys(self, entries)
-        found: dict[str, Lengths] = {**ensure_tokenized(self, entries)}
-        for entry in entries:
-            if entry.documents is not None:
-                self.check_documents(entry.documents, entry)
-                found[entry.key] = entry.documents
-        return found
+    def task(self) -> DocumentTask:
+        return self._document_task(DocumentTask, splice=self._splice_spec())
 
-    def check_documents(self, files: Documents, entry: Entry) -> None:
-        """Raise ConfigError for token files that the encoder cannot read."""
-        check_written(files, self.tokenizer)
+    def _document_task(self, task_class: type[_Task], **options: Any) -> _Task:
+        return task_class(
+            encoder=self,
+            fingerprint=self.state_fingerprint,
+            packers={DOCUMENTS: self._packer},
+            cost=self.cost,
+            buffer_docs=self.packing_buffer_docs,
+            loss=self._loss(),
+            **options,
+        )
 
-    def make_live(self, spec: Spec) -> Live:
-        open_reader = functools.partial(read_documents, row_tokens=self.seq_len)
-        packers = {DOCUMENTS: self._packer}
-        return Live(packers=packers, cost=self.cost, open_reader=open_reader)
+    def _loss(self) -> dict[str, Any]:
+        """Return what batches say of the loss."""
+        return {
+            "alignment": self.alignment,
+            "mask_boundary_loss": self.mask_boundary_loss,
+            "train_on_eos": self.train_on_eos,
+        }
+
+    def _splice_spec(self, splice: SpliceFields | None = None, **options: Any) -> SpliceSpec:
+        """Return how documents are spliced: by their entries, or by a splice of the encoder."""
+        return SpliceSpec(
+            config=None if splice is None else splice.to_json(),
+            named_documents=self.named_documents,
+            starts=self.validation_starts,
+            offsets=self.validation_offsets,
+            pad_id=self.tokenizer.pad_id,
+            vocab_size=self.tokenizer.vocab_size,
+            **options,
+        )
 
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
@@ -240,16 +212,3 @@ have no transition to train.
         if pad_id is not None and pad_id != assembler.pad_id:
             assembler = dataclasses.replace(assembler, pad_id=pad_id)
         return assembler(rows, self.source_keys, current_context().columns)
-
-    def _padding(self) -> Callable[[Callable[[], Any]], Any]:
-        return lambda read: Row([], slice_sources=[])
-
-    def _reason_to_stream(self, *arguments: Any) -> None:
-        """Return None: text is always planned."""
-
-    def _check_entries(self, entries: Sequence[Entry]) -> None:
-        """Accept splices, which are checked when sources are planned."""
-
-    def _check_chosen(self, entries: Sequence[Entry]) -> None:
-        """Raise ConfigError for a splice whose ``dataset_name`` is not a source of the run."""
-        check_names(entries)

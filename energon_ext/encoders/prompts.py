@@ -15,21 +15,20 @@ from energon_ext.chats.encoding import ConversationEncoder
 from energon_ext.chats.records import Conversation, read_prompt
 from energon_ext.chats.templates import ChatTemplate
 from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.sample_task import SampleTask
 from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
-from energon_ext.errors import ConfigError, SampleError
-from energon_ext.samples.context import current_context, encoder_context
+from energon_ext.errors import SampleError
+from energon_ext.samples.context import current_context
 from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
 
 
 @edataclass
 class PromptText(Sample):
-    """A prompt as text, or the messages of a conversation to be answered."""
+    """A prompt as text, or a conversation to be answered."""
 
-    prompt: str | list[Any]
+    conversation: Conversation
     metadata: dict[str, Any]
-    tools: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @edataclass
@@ -54,13 +53,7 @@ def cook_prompt(sample: dict[str, Any]) -> PromptText:
         found, metadata = read_prompt(sample.get("json", sample))
     except SampleError as error:
         raise SampleError(f"{error}.") from None
-    return PromptText(
-        **basic_sample_keys(sample),
-        prompt=found.messages[0]["content"] if found.is_pair else found.messages,
-        metadata=metadata,
-        tools=found.tools,
-        chat_template_kwargs=dict(found.template_kwargs),
-    )
+    return PromptText(**basic_sample_keys(sample), conversation=found, metadata=metadata)
 
 
 class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
@@ -107,7 +100,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     @stateless
     def encode_sample(self, sample: PromptText) -> Prompt:
         """Encode a prompt as tokens; override for other samples or another layout."""
-        tokens = self._encode(sample)
+        tokens = self._encode(sample.conversation)
         if not len(tokens):
             raise SampleError("the prompt is empty")
         limit = self.max_prompt_tokens or len(tokens)
@@ -117,16 +110,9 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         source, metadata = current_context().source_key, sample.metadata
         return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=metadata)
 
-    def encode_prompt(self, sample: PromptText, source: str) -> Prompt:
-        """Encode a prompt of a source as tokens, outside a dataset."""
-        with encoder_context(source_key=source):
-            return self.encode_sample(sample)
-
-    def _encode(self, sample: PromptText) -> np.ndarray:
-        if isinstance(sample.prompt, str):
-            return self._conversations.encode_text(sample.prompt)
-        variables = sample.chat_template_kwargs or {}
-        conversation = Conversation(sample.prompt, sample.tools, variables)
+    def _encode(self, conversation: Conversation) -> np.ndarray:
+        if conversation.is_pair:  # text
+            return self._conversations.encode_text(conversation.messages[0]["content"])
         try:
             return self._conversations.encode_prompt(conversation)
         except SampleError as error:
@@ -141,6 +127,9 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
             "max_prompt_tokens": self.max_prompt_tokens,
         }
 
+    def task(self) -> SampleTask:
+        return self._sample_task(SampleTask, planned="prompts")
+
     def make_padding(self, prompt: Prompt) -> None:
         """Return None, which :meth:`batch` leaves out: the last batch may have fewer prompts."""
 
@@ -148,11 +137,3 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     def batch(self, prompts: list[Prompt | None]) -> list[Prompt]:
         """Return the prompts that are sampled together."""
         return [prompt for prompt in prompts if prompt is not None]
-
-    def _reason_to_stream(self, *arguments: Any) -> None:
-        reason = super()._reason_to_stream(*arguments)
-        if reason is not None:
-            raise ConfigError(
-                f"{type(self).__qualname__}: prompts are planned by number, but {reason}. Change "
-                f"that, or copy the prompts into local JSON Lines."
-            )

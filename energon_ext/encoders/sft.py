@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Supervised fine-tuning: conversations to packed batches, with a loss on the answers only."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.energon import Cooker, Sample, stateless
@@ -12,12 +12,12 @@ from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext.arguments import check_choice
 from energon_ext.chats.encoding import RULES, ConversationEncoder, EncodedConversation
-from energon_ext.chats.records import Conversation, pair, read_conversation
+from energon_ext.chats.records import Conversation, read_conversation
 from energon_ext.chats.template_names import default_template, named_template
 from energon_ext.chats.templates import ChatTemplate
 from energon_ext.config.mix import Entry
+from energon_ext.encoders.document_task import DocumentTask, check_weighted
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sources import reject_splices
 from energon_ext.encoders.text import Document, TextEncoder
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.plan.spec import Cut
@@ -28,42 +28,20 @@ from energon_ext.tokens.documents import Documents
 
 
 @edataclass
-class PromptResponse(Sample):
-    """A question and its answer, between which nothing is inserted."""
-
-    prompt: str
-    response: str
-    notes: Any = None
-
-
-@edataclass
 class Dialogue(Sample):
-    """A conversation in OpenAI's format; see :class:`~energon_ext.chats.records.Conversation`."""
+    """A conversation to train on."""
 
-    messages: list[Any]
-    tools: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    notes: Any = None
+    conversation: Conversation
 
 
 @stateless
-def cook_dialogue(sample: dict[str, Any]) -> PromptResponse | Dialogue:
+def cook_dialogue(sample: dict[str, Any]) -> Dialogue:
     """Cook a crude JSONL or webdataset sample in any format of :mod:`energon_ext.chats.records`."""
     try:
         found = read_conversation(sample.get("json", sample))
     except SampleError as error:
         raise SampleError(f"Sample {sample['__key__']}: {error}.") from None
-    keys = basic_sample_keys(sample)
-    if found.is_pair:
-        prompt, response = (message["content"] for message in found.messages)
-        return PromptResponse(**keys, prompt=prompt, response=response, notes=found.notes)
-    return Dialogue(
-        **keys,
-        messages=found.messages,
-        tools=found.tools,
-        chat_template_kwargs=dict(found.template_kwargs),
-        notes=found.notes,
-    )
+    return Dialogue(**basic_sample_keys(sample), conversation=found)
 
 
 class SFTTaskEncoder(PackedTaskEncoder):
@@ -96,8 +74,8 @@ class SFTTaskEncoder(PackedTaskEncoder):
     Example:
         >>> from energon_ext.tokenizers.tokenizers import ByteTokenizer
         >>> encoder = SFTTaskEncoder(ByteTokenizer(), seq_len=16)
-        >>> sample = PromptResponse(
-        ...     __key__="0", __restore_key__=(), __subflavors__=None, prompt="hi", response="yo")
+        >>> sample = cook_dialogue({"__key__": "0", "__restore_key__": (), "__subflavors__": None,
+        ...     "prompt": "hi", "response": "yo"})
         >>> document = encoder.encode_document(sample)
         >>> document.tokens.tolist()
         [1, 108, 109, 125, 115, 2]
@@ -129,7 +107,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         self.over_long = over_long
 
     @stateless
-    def encode_document(self, sample: PromptResponse | Dialogue) -> Document:
+    def encode_document(self, sample: Dialogue) -> Document:
         """Encode a conversation as a document, with the weights of its answers.
 
         Raises:
@@ -147,10 +125,10 @@ class SFTTaskEncoder(PackedTaskEncoder):
         return Document.derive_from(sample, tokens=tokens, label_weights=weights)
 
     def encode_samples(
-        self, samples: Sequence[PromptResponse | Dialogue]
+        self, samples: Sequence[Dialogue]
     ) -> list[EncodedConversation | SampleError]:
         """Encode conversations together; return the error of each that is refused."""
-        encoded = self._conversations.encode([_conversation(sample) for sample in samples])
+        encoded = self._conversations.encode([sample.conversation for sample in samples])
         return [
             SampleError(f"Sample {sample.__key__}: {each}.")
             if isinstance(each, SampleError)
@@ -158,51 +136,10 @@ class SFTTaskEncoder(PackedTaskEncoder):
             for sample, each in zip(samples, encoded)
         ]
 
-    def _check_entries(self, entries: Sequence[Entry]) -> None:
-        """Reject splices: frames have no label weights."""
-        reject_splices(self, entries)
-
-    def check_documents(self, files: Documents, entry: Entry) -> None:
-        """Raise ConfigError for token files that the encoder cannot read.
-
-        They must have label weights for the answers.
-        """
-        super().check_documents(files, entry)
-        self._check_template_of(files)
-        if prefix := files.unweighted:
-            raise ConfigError(
-                f"{entry.key}: {prefix} has no label weights, so questions would be trained "
-                f"like answers; write it with `energon-ext prepare --chat`, or use a "
-                f"PackedTaskEncoder."
-            )
-        if files.names_tokenizer:  # or nothing says how it was written
-            self._check_answers_of(files)
-
-    def _check_template_of(self, files: Documents) -> None:
-        """Raise ConfigError if the files were written with another template, if it is known."""
-        if not isinstance(self.tokenizer, UnknownTokenizer):
-            name = self.chat_template.name or "this encoder's own"
-            files.check_written("chat template", name, self.token_file_meta()["chat_template"])
-
-    def _check_answers_of(self, files: Documents) -> None:
-        """Raise ConfigError if the files were written with other answers than asked for."""
-        for name, value in self._conversations.options().items():
-            prefix, written = files.written_with(name)
-            if name != "chat_template" and value is not None and value != written:
-                file = prefix or files.origin(0).file
-                raise ConfigError(
-                    f"{name}: {value!r} found, but {file} was written with "
-                    f"{written!r}; prepare it again, or leave the option out."
-                )
-
-    def _cut(self) -> Cut:
-        return Cut(
-            over_long=self.over_long,
-            untrained=None if self.train_on_eos else self.tokenizer.eos_id,
-        )
-
-    def _splice_spec(self) -> None:
-        """Return None, since frames have no label weights."""
+    def task(self) -> "ChatTask":
+        untrained = None if self.train_on_eos else self.tokenizer.eos_id
+        cut = Cut(over_long=self.over_long, untrained=untrained)
+        return self._document_task(ChatTask, cut=cut, conversations=self._conversations)
 
     def command_options(self) -> list[str] | None:
         options = super().command_options()
@@ -222,6 +159,42 @@ class SFTTaskEncoder(PackedTaskEncoder):
         return {**super().state_fingerprint(), **self._conversations.options()}
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChatTask(DocumentTask):
+    """Fine-tuning: documents are cut and never spliced, and have label weights.
+
+    Attributes:
+        conversations: encodes them.
+    """
+
+    conversations: ConversationEncoder
+
+    def check(self, documents: Documents, entry: Entry) -> None:
+        super().check(documents, entry)
+        self._check_template_of(documents)
+        check_weighted(documents, entry)
+        if documents.names_tokenizer:  # or nothing says how it was written
+            self._check_answers_of(documents)
+
+    def _check_template_of(self, documents: Documents) -> None:
+        """Raise ConfigError if the files were written with another template, if it is known."""
+        if not isinstance(self.encoder.tokenizer, UnknownTokenizer):
+            template = self.conversations.template
+            name = template.name or "this encoder's own"
+            documents.check_written("chat template", name, template.fingerprint())
+
+    def _check_answers_of(self, documents: Documents) -> None:
+        """Raise ConfigError if the files were written with other answers than asked for."""
+        for name, value in self.conversations.options().items():
+            prefix, written = documents.written_with(name)
+            if name != "chat_template" and value is not None and value != written:
+                file = prefix or documents.origin(0).file
+                raise ConfigError(
+                    f"{name}: {value!r} found, but {file} was written with "
+                    f"{written!r}; prepare it again, or leave the option out."
+                )
+
+
 def template_of(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
@@ -236,12 +209,3 @@ def template_of(
             "instead."
         )
     return template
-
-
-def _conversation(sample: PromptResponse | Dialogue) -> Conversation:
-    notes = Counter(sample.notes or {})
-    if isinstance(sample, PromptResponse):
-        return pair(sample.prompt, sample.response, notes)
-    return Conversation(
-        sample.messages, sample.tools, sample.chat_template_kwargs or {}, notes=notes
-    )

@@ -2,15 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Encoders with a default splice for sources whose YAML entry has none."""
 
-import dataclasses
-from typing import Any, ClassVar, Mapping, Sequence
+from typing import Any, ClassVar, Mapping
 
 from energon_ext.arguments import check_integer
-from energon_ext.config.mix import Entry
+from energon_ext.encoders.document_task import DocumentTask
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.splicing import check_name, check_splice
+from energon_ext.encoders.splicing import check_splice
 from energon_ext.errors import ConfigError
-from energon_ext.plan.spec import SpliceSpec
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.config import SpliceFields
 from energon_ext.tokenizers.protocol import Tokenizer
@@ -69,23 +67,12 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         self.named_documents = named_documents
         self.validation_starts = validation_starts
         self.validation_offsets = validation_offsets
-        check_splice(self.spec([], 0), self.splice)
+        check_splice(self._splice_spec(), self._loss(), self.splice)
 
-    def _splice_spec(self) -> SpliceSpec:
-        spec = super()._splice_spec()
-        assert spec is not None, "the documents of a PackedTaskEncoder can be spliced"
+    def task(self) -> DocumentTask:
         subflavors = dict(self.spliced_subflavors or {})
-        return dataclasses.replace(spec, config=self.splice.to_json(), subflavors=subflavors)
-
-    def _check_chosen(self, entries: Sequence[Entry]) -> None:
-        super()._check_chosen(entries)
-        keys = [entry.key for entry in entries]
-        check_name(self.splice, keys)
-        if not self.splices_some(entries):
-            raise ConfigError(
-                f"No source to splice among {', '.join(keys)}: spliced_subflavors is "
-                f"{self.spliced_subflavors}. Give these subflavors to a source, or leave it None."
-            )
+        splice = self._splice_spec(self.splice, subflavors=subflavors)
+        return self._document_task(DocumentTask, splice=splice)
 
 
 class MultiSpliceTaskEncoder(SpliceTaskEncoder):

@@ -9,16 +9,16 @@ like any other, so it can be weighted, scheduled and interleaved.
 from __future__ import annotations
 
 import json
-from typing import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from energon_ext.arguments import choices
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.planning import document_range, name_source
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256
-from energon_ext.plan.source import PlannedSource
 from energon_ext.plan.spec import DOCUMENTS, Spec, SpliceSpec
 from energon_ext.splice import SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields, splice_from_config
@@ -26,7 +26,8 @@ from energon_ext.splice.frames import Frames, log_plan
 from energon_ext.splice.index import ORDER
 from energon_ext.splice.reader import FrameReader
 from energon_ext.splice.validation import GridIndex
-from energon_ext.tokens.documents import Documents
+from energon_ext.state.match import ENCODER
+from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.tokens.origins import origins_of
 from energon_ext.tokens.reader import open_others
 
@@ -34,47 +35,50 @@ from energon_ext.tokens.reader import open_others
 NAMED_DOCUMENTS = 64
 
 
-def choose_splice(entry: Entry, spec: SpliceSpec | None) -> SpliceFields | None:
-    """Return the splice of a source: its entry's, or the encoder's if that is for it.
+@dataclass(frozen=True)
+class Splices:
+    """The splices of a run.
+
+    Attributes:
+        by_key: of each spliced source.
+        pad_id: token that fills all rows; None for the tokenizer's, as nothing can be spliced.
+    """
+
+    by_key: Mapping[str, SpliceFields] = field(default_factory=dict)
+    pad_id: int | None = None
+
+
+def choose_splices(entries: Sequence[Entry], spec: Spec, *, are_all: bool = True) -> Splices:
+    """Choose the splice of each source.
+
+    Args:
+        are_all: whether these are all sources of a run, so that every name must be one of theirs.
 
     Raises:
-        ConfigError: the entry has one, but the documents of the encoder cannot be spliced.
+        ConfigError: rows of the spec do not support a splice, sources have different pad ids, or a
+            splice is for none of them.
     """
-    if spec is None:
-        if entry.splice is not None:
-            raise ConfigError(
-                f"{entry.splice_where}: this task does not support splices; use an "
-                f"energon_ext.PackedTaskEncoder, or remove it."
-            )
-        return None
-    own = None if spec.config is None else splice_from_config(spec.config, "splice of the encoder")
-    is_for_it = all(entry.subflavors.get(name) == value for name, value in spec.subflavors.items())
-    for splice in (entry.splice, own if is_for_it else None):
-        if splice is not None and splice.dataset_name in (None, *names_of(entry.key)):
-            return splice
-    return None
-
-
-def find_pad_id(entries: Sequence[Entry], spec: Spec) -> int | None:
-    """Check the splices of all sources and return the pad id of the batches; None for no splices.
-
-    Raises:
-        ConfigError: rows of the spec do not support a splice, or sources have different pad ids.
-    """
-    kind = spec.kinds.get(DOCUMENTS)
-    if kind is None or kind.splice is None:
-        return None
-    pads: dict[int, str] = {}
+    documents = spec.kinds.get(DOCUMENTS)
+    if documents is None or documents.splice is None:
+        refuse_splices(entries, str(spec.own.get(ENCODER, "the task")))
+        return Splices()
+    how, keys = documents.splice, [entry.key for entry in entries]
+    own = None if how.config is None else splice_from_config(how.config, "splice of the encoder")
+    if are_all:
+        check_names(entries)
+        if own is not None:
+            check_name(own, keys)
+    chosen, pads = {}, {}
     for entry in entries:
-        splice = choose_splice(entry, kind.splice)
-        if splice is None:
+        if (splice := _choose(entry, own, how.subflavors)) is None:
             continue
         if (entry.block_docs or 1) > 1:
             raise ConfigError(
                 f"{entry.where}: block_docs: {entry.block_docs} found, but {entry.key} is spliced, "
                 f"which reads no blocks; remove it."
             )
-        check_splice(spec, splice, f"{entry.splice_where}: " if entry.splice else "")
+        check_splice(how, spec.loss, splice, f"{entry.splice_where}: " if entry.splice else "")
+        chosen[entry.key] = splice
         if splice.pad_token_id is not None:
             pads[splice.pad_token_id] = entry.key
     if len(pads) > 1:
@@ -83,26 +87,56 @@ def find_pad_id(entries: Sequence[Entry], spec: Spec) -> int | None:
             f"pad_token_id: {pad} for {key} and {other_pad} for {other_key}; all rows of a batch "
             f"share one pad id. Use the same for all sources."
         )
-    return next(iter(pads), kind.splice.pad_id)
+    if are_all and own is not None and not chosen:
+        raise ConfigError(
+            f"No source to splice among {', '.join(keys)}: spliced_subflavors is "
+            f"{dict(how.subflavors)}. Give these subflavors to a source, or leave it None."
+        )
+    return Splices(chosen, next(iter(pads), how.pad_id))
 
 
-def check_splice(spec: Spec, splice: SpliceFields, where: str = "") -> None:
-    """Raise ConfigError for a splice that the rows of a spec do not support."""
-    alignment, vocab_size = spec.loss["alignment"], 0
-    if (kind := spec.kinds[DOCUMENTS].splice) is not None:
-        vocab_size = kind.vocab_size
+def refuse_splices(entries: Sequence[Entry], encoder: str) -> None:
+    """Raise ConfigError for a splice of an entry."""
+    for entry in entries:
+        if entry.splice is not None:
+            raise ConfigError(
+                f"{entry.splice_where}: {encoder} does not support splices; use an "
+                f"energon_ext.PackedTaskEncoder, or remove it."
+            )
+
+
+def _choose(
+    entry: Entry, own: SpliceFields | None, subflavors: Mapping[str, Any]
+) -> SpliceFields | None:
+    """Return the splice of a source: its entry's, or the encoder's if that is for it."""
+    is_for_it = all(entry.subflavors.get(name) == value for name, value in subflavors.items())
+    for splice in (entry.splice, own if is_for_it else None):
+        if splice is not None and splice.dataset_name in (None, *names_of(entry.key)):
+            return splice
+    return None
+
+
+def check_splice(
+    how: SpliceSpec, loss: Mapping[str, Any], splice: SpliceFields, where: str = ""
+) -> None:
+    """Raise ConfigError for a splice that rows do not support.
+
+    Args:
+        loss: see :class:`~energon_ext.plan.spec.Spec`.
+    """
+    alignment = loss["alignment"]
     if alignment > 1:
         raise ConfigError(
             f"{where}alignment: {alignment} found; frames begin at any offset, so they cannot be "
             f"aligned for context parallelism. Leave it at 1."
         )
-    for field in ("pad_token_id", "eos_token_id"):
-        token = getattr(splice, field)
-        if token is not None and token >= vocab_size:
+    for name in ("pad_token_id", "eos_token_id"):
+        token = getattr(splice, name)
+        if token is not None and token >= how.vocab_size:
             raise ConfigError(
-                f"{where}{field}: {token} found, the tokenizer has ids below {vocab_size}."
+                f"{where}{name}: {token} found, the tokenizer has ids below {how.vocab_size}."
             )
-    if splice.pack_contents and not spec.loss["mask_boundary_loss"]:
+    if splice.pack_contents and not loss["mask_boundary_loss"]:
         raise ConfigError(
             f"{where}pack_contents: True found with mask_boundary_loss=False; the contents of a "
             f"frame do not continue each other. Set mask_boundary_loss=True."
@@ -133,26 +167,30 @@ def names_of(key: str) -> set[str]:
     return {key, path, path.rsplit("/", 1)[-1]}
 
 
-def plan_splice(
+def plan_frames(
     splice: SpliceFields,
-    files: Documents,
+    files: Lengths,
     entry: Entry,
     spec: Spec,
-    how: SpliceSpec,
+    documents: range,
     *,
     epochs: float | None,
     validating: bool,
-    fill_id: int,
-) -> PlannedSource:
-    """Plan the frames of one source, which form a grid in validation.
+    fill_id: int | None,
+) -> tuple[Frames, FrameReader]:
+    """Plan the frames of one source, which form a grid in validation; return what reads them.
 
     Args:
+        documents: those of the source in the files.
         fill_id: token that fills rows.
     """
+    how = spec.kinds[DOCUMENTS].splice
+    assert how is not None and fill_id is not None, "choose_splices refuses all others"
+    assert isinstance(files, Documents), "samples are not spliced"
     key, shuffle_key = entry.key, entry.names.shuffle_key
-    first, stop = document_range(entry, len(files))
+    first, stop = documents.start, documents.stop
     lengths = files.lengths(np.arange(first, stop))
-    keys = _keys(files)[first:stop] if entry.documents is None else None
+    keys = _keys(files)[first:stop] if entry.has_samples else None
     numbers = select_documents(
         lengths, splice, seq_len=spec.row_tokens, keys=keys, source=shuffle_key
     )
@@ -190,7 +228,7 @@ def plan_splice(
     )
     others = open_others(entry.columns, files, f"{entry.where}.columns")
     reader = FrameReader(files, first, numbers.tolist(), names, splice, fill_id, others)
-    return name_source(entry, frames, reader, stop - first)
+    return frames, reader
 
 
 def _keys(files: Documents) -> list[str]:

@@ -7,22 +7,20 @@ from collections.abc import Sequence
 
 from megatron.energon import Cooker, CrudeSample, TaskEncoder
 
-from energon_ext.config.mix import Entry
+from energon_ext.config.mix import Entry, sample_entries, token_entries
 from energon_ext.encoders.text import TextEncoder, cook_text, cook_text_under
 from energon_ext.errors import ConfigError
 
 
 def with_text_key(encoder: TaskEncoder, entry: Entry) -> TaskEncoder:
-    """Return the encoder as it reads the text of a source, from the field that the entry names.
+    """Return the encoder as it reads the text of samples, from the field that the entry names.
 
-    ConfigError if the source has no such field, or the encoder does not read text by our cooker.
+    ConfigError if they have no such field, or the encoder does not read text by our cooker.
     """
     if entry.text_key is None:
         return encoder
     if reason := _why_unused(encoder, entry):
-        raise ConfigError(f"{entry.text_key_where}: {entry.text_key!r} found, but {reason}.")
-    if entry.documents is not None:
-        return encoder
+        raise _unused_key(entry, reason)
     bound = copy.copy(encoder)
     bound.cookers = [Cooker(cook_text_under(entry.text_key))]
     return bound
@@ -30,16 +28,20 @@ def with_text_key(encoder: TaskEncoder, entry: Entry) -> TaskEncoder:
 
 def check_text_keys(encoder: TaskEncoder, entries: Sequence[Entry]) -> None:
     """Raise ConfigError for a ``key`` that has no effect on a source."""
-    for entry in entries:
+    for entry in sample_entries(entries):
         with_text_key(encoder, entry)
+    for entry, documents in token_entries(entries):
+        if entry.text_key is not None and documents.of_field("") is None:
+            path = entry.dataset.paths[0]
+            raise _unused_key(entry, f"{path} are token files, which have no fields; remove it")
+
+
+def _unused_key(entry: Entry, reason: str) -> ConfigError:
+    return ConfigError(f"{entry.text_key_where}: {entry.text_key!r} found, but {reason}.")
 
 
 def _why_unused(encoder: TaskEncoder, entry: Entry) -> str | None:
     factory, path = entry.dataset, entry.dataset.paths[0]
-    if entry.documents is not None:
-        if entry.documents.of_field("") is not None:
-            return None
-        return f"{path} are token files, which have no fields; remove it"
     if hasattr(factory, "join_index"):
         return "the samples of a join are made by its joiner; remove it"
     if factory.__sample_type__ is not CrudeSample:

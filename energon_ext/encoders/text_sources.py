@@ -14,13 +14,14 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader import load_dataset
 
 from energon_ext.batch.columns import check_values
-from energon_ext.config.mix import Entry, mix_of
+from energon_ext.config.mix import Entry, mix_of, sample_entries
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.encoders.cached_samples import (
     cached_samples,
     cached_source,
     open_cached,
     stored_source,
+    use_sample,
 )
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.repeatable import check_repeatable
@@ -28,7 +29,7 @@ from energon_ext.encoders.text import TextEncoder, is_text
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, ensure_prepared
 from energon_ext.prepare.documents import InputDocument
-from energon_ext.prepare.job import Encoded
+from energon_ext.prepare.job import Arrays, Encoded
 from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.samples.bad_samples import BadSamples
@@ -90,11 +91,6 @@ def load_checked(
     return mix_of(loaded.datasets).entries
 
 
-def sample_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the sources that are not token files."""
-    return [entry for entry in entries if entry.documents is None]
-
-
 def encode_all(
     encoder: TextEncoder, bad: BadSamples, documents: Sequence[InputDocument]
 ) -> list[Encoded | SampleError]:
@@ -139,14 +135,15 @@ def _encode(
 ) -> Encoded | SampleError:
     if (result := _unused(document.sample)) is not None:
         return result
-    try:
-        encoded = encoder.encode_document(document.sample)
+
+    def encode(sample: Any) -> Arrays:
+        encoded = encoder.encode_document(sample)
         tokens = np.asarray(encoded.tokens)
         columns = _columns_of(encoder, encoded.columns, len(tokens), document.origin)
-    except Exception as error:  # a user's method may raise anything
-        return bad.judge(error, document.origin)
-    bad.has_worked = True
-    return Encoded([(tokens, encoded.label_weights, columns)])
+        return tokens, encoded.label_weights, columns
+
+    arrays = use_sample(bad, document, encode)
+    return arrays if isinstance(arrays, SampleError) else Encoded([arrays])
 
 
 def _columns_of(
@@ -210,10 +207,18 @@ def find_text(entry: Entry, encoding: Any) -> TokenFiles:
         EncoderNeededError: there are none.
     """
     source = stored_source(entry)
-    command = f"energon-ext tokenize {_path_of(entry)} --tokenizer NAME"
-    files, units = _files_of_text(entry, source), sample_units(source)
-    options = {"open_folder": _open_text, "verb": "tokenized", "command": lambda: command}
-    return open_cached(entry, source, files, encoding=encoding, units=units, **options)
+    cached = cached_samples(
+        entry,
+        source,
+        _files_of_text(entry, source),
+        encoding=encoding,
+        units=sample_units(source),
+        open_folder=_open_text,
+        verb="tokenized",
+        command=lambda: f"energon-ext tokenize {_path_of(entry)} --tokenizer NAME",
+    )
+    files: TokenFiles = open_cached(cached)
+    return files
 
 
 def _files_of_text(entry: Entry, source: SampleSource) -> dict[str, Any]:

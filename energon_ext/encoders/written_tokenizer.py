@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tokenizer that the token files of a metadataset were written with."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from energon_ext.config.mix import Entry
+from energon_ext.config.mix import Entry, sample_entries, token_entries
 from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
@@ -54,16 +54,14 @@ def tokenizer_of_plan(
     Token files have lengths, so no tokenizer is loaded for them.
     """
     entries = load_split(metadataset, split_part, None, trusted_modules)
-    if all(entry.documents is not None for entry in entries):
+    if not sample_entries(entries):
         return UnknownTokenizer()
     return _of_entries(entries)
 
 
-def _of_entries(entries: Iterable[Entry]) -> Tokenizer:
-    for entry in entries:
-        if entry.documents is None:
-            continue
-        prefix, arguments = entry.documents.written_with(FIELD)
+def _of_entries(entries: Sequence[Entry]) -> Tokenizer:
+    for _, documents in token_entries(entries):
+        prefix, arguments = documents.written_with(FIELD)
         if arguments is not None:
             return _load(prefix, arguments)
     return load_tokenizer("bytes")

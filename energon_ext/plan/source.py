@@ -95,6 +95,11 @@ class Source(ABC):
         """``(documents in one epoch, share of its tokens)`` of each part, by key in batches."""
         return {self.key: (self.documents, 1.0)}
 
+    @property
+    def can_exclude(self) -> bool:
+        """True if single documents can be left out."""
+        return False
+
 
 @dataclass(frozen=True, eq=False)
 class PlannedSource(Source):
@@ -123,3 +128,7 @@ class PlannedSource(Source):
     @property
     def parts(self) -> Mapping[str, tuple[float, float]]:
         return self.first_rows.parts or super().parts
+
+    @property
+    def can_exclude(self) -> bool:
+        return self.first_rows.can_exclude

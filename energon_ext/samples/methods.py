@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron.energon import DefaultTaskEncoder, TaskEncoder
-from megatron.energon.task_encoder.base import get_failure_tolerance
+from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 
 from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError, EncoderNeededError, SampleError
@@ -23,10 +23,14 @@ from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
 #: 0, which means none in Energon. A source without any usable sample then still ends.
 _TOLERANCE, _HIGHEST_TOLERANCE = 100, 1_000_000
 
+#: Methods that build stages, which a plan does not have.
+_STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_load_dataset")
+
 Method = Callable[..., Any]
 
 
-def _refuse_to_encode(sample: Any) -> Any:
+def refuse_to_encode(*arguments: Any) -> Any:
+    """Raise EncoderNeededError in place of a method of an encoder that is not there."""
     raise EncoderNeededError("A state does not contain the encoder; give --encoder.")
 
 
@@ -47,12 +51,14 @@ class SampleMethods:
         pack: builds a row of encoded samples.
         pack_tokens: builds a row of tokens, so that token files may be sources as well.
         tokenizer: of ``pack_tokens``.
+        size_of: what an ``interleave`` counts of a streamed sample; None for its tokens.
+        unplanned: why the samples cannot be planned by number; None if they can.
     """
 
     name: str
     packer: Packer
     identity: Mapping[str, Any] | None = None
-    encode: Method = field(default=_refuse_to_encode)
+    encode: Method = field(default=refuse_to_encode)
     decoder: Any = None
     tolerance: int = _TOLERANCE
     seconds_per_sample: float | None = None
@@ -61,6 +67,8 @@ class SampleMethods:
     pack: Method | None = None
     pack_tokens: Method | None = None
     tokenizer: Any = None
+    size_of: Method | None = None
+    unplanned: str | None = None
 
     @classmethod
     def of(cls, encoder: TaskEncoder) -> SampleMethods:
@@ -69,9 +77,11 @@ class SampleMethods:
         Raises:
             ConfigError: it lacks methods or attributes that others need.
         """
-        packer, identity = packer_of(encoder), None
-        if can_pack(encoder):
-            identity = _identity_of(encoder)
+        length_of, size_of = find(encoder, "length_of"), _size_of(encoder)
+        packer: Packer = OnePerRow()
+        identity = None
+        if length_of is not None:
+            packer, identity = _packer_of(encoder), _identity_of(encoder)
         default = find(encoder, "__default_failure_tolerance__")
         default = _TOLERANCE if default is None else default
         return cls(
@@ -82,11 +92,13 @@ class SampleMethods:
             decoder=find(encoder, "decoder"),
             tolerance=get_failure_tolerance(encoder.encode_sample, default) or _HIGHEST_TOLERANCE,
             seconds_per_sample=find(encoder, "seconds_per_sample"),
-            length_of=find(encoder, "length_of"),
+            length_of=length_of,
             sample_length=find(encoder, "sample_length"),
             pack=encoder.pack_selected_samples if identity is not None else None,
             pack_tokens=find(encoder, "pack_tokens"),
-            tokenizer=find(encoder, "tokenizer"),
+            tokenizer=tokenizer_of(encoder),
+            size_of=size_of,
+            unplanned=_why_unplanned(encoder, size_of),
         )
 
     @property
@@ -94,41 +106,65 @@ class SampleMethods:
         """True if several samples can share a row."""
         return self.identity is not None
 
+    @property
+    def reads_tokens(self) -> bool:
+        """True if token files may be sources as well."""
+        return self.are_packed and self.pack_tokens is not None
+
+
+def tokenizer_of(encoder: TaskEncoder) -> Any:
+    """Return the tokenizer of an encoder, or None."""
+    return find(encoder, "tokenizer")
+
 
 def find(encoder: TaskEncoder, name: str) -> Any:
     """Return an attribute that an encoder may have, or None."""
     return getattr(encoder, name, None)
 
 
-def overrides(encoder: TaskEncoder, name: str) -> bool:
+def _overrides(encoder: TaskEncoder, name: str) -> bool:
     """Return True if an encoder has a method of its own in place of one of Energon's encoders."""
     originals = [vars(c).get(name) for c in (TaskEncoder, DefaultTaskEncoder)]
     owner = next((c for c in type(encoder).__mro__ if name in vars(c)), None)
     return owner is not None and vars(owner)[name] not in originals
 
 
-def can_pack(encoder: TaskEncoder) -> bool:
-    """Return True if an encoder has sample lengths, so that several samples can share a row."""
-    return find(encoder, "length_of") is not None
+def _size_of(encoder: TaskEncoder) -> Method | None:
+    """Return the method of an encoder, unless it is that of future TaskEncoders, which count 1."""
+    size, default = find(encoder, "blend_sample_size"), vars(TaskEncoder).get("blend_sample_size")
+    return None if getattr(size, "__func__", size) is default else size
 
 
-def packer_of(encoder: TaskEncoder) -> Packer:
-    """Return the packer of an encoder's samples: its own method, best fit, or one per row.
+def _why_unplanned(encoder: TaskEncoder, size_of: Method | None) -> str | None:
+    """Return why samples of an encoder can only be streamed; None if they can be planned."""
+    if size_of is not None:
+        return "blend_sample_size needs samples that have been read"
+    for name in _STAGES:
+        if _overrides(encoder, name):
+            return f"{name} builds its own stages"
+    if _overrides(encoder, "batch_group_criterion"):
+        return "batch_group_criterion groups samples only after they are read"
+    for method in (encoder.encode_sample, encoder.preencode_sample, encoder.postencode_sample):
+        if not get_stateless(method):
+            return f"{method.__name__} is not marked @stateless"
+    return None
+
+
+def _packer_of(encoder: TaskEncoder) -> Packer:
+    """Return the packer of samples with lengths: the encoder's own method, or best fit.
 
     Raises:
-        ConfigError: it has lengths, but not what else packing needs.
+        ConfigError: it lacks what else packing needs.
     """
-    if not can_pack(encoder):
-        return OnePerRow()
     name, seq_len = type(encoder).__qualname__, find(encoder, "seq_len")
-    if seq_len is None or not overrides(encoder, "pack_selected_samples"):
+    if seq_len is None or not _overrides(encoder, "pack_selected_samples"):
         lacking = "seq_len" if seq_len is None else "pack_selected_samples"
         raise ConfigError(
             f"{name}: has length_of but no {lacking}; samples are packed into rows of `seq_len` "
             f"positions, which `pack_selected_samples` builds."
         )
     check_integer(f"{name}.seq_len", seq_len, 2)
-    if overrides(encoder, "select_samples_to_pack"):
+    if _overrides(encoder, "select_samples_to_pack"):
         return OwnPacker(seq_len, encoder=encoder)
     return WholePacker(seq_len)
 

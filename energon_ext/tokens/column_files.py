@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The files of columns.
 
-A column is a plain ``.npy`` file, ``PREFIX.NAME.npy`` next to a pair, with as many items as the pair
-has tokens or documents. NumPy writes a header of 128 bytes, so the place of an item in a file is
+A column is a plain ``.npy`` file next to a pair, ``PREFIX.NAME.npy``, with as many items as there
+are tokens or documents. NumPy writes a header of 128 bytes, so the place of an item in a file is
 arithmetic, also in an object store; what the header says must equal what the pair implies.
 """
 

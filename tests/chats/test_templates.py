@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from energon_ext import ConfigError, PromptTaskEncoder, SFTTaskEncoder
+from energon_ext.chats.records import Conversation
 from energon_ext.chats.template_names import named_template
 from energon_ext.chats.templates import ChatTemplate, HFChatTemplate, PlainChatTemplate
 from energon_ext.encoders.prompts import PromptText
@@ -33,7 +34,7 @@ def test_the_chat_template_of_a_hugging_face_tokenizer_is_used(hf_folder):
 def test_a_state_depends_on_the_chat_template(hf_folder):
     tokenizer = HFTokenizer(hf_folder)
     options = {}, {"chat_template": PlainChatTemplate()}, {"over_long": "error"}
-    specs = [SFTTaskEncoder(tokenizer, 64, **each).spec([], 0) for each in options]
+    specs = [SFTTaskEncoder(tokenizer, 64, **each).task().spec([], 0) for each in options]
     assert len({json.dumps(spec.compared(), sort_keys=True) for spec in specs}) == 3
 
 
@@ -44,7 +45,9 @@ def test_sft_and_prompts_share_the_default_template(hf_folder):
         prompts = PromptTaskEncoder(tokenizer)
         template = sft.state_fingerprint()["chat_template"]
         assert prompts.state_fingerprint()["chat_template"] == template
-        prompt = prompts.encode_sample(PromptText(**IDENTITY, prompt=TURNS[:2], metadata={}))
+        prompt = prompts.encode_sample(
+            PromptText(**IDENTITY, conversation=Conversation(TURNS[:2]), metadata={})
+        )
         document = sft.encode_document(dialogue(TURNS[:3]))
         assert document.tokens[: len(prompt.tokens)].tolist() == prompt.tokens.tolist()
         assert not document.label_weights[: len(prompt.tokens)].any()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from energon_ext import ConfigError, ExactDataLoader, PreferenceTaskEncoder, get_train_dataset
-from energon_ext.encoders import reference
+from energon_ext.encoders import pair_task
 from energon_ext.losses import dpo_loss
 from energon_ext.megatron import write_reference_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
@@ -103,7 +103,7 @@ def refusals(path):
 
 def all_results(path):
     results = {}
-    reference.UNIT_PAIRS = 8  # so that two replicas share the 30 pairs
+    pair_task.UNIT_PAIRS = 8  # so that two replicas share the 30 pairs
     for layout, sizes in LAYOUTS.items():
         with model_parallel(**sizes):
             results[layout] = {kind: step_of(BATCHES, sizes, **options(kind)) for kind in KINDS}

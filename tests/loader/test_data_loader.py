@@ -16,7 +16,7 @@ from energon_ext import (
     PackedTaskEncoder,
     get_train_dataset,
 )
-from energon_ext.encoders import planning
+from energon_ext.encoders import plan_mix
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import (
     batch_hash,
@@ -191,7 +191,7 @@ def test_an_epochized_blend_resumes_anywhere_in_its_second_pass(
     folder, workers, offsets, monkeypatch
 ):
     """In particular after its first batch, whose two rows cannot show all three sources."""
-    monkeypatch.setattr(planning, "MAX_BUFFER_DOCS", 1)  # many plans per pass
+    monkeypatch.setattr(plan_mix, "MAX_BUFFER_DOCS", 1)  # many plans per pass
     for name in ("c", "d"):
         write(folder / name, [[7 + n] * (9 + n % 20) for n in range(12)])
     path = write_mix(folder / "epochized.yaml", [])

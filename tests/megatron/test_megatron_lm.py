@@ -768,7 +768,7 @@ def test_options_configure_the_encoder(launch, options, found):
     given = add_energon_args(argparse.ArgumentParser()).parse_args(options.split())
     vars(launch).update(vars(given))
     encoder = provider._default_task_encoder(launch)
-    packer = encoder.spec([], 0).kinds["documents"].packer
+    packer = encoder.task().spec([], 0).kinds["documents"].packer
     assert found == (
         encoder.tokenizer.add_bos,
         encoder.tokenizer.add_eos,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from energon_ext import PackedTaskEncoder
-from energon_ext.encoders import planning
+from energon_ext.encoders import plan_mix
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from energon_ext.state.schema import seal, without_seal
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, tokens_of, write_split
@@ -19,15 +19,15 @@ SIZE = 60
 SHUFFLED = {"seed": 7, "input": "0123456789abcdef"}
 
 
-REAL_SIZES = {name: getattr(planning, name) for name in ("SHUFFLED_BLOCK_DOCS", "MIXED_DOCS")}
+REAL_SIZES = {name: getattr(plan_mix, name) for name in ("SHUFFLED_BLOCK_DOCS", "MIXED_DOCS")}
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(planning, "SHUFFLED_BLOCK_DOCS", 4)
-    monkeypatch.setattr(planning, "MIXED_DOCS", 12)
-    monkeypatch.setattr(planning, "LEAST_BUFFER_DOCS", 1)
-    monkeypatch.setattr(planning, "MAX_BUFFER_DOCS", 1)
+    monkeypatch.setattr(plan_mix, "SHUFFLED_BLOCK_DOCS", 4)
+    monkeypatch.setattr(plan_mix, "MIXED_DOCS", 12)
+    monkeypatch.setattr(plan_mix, "LEAST_BUFFER_DOCS", 1)
+    monkeypatch.setattr(plan_mix, "MAX_BUFFER_DOCS", 1)
 
 
 def describe(prefix, shuffled=SHUFFLED):
@@ -91,7 +91,7 @@ def test_a_source_in_random_order_is_read_by_blocks(folder):
 
 def test_blocks_of_256_documents_are_mixed_up_to_16384_documents(folder, monkeypatch):
     for name, value in REAL_SIZES.items():
-        monkeypatch.setattr(planning, name, value)
+        monkeypatch.setattr(plan_mix, name, value)
     write_tokens(folder / "large", [[n] * 40 for n in range(100, 1100)], np.int32)
     describe(folder / "large")
     path = write_split(folder / "mix.yaml", {"blend": [{"path": "large"}]})

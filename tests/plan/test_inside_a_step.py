@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from energon_ext import PackedTaskEncoder, StateMismatchError
-from energon_ext.encoders import planning
+from energon_ext.encoders import plan_mix
 from energon_ext.plan.cost import AttentionCost
 from tests.plan.runs import SEQ_LEN, Run, write_numbered, write_split
 from tests.support import LargeTokenizer
@@ -20,7 +20,7 @@ SQUARES = AttentionCost(linear=0, quadratic=1)
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     # Otherwise small buffers are raised to the default.
-    monkeypatch.setattr(planning, "MAX_BUFFER_DOCS", 1)
+    monkeypatch.setattr(plan_mix, "MAX_BUFFER_DOCS", 1)
     for number, name in enumerate("abc"):
         write_numbered(tmp_path / name, 150, 100 + 10_000 * number, seed=number)
     return tmp_path

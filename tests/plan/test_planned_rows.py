@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_ext.encoders.planning import count_buffer_docs
+from energon_ext.encoders.plan_mix import count_buffer_docs
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from energon_ext.packing import PACKERS, Pieces
 from energon_ext.plan import packed_rows as plan_rows

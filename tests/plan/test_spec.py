@@ -17,7 +17,7 @@ from energon_ext import (
     get_train_dataset,
 )
 from energon_ext.encoders.load import load_mix
-from energon_ext.encoders.saved_columns import plan_saved
+from energon_ext.encoders.saved_task import plan_saved
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder
 from energon_ext.errors import ConfigError, EncoderNeededError, EnergonExtError
 from energon_ext.packing import PACKERS, BestFitPacker
@@ -178,7 +178,7 @@ def test_a_taken_name_is_refused(folder):
     with pytest.raises(ConfigError, match="a subclass of Packer is needed"):
         PACKERS["mine"] = dict
     encoder = packed(balance="attention", cost=attention)()
-    assert encoder.spec([], 0).cost == {"name": "tests.plan.test_spec.attention"}
+    assert encoder.task().spec([], 0).cost == {"name": "tests.plan.test_spec.attention"}
 
 
 def test_a_run_over_few_sources_packs_more_documents_together_than_it_did_over_many(folder):

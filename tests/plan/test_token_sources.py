@@ -14,7 +14,7 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.encoders import planning
+from energon_ext.encoders import plan_mix
 from energon_ext.plan.lookup import find_blend
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from energon_ext.tokens.file_set import TokenFiles
@@ -188,7 +188,7 @@ def test_multi_sequence_and_empty_documents_are_read_whole(tmp_path):
 
 
 def test_documents_longer_than_a_row_are_mixed(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "MAX_BUFFER_DOCS", 8)
+    monkeypatch.setattr(plan_mix, "MAX_BUFFER_DOCS", 8)
     write_tokens(tmp_path / "long", [[FIRST + d] * (10 * SEQ_LEN + 1) for d in range(40)])
     mix = write_mix(tmp_path / "mix.yaml", [("long", 1)])
     task_encoder = encoder(packing_buffer_docs=8)

@@ -364,9 +364,9 @@ def load_slowly(mix, seconds, there):
     samples.UNIT_SAMPLES, job.BATCH_DOCUMENTS = 20, 5
     write = TokenWriter.write
 
-    def slow(self, *arguments):
+    def slow(self, *arguments, **options):
         time.sleep(seconds)
-        write(self, *arguments)
+        write(self, *arguments, **options)
 
     TokenWriter.write = slow
     there.send(hashes(mix))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders import planning
+from energon_ext.encoders import plan_mix
 from energon_ext.prepare import shuffle
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.token_writer import TokenWriter
@@ -94,7 +94,7 @@ def test_blocks_of_the_order_of_the_input_would_not_mix(tmp_path):
     for path in (tmp_path / "web/train").glob("*.meta.json"):
         meta = json.loads(path.read_text())
         path.write_text(json.dumps({**meta, "shuffled": {"seed": 1}}))
-    assert planning.SHUFFLED_BLOCK_DOCS == 256 and planning.MIXED_DOCS == 64 * 256
+    assert plan_mix.SHUFFLED_BLOCK_DOCS == 256 and plan_mix.MIXED_DOCS == 64 * 256
     for epoch in steps_of(tmp_path):
         neighbours, variance = deviations(epoch)
         assert neighbours > 20 and variance > 20

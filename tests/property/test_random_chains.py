@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from energon_ext import PackedTaskEncoder
-from energon_ext.encoders import planning
+from energon_ext.encoders import plan_mix
 from energon_ext.plan import packed_rows
 from tests.mixture.slow import places_of_equals, uniform
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, write_split
@@ -390,8 +390,8 @@ def check_totals(chain, trained, ever_excluded, skipped):
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch):
-    monkeypatch.setattr(planning, "MAX_BUFFER_DOCS", 1)
-    monkeypatch.setattr(planning, "MIXED_DOCS", MIXED_DOCS)
+    monkeypatch.setattr(plan_mix, "MAX_BUFFER_DOCS", 1)
+    monkeypatch.setattr(plan_mix, "MIXED_DOCS", MIXED_DOCS)
     monkeypatch.setattr(packed_rows, "_FIRST_DOCS", FIRST_DOCS)
 
 

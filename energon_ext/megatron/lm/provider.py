@@ -11,7 +11,7 @@ from megatron.core import parallel_state
 from megatron.energon import TaskEncoder
 
 from energon_ext.config.yaml_file import splits_of
-from energon_ext.encoders.load import get_train_dataset, get_val_datasets
+from energon_ext.encoders.load import get_train_dataset, get_val_datasets, require_mixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, log_of
@@ -116,13 +116,14 @@ def _build_loaders(
     args: argparse.Namespace, task_encoder: TaskEncoder, dataset_options: Mapping[str, Any]
 ) -> tuple[MegatronLMLoader, ValidationLoader | None, ValidationLoader | None]:
     check_vocabulary(args, task_encoder)
-    if args.energon_balance and getattr(task_encoder, "cost", None) is None:
+    planned = require_mixin(task_encoder, "Megatron-LM trains on planned steps")
+    if args.energon_balance and planned.cost is None:
         raise ConfigError(
             f"--energon-balance: your own {type(task_encoder).__name__} has no `cost`; set one, or "
             f"leave the option out."
         )
-    if getattr(task_encoder, "schedule_axis", ScheduleAxis()) is None:
-        task_encoder.schedule_axis = schedule_axis(args)
+    if planned.schedule_axis is None:
+        planned.schedule_axis = schedule_axis(args)
     own_options = {
         "worker_config": data_parallel_worker_config(args.num_workers, seed=args.seed),
         "batch_size": 1,

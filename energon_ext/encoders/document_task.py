@@ -1,0 +1,97 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Token files, and text that is tokenized once, in packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from energon_ext.batch.rows import Row
+from energon_ext.config.mix import Entry, sample_entries, token_entries
+from energon_ext.encoders.task import EncoderTask
+from energon_ext.encoders.text import TextEncoder
+from energon_ext.encoders.text_key import check_text_keys
+from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
+from energon_ext.errors import ConfigError
+from energon_ext.plan.cost import cost_to_json
+from energon_ext.plan.source import Reader
+from energon_ext.plan.spec import DOCUMENTS, Cut, KindSpec, Spec, SpliceSpec
+from energon_ext.tokenizers.protocol import check_written
+from energon_ext.tokens.documents import Documents, Lengths
+from energon_ext.tokens.reader import DocumentReader, open_others
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DocumentTask(EncoderTask):
+    """Pretraining on documents.
+
+    Attributes:
+        encoder: tokenizes text, and batches rows.
+        buffer_docs, loss, splice, cut: see :class:`~energon_ext.plan.spec.Spec` and
+            :class:`~energon_ext.plan.spec.KindSpec`.
+    """
+
+    encoder: TextEncoder
+    buffer_docs: int
+    loss: Mapping[str, Any]
+    splice: SpliceSpec | None = None
+    cut: Cut | None = None
+
+    def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
+        documents = KindSpec(
+            packer=self.packers[DOCUMENTS].to_json(),
+            encoding=encoding_of(self.encoder) if sample_entries(entries) else None,
+            cut=self.cut,
+            splice=self.splice,
+        )
+        return Spec(
+            row_tokens=self.encoder.seq_len,
+            kinds={DOCUMENTS: documents},
+            seed=seed,
+            buffer_docs=self.buffer_docs,
+            cost=cost_to_json(self.cost),
+            loss=self.loss,
+            own=self.fingerprint(),
+        )
+
+    def columns(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
+        check_text_keys(self.encoder, entries)
+        found: dict[str, Lengths] = {**ensure_tokenized(self.encoder, entries)}
+        for entry, documents in token_entries(entries):
+            self.check(documents, entry)
+            found[entry.key] = documents
+        return found
+
+    def check(self, documents: Documents, entry: Entry) -> None:
+        """Raise ConfigError for token files that the encoder cannot read."""
+        check_written(documents, self.encoder.tokenizer)
+
+    def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
+        return read_documents(entry, columns, spec)
+
+    def padding(self, read: Callable[[], Any]) -> Row:
+        return Row([], slice_sources=[])
+
+
+def read_documents(
+    entry: Entry, columns: Lengths, spec: Spec, convert: Callable[[Row], Any] | None = None
+) -> Reader:
+    """Open what reads the rows of documents.
+
+    Args:
+        convert: see :class:`~energon_ext.tokens.reader.DocumentReader`.
+    """
+    assert isinstance(columns, Documents), "a source of documents has some"
+    others = open_others(entry.columns, columns, f"{entry.where}.columns")
+    return DocumentReader(columns, entry.key, spec.row_tokens, convert, others)
+
+
+def check_weighted(documents: Documents, entry: Entry) -> None:
+    """Raise ConfigError for token files without label weights, in which no answer is marked."""
+    if prefix := documents.unweighted:
+        raise ConfigError(
+            f"{entry.key}: {prefix} has no label weights, so questions would be trained like "
+            f"answers; write it with `energon-ext prepare --chat`, or use a PackedTaskEncoder."
+        )
