@@ -20,6 +20,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, Node, Tree
 from energon_ext.splice.config import SpliceFields
+from energon_ext.tokens.transforms import Transform
 from energon_ext.weights import ConstantWeight
 
 
@@ -37,6 +38,7 @@ class Leaf:
     text_key_where: str = ""  # place of that field's name in the YAML
     block_docs: int | None = None  # documents of a block, None for the default of the data
     columns: Mapping[str, str] = field(default_factory=dict)  # folders of columns of others
+    transform: Transform | None = None  # change of its documents when they are read
     metadataset: EPath | None = None  # the outermost one of ours, if any
     run: RunFields | None = None  # run-wide fields of its metadatasets
 
@@ -106,7 +108,7 @@ class CarriedWeight(float):
         if self.not_constant is not None:
             raise ConfigError(
                 f"{self.not_constant}: this TaskEncoder does not support schedules, weights of 0, "
-                f"a weights_file, an interleave, a key or columns; make "
+                f"a weights_file, an interleave, a key, columns or a transform; make "
                 f"energon_ext.DynamicBlendMixin its first base class, or use "
                 f"energon_ext.PackedTaskEncoder."
             )
@@ -180,7 +182,9 @@ def _not_constant(tree: Tree) -> str | None:
             if not is_constant or node.rule != BLEND or node.live is not None:
                 return where
     wheres = (
-        leaf.text_key_where or (f"{leaf.where}.columns" if leaf.columns else None)
+        leaf.text_key_where
+        or (f"{leaf.where}.columns" if leaf.columns else None)
+        or (f"{leaf.where}.transform" if leaf.transform else None)
         for leaf in leaves_of(tree)
     )
     return next(filter(None, wheres), None)

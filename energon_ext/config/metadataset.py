@@ -48,6 +48,7 @@ from energon_ext.errors import ConfigError, EnergonExtError, one_line
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.splice.config import splice_from_config
 from energon_ext.storage.object_store import file_name
+from energon_ext.tokens.transforms import transform_from_config
 from energon_ext.weights import LiveWeights, weight_from_config
 
 #: Exceptions that Energon raises for unexpected file content.
@@ -83,6 +84,7 @@ class ScheduledEntryMixin:
     key: Any = None  # field of the samples that contains the text, None for `text` or `txt`
     block_docs: Any = None  # documents of a shuffled source that are read close to each other
     columns: Any = None  # folder of each column of others, by its name
+    transform: Any = None  # change of its documents when they are read
 
     where: str = field(default="", init=False)  # place in the YAML, for messages
 
@@ -102,6 +104,8 @@ class ScheduledEntryMixin:
             self.splice = splice_from_config(self.splice, f"{where}.splice")
         if self.columns is not None:
             self.columns = _folders_of_columns(self.columns, f"{where}.columns", mds_path)
+        if self.transform is not None:
+            self.transform = transform_from_config(self.transform, f"{where}.transform")
 
     def around(self, leaf: Leaf) -> Leaf:
         """Return a leaf below this entry with the fields of the entry.
@@ -120,6 +124,7 @@ class ScheduledEntryMixin:
             text_key_where=leaf.text_key_where or (f"{self.where}.key" if self.key else ""),
             block_docs=leaf.block_docs or self._block_docs_of(leaf),
             columns={**(self.columns or {}), **leaf.columns},
+            transform=leaf.transform or self.transform,
         )
 
     def _block_docs_of(self, leaf: Leaf) -> Any:

@@ -4,23 +4,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from energon_ext.arguments import choices
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, sample_entries, token_entries
 from energon_ext.encoders.task import EncoderTask
 from energon_ext.encoders.text import TextEncoder
 from energon_ext.encoders.text_key import check_text_keys
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, EncoderNeededError
 from energon_ext.plan.cost import cost_to_json
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import DOCUMENTS, Cut, KindSpec, Spec, SpliceSpec
-from energon_ext.tokenizers.protocol import check_written
+from energon_ext.tokenizers.protocol import Tokenizer, check_written
 from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.tokens.reader import DocumentReader, open_others
+from energon_ext.tokens.transformed import Changes, bind
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,23 +72,49 @@ class DocumentTask(EncoderTask):
         check_written(documents, self.encoder.tokenizer)
 
     def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
-        return read_documents(entry, columns, spec)
+        return read_documents(entry, columns, spec, self.encoder.tokenizer)
 
     def padding(self, read: Callable[[], Any]) -> Row:
         return Row([], slice_sources=[])
 
 
 def read_documents(
-    entry: Entry, columns: Lengths, spec: Spec, convert: Callable[[Row], Any] | None = None
+    entry: Entry,
+    columns: Lengths,
+    spec: Spec,
+    tokenizer: Tokenizer | None,
+    convert: Callable[[Row], Any] | None = None,
 ) -> Reader:
     """Open what reads the rows of documents.
 
     Args:
+        tokenizer: knows the ids of tokens that a transform names; None if there is none.
         convert: see :class:`~energon_ext.tokens.reader.DocumentReader`.
     """
     assert isinstance(columns, Documents), "a source of documents has some"
     others = open_others(entry.columns, columns, f"{entry.where}.columns")
-    return DocumentReader(columns, entry.key, spec.row_tokens, convert, others)
+    changes = None
+    if entry.transform is not None:
+        transform = bind(entry.transform, columns, others, f"{entry.where}.transform")
+        key = f"{spec.seed}/{entry.names.shuffle_key}"
+        changes = Changes(transform, key, functools.partial(_token_id, entry, tokenizer))
+    return DocumentReader(columns, entry.key, spec.row_tokens, convert, others, changes)
+
+
+def _token_id(entry: Entry, tokenizer: Tokenizer | None, name: str) -> int:
+    """Return the id of an added token by its name; ConfigError if the tokenizer has no such one."""
+    if tokenizer is None:
+        raise EncoderNeededError(
+            f"{entry.where}.transform: the id of {name!r} needs the tokenizer of the run; give "
+            f"--encoder, or write the id into the metadataset."
+        )
+    known = tokenizer.added_tokens()
+    if name not in known:
+        raise ConfigError(
+            f"{entry.where}.transform: the tokenizer has no token {name!r}; it has "
+            f"{choices(name, known)} An id is allowed, too."
+        )
+    return known[name]
 
 
 def check_weighted(documents: Documents, entry: Entry) -> None:

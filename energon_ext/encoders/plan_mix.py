@@ -38,6 +38,8 @@ from energon_ext.samples.context import EncoderContext, encoder_context
 from energon_ext.samples.packers import OnePerRow, load_whole_packer, rebuild_packer
 from energon_ext.tokens.cut import CutLengths
 from energon_ext.tokens.documents import Documents, Lengths
+from energon_ext.tokens.reader import open_others
+from energon_ext.tokens.transformed import TransformedLengths, bind
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 
 #: Documents of planned sources that are packed together, unless ``packing_buffer_docs`` is more:
@@ -214,6 +216,16 @@ def find_kind(entry: Entry, spec: Spec) -> tuple[str, KindSpec]:
 
 def _cut(found: Lengths, entry: Entry, kind: KindSpec, spec: Spec) -> Lengths:
     """Return the lengths of documents as they are packed."""
+    if entry.transform is not None:
+        where = f"{entry.where}.transform"
+        if kind.cut is not None:
+            raise ConfigError(
+                f"{where}: conversations are read as they are; remove it, or give {entry.key} to "
+                f"an encoder of texts."
+            )
+        assert isinstance(found, Documents), "a task of samples refuses transforms"
+        others = open_others(entry.columns, found, f"{entry.where}.columns")
+        return TransformedLengths(found, bind(entry.transform, found, others, where))
     if kind.cut is None:
         return found
     assert isinstance(found, Documents), "only documents are cut"

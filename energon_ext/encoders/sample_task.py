@@ -92,7 +92,7 @@ class SampleTask(EncoderTask):
         methods = self.methods
         if not entry.has_samples:
             convert = functools.partial(_pack_tokens, methods, entry.key)
-            return read_documents(entry, columns, spec, convert)
+            return read_documents(entry, columns, spec, methods.tokenizer, convert)
         return self.read_samples(methods, entry, columns, spec)
 
     def read_samples(
@@ -171,10 +171,11 @@ def count_samples(entry: Entry) -> OneEach:
 def _refuse_columns(entries: Sequence[Entry], encoder: str) -> None:
     """Raise ConfigError for samples with a field of an entry that is for tokenized documents."""
     for entry in sample_entries(entries):
-        if entry.columns:
+        fields = {"columns": entry.columns, "transform": entry.transform}
+        for name in (name for name, value in fields.items() if value):
             raise ConfigError(
-                f"{entry.where}.columns: {encoder} reads samples, and this field is for tokenized "
-                f"documents; let the encoder do it in its own batch."
+                f"{entry.where}.{name}: {encoder} reads samples, and this field is for tokenized "
+                f"documents; let the encoder do it itself."
             )
 
 

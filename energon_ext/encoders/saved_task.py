@@ -79,7 +79,7 @@ class SavedTask(Task):
     def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
         """Open what says where documents and samples come from; samples cannot be encoded."""
         if find_kind(entry, spec)[0] == DOCUMENTS:
-            return read_documents(entry, columns, spec)
+            return read_documents(entry, columns, spec, None)
         numbers = document_range(entry, len(columns))
         samples = NumberedSamples(open_stored(entry), str(entry.dataset.paths[0]))
         methods = SampleMethods(name="the run's encoder", packer=OnePerRow())

@@ -72,6 +72,11 @@ def choose_splices(entries: Sequence[Entry], spec: Spec, *, are_all: bool = True
     for entry in entries:
         if (splice := _choose(entry, own, how.subflavors)) is None:
             continue
+        if entry.transform is not None:
+            raise ConfigError(
+                f"{entry.where}.transform: {entry.key} is spliced, which shows its documents as "
+                f"they are; remove one of the two."
+            )
         if (entry.block_docs or 1) > 1:
             raise ConfigError(
                 f"{entry.where}: block_docs: {entry.block_docs} found, but {entry.key} is spliced, "

@@ -18,7 +18,7 @@ from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.pairs import Contents
 from energon_ext.tokens.column_folder import ColumnFolder
 from energon_ext.tokens.documents import Documents, FileFacts, Origin
-from energon_ext.tokens.reader import columns_of, read_columns
+from energon_ext.tokens.transformed import columns_of, read_columns
 
 
 @dataclass(frozen=True)

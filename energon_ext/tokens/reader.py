@@ -17,6 +17,7 @@ from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, StoreError
 from energon_ext.tokens.column_folder import ColumnFolder
 from energon_ext.tokens.documents import Documents, FileFacts, Origin
+from energon_ext.tokens.transformed import Changes, columns_of, read_columns
 
 #: Approximate bytes per token in an object store.
 _TOKEN_BYTES = 4
@@ -32,6 +33,7 @@ class DocumentReader:
         row_tokens: positions of a row.
         convert: makes of each row what the encoder's own ``batch`` expects; None to leave it.
         others: folders of columns of others, by the name of the column.
+        changes: changes documents as they are read; None to read them as they are.
     """
 
     documents: Documents
@@ -39,6 +41,7 @@ class DocumentReader:
     row_tokens: int
     convert: Callable[[Row], Any] | None = None
     others: Mapping[str, ColumnFolder] = field(default_factory=dict)
+    changes: Changes | None = None
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -55,7 +58,7 @@ class DocumentReader:
     def read_rows(self, rows: Sequence[Any]) -> list[Row]:
         """Read rows of :data:`~energon_ext.plan.taken_rows.Description`; look them up together."""
         try:
-            found = read_columns(self.documents, self.others, *_pieces_of(rows))
+            found = self._read_columns(rows)
         except StoreError as error:
             raise StoreError(f"{self.key}: {error}") from error
         tokens, weights = found.pop(TOKENS), found.pop(LABEL_WEIGHTS)
@@ -75,11 +78,21 @@ class DocumentReader:
             )
         return read
 
+    def _read_columns(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        pieces = _pieces_of(rows)
+        if self.changes is None:
+            return read_columns(self.documents, self.others, *pieces)
+        visits = [visit for row in rows for visit in row[3]]
+        return self.changes.read(self.documents, self.others, pieces, visits)
+
     def prefetch(self, rows: Sequence[Any]) -> None:
+        numbers, starts, stops = _pieces_of(rows)
+        if self.changes is not None:  # which needs them whole
+            starts, stops = [0] * len(numbers), self.documents.lengths(np.array(numbers)).tolist()
         if self.documents.is_remote:
-            self.documents.prefetch(*_pieces_of(rows))
+            self.documents.prefetch(numbers, starts, stops)
         for name, folder in self.others.items():
-            folder.prefetch(name, *_pieces_of(rows))
+            folder.prefetch(name, numbers, starts, stops)
 
     def origin(self, number: int) -> Origin:
         return self.documents.origin(number)
@@ -87,30 +100,13 @@ class DocumentReader:
     def describe_files(self) -> list[FileFacts]:
         return self.documents.describe_files()
 
-    def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
+    def tokens(self, number: int, start: int, stop: int) -> np.ndarray | None:
+        if self.changes is not None:  # they are new in each visit
+            return None
         return self.documents.tokens(number, start, stop)
 
     def read_stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         return ()
-
-
-def columns_of(documents: Documents, others: Mapping[str, ColumnFolder]) -> dict[str, Column]:
-    """Return the columns of documents, and those of others."""
-    return {**documents.columns, **{name: each.columns[name] for name, each in others.items()}}
-
-
-def read_columns(
-    documents: Documents,
-    others: Mapping[str, ColumnFolder],
-    numbers: Sequence[int],
-    starts: Sequence[int],
-    stops: Sequence[int],
-) -> dict[str, list[Any]]:
-    """Return all columns of some pieces, as :meth:`~Documents.read` does."""
-    found = documents.read(numbers, starts, stops)
-    for name, folder in others.items():
-        found[name] = folder.read(name, numbers, starts, stops)
-    return found
 
 
 def open_others(
