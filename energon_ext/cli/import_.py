@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext import``: convert the data arguments of Megatron-LM to a metadataset."""
 
+import itertools
 import math
 import os
 from pathlib import Path
@@ -54,6 +55,12 @@ class SourceList(NamedTuple):
     default="interleave",
     help="How sources are mixed: in exact turns or at random.",
 )
+@click.option("--fim-rate", type=click.FloatRange(0, 1), help="As in Megatron, for --fim-data.")
+@click.option("--fim-spm-rate", type=click.FloatRange(0, 1), help="As in Megatron.  [default: .5]")
+@click.option("--fim-prefix-token", help="As in Megatron; also an id.")
+@click.option("--fim-suffix-token", help="As in Megatron; also an id.")
+@click.option("--fim-middle-token", help="As in Megatron; also an id.")
+@click.option("--fim-eod-token", help="As in Megatron; also an id. It stays at the end.")
 @click.option("--overwrite", is_flag=True, help="Replace OUTPUT if it exists.")
 def import_(
     output: Path,
@@ -64,6 +71,7 @@ def import_(
     phase_transition_iterations: str | None,
     rule: str,
     overwrite: bool,
+    **fill_in_the_middle: Any,
 ) -> None:
     """Convert Megatron's --data-path to the metadataset OUTPUT.
 
@@ -109,9 +117,39 @@ def import_(
         if "train" not in parts:
             remarks.append("train: its share is 0, so there is no such split.")
     remarks += _leave_out_empty(found)
+    if transform := _transform(**fill_in_the_middle):
+        for source in itertools.chain(*found.values()):
+            source.entry["transform"] = transform
+        remarks.append("Cuts of fill-in-the-middle are between tokens, Megatron's in the text.")
     splits = {name: {rule: [each.entry for each in sources]} for name, sources in found.items()}
     _write(output, splits, remarks)
     echo("\n".join([*remarks, f"{output}: {', '.join(splits)}"]))
+
+
+def _transform(fim_rate: float | None, **options: Any) -> dict[str, Any] | None:
+    """Return the transform of options of Megatron's fill-in-the-middle; None without a rate."""
+    tokens = ("fim_prefix_token", "fim_suffix_token", "fim_middle_token")
+    needed = {name: options[name] for name in tokens}
+    if fim_rate is None:
+        if given := [name for name, value in options.items() if value is not None]:
+            raise ConfigError(f"--{given[0].replace('_', '-')}: needs --fim-rate.")
+        return None
+    if missing := [name for name, value in needed.items() if value is None]:
+        raise ConfigError(f"--{missing[0].replace('_', '-')}: is missing, a token is needed.")
+    ids = {
+        name.removeprefix("fim_").removesuffix("_token"): int(value) if value.isdigit() else value
+        for name, value in options.items()
+        if name.endswith("_token") and value is not None
+    }
+    spm_rate, end = options["fim_spm_rate"], ids.pop("eod", None)
+    return {
+        "fill_in_the_middle": {
+            **ids,
+            "rate": fim_rate,
+            **({} if spm_rate is None else {"spm_rate": spm_rate}),
+            **({} if end is None else {"ends": [end]}),
+        }
+    }
 
 
 def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> None:

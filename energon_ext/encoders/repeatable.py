@@ -30,8 +30,8 @@ def check_repeatable(name: str, source: SampleSource, encode: _Encode) -> None:
             raise ConfigError(
                 f"{source.path}: {name} encodes sample {origin} differently each time. Tokens are "
                 f"made once and cached, so a random choice would be the same in every epoch. Let "
-                f"it depend on the sample alone, or use a TaskEncoder with an `encode_sample`, "
-                f"whose random choices are new in every epoch."
+                f"it depend on the sample alone, give the entry a `transform`, or use a "
+                f"TaskEncoder with an `encode_sample`; their random choices are new in every epoch."
             )
 
 

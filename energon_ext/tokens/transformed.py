@@ -90,8 +90,7 @@ class Changes:
         """Return the columns of pieces of changed documents, as :func:`read_columns` does.
 
         Raises:
-            SampleError: the transform returns other columns than it was given, or another length
-                than it had planned.
+            SampleError: the transform returns columns of other names or lengths.
         """
         wanted = list(dict.fromkeys(zip(pieces[0], visits)))
         numbers = [number for number, _ in wanted]

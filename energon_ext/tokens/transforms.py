@@ -1,9 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Changes of documents at the time they are read, which a plan knows the lengths of.
+"""Changes of documents at the time they are read, with lengths that can be planned.
 
-Whether a document is changed is a hash of its number, so a plan knows its length without reading
-it. How it is changed is new in every epoch: it depends on the seed of the run, the source, the
+Whether a document is changed is a hash of its number, so its length is found without reading it. How it is changed is new in every epoch: it depends on the seed of the run, the source, the
 number and the visit, and so is the same on every cluster and after a resume.
 """
 
@@ -222,7 +221,7 @@ class MetadataPrefix(DocumentTransform):
         return stored + (self._metadata(numbers) >= 0).sum(1) * (stored > 0)
 
     def _metadata(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the metadata of documents, [n, k], negative where there are none."""
+        """Return the metadata of documents, [n, k], filled up with negative numbers."""
         assert self._values is not None, "it is bound before a plan"
         found = self._values(self._column, numbers).astype(np.int64)
         found[~chosen(numbers, "metadata_prefix", self._rate)] = -1

@@ -375,3 +375,29 @@ def test_an_existing_file_is_kept_without_overwrite(folder):
     assert (folder / "out/mix.yaml").read_text() == before
     assert energon_ext("import", "out/mix.yaml", "1", "code", "--overwrite").exit_code == 0
     assert "code" in (folder / "out/mix.yaml").read_text()
+
+
+FIM = ("--fim-prefix-token", "<p>", "--fim-suffix-token", "254", "--fim-middle-token", "255")
+
+
+def test_options_of_fill_in_the_middle_become_a_transform_of_each_entry(folder):
+    rates = ("--fim-rate", "0.9", "--fim-spm-rate", "0.25", "--fim-eod-token", "2")
+    splits = import_splits("web", "code", "--split", "90,10,0", *rates, *FIM)
+    expected = {"prefix": "<p>", "suffix": 254, "middle": 255, "rate": 0.9, "spm_rate": 0.25}
+    for split in ("train", "val"):
+        assert [entry["transform"] for entry in splits[split]["interleave"]] == [
+            {"fill_in_the_middle": {**expected, "ends": [2]}}
+        ] * 2
+    plan = forecast(find_blend(get_train_dataset("out/mix.yaml", **options())), 30)
+    assert plan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (FIM, "--fim-prefix-token: needs --fim-rate."),
+        (("--fim-rate", "0.5", *FIM[:4]), "--fim-middle-token: is missing, a token is needed."),
+    ],
+)
+def test_incomplete_options_of_fill_in_the_middle_are_refused(folder, arguments, words):
+    assert words in error_line(energon_ext("import", "out/mix.yaml", "web", *arguments))

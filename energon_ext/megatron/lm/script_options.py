@@ -160,9 +160,11 @@ STEP_OPTIONS = ScriptOptions(
             "the metadataset of --data-path has all splits",
         ),
         **dict.fromkeys(
-            ("mock_data", "fim_data", "sft", "use_varlen_dataset"),
+            ("mock_data", "sft", "use_varlen_dataset"),
             "it selects one of Megatron-LM's own datasets",
         ),
+        "fim_data": "give the entries of the metadataset a `transform`, which `energon-ext import "
+        "--fim-rate` writes",
         "logits_load_dir": "its logits are numbered by Megatron-LM's batches, which are not drawn",
         **dict.fromkeys(
             (
