@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext import``: convert the data arguments of Megatron-LM to a metadataset."""
 
+import copy
 import itertools
 import math
 import os
@@ -119,7 +120,7 @@ def import_(
     remarks += _leave_out_empty(found)
     if transform := _transform(**fill_in_the_middle):
         for source in itertools.chain(*found.values()):
-            source.entry["transform"] = transform
+            source.entry["transform"] = copy.deepcopy(transform)  # no alias in the YAML
         remarks.append("Cuts of fill-in-the-middle are between tokens, Megatron's in the text.")
     splits = {name: {rule: [each.entry for each in sources]} for name, sources in found.items()}
     _write(output, splits, remarks)
