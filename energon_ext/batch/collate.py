@@ -15,7 +15,9 @@ import numpy as np
 from energon_ext.batch.host_memory import tensors_from
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
+from energon_ext.document_losses import DOCUMENT_PARTS, DOCUMENT_SHARE, PARTS
 from energon_ext.errors import ConfigError, SampleError
+from energon_ext.losses import RESPONSE_MASK
 
 _LOG_PROBS = "log_probs"
 
@@ -36,9 +38,12 @@ class BatchAssembler:
         masked_label: label whose weight is set to 0; None to mask none.
         alignment: every segment begins at a multiple of this many positions. Above 1 the batch has
             ``cu_seqlens_padded``. Context parallelism needs ``2 * context_parallel_size``.
+        document_means: add the columns ``document_share`` and ``document_parts``, for losses that
+            are averaged by document.
 
     Raises:
-        ConfigError: the row length is not a multiple of the alignment.
+        ConfigError: the row length is not a multiple of the alignment, or ``document_means``
+            without ``mask_boundary_loss``.
     """
 
     seq_len: int = field(kw_only=False)
@@ -46,8 +51,14 @@ class BatchAssembler:
     mask_boundary_loss: bool = True
     masked_label: int | None = None
     alignment: int = 1
+    document_means: bool = False
 
     def __post_init__(self) -> None:
+        if self.document_means and not self.mask_boundary_loss:
+            raise ConfigError(
+                "document_means: the first token of a document would be a label of the one before; "
+                "set mask_boundary_loss=True."
+            )
         if self.alignment < 1 or self.seq_len % self.alignment:
             raise ConfigError(
                 f"alignment: {self.alignment!r} found; the sequence length {self.seq_len} must be "
@@ -75,13 +86,18 @@ class BatchAssembler:
         has_pairs = _all_have([row.pairs for row in rows if row.slices], "pairs")
         streams = {name: np.zeros(shape, np.float32) for name in _names_of_streams(rows)}
         segments = _Segments(sources)
+        begins = []
         for number, row in enumerate(rows):
             starts = self._write(row, tokens[number], weights[number], segments)
+            begins.append(starts)
             for name, stream in streams.items():
                 for start, values in zip(starts, _streams_of(row).get(name) or ()):
                     stream[number, start : start + len(values)] = values
         if self.masked_label is not None:
             weights[tokens == self.masked_label] = 0.0
+        if self.document_means:
+            trained = streams.get(RESPONSE_MASK, weights) != 0
+            streams |= _document_streams(rows, begins, trained)
         first_positions, rewards, pairs = zip(*segments.values)
         lengths = np.array(segments.lengths)
         ends = lengths.cumsum()
@@ -204,6 +220,30 @@ class _Segments:
         for index in indices:
             self.documents[index] += 1
         return indices
+
+
+def _document_streams(
+    rows: Sequence[Row], begins: Sequence[Sequence[int]], trained: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return what :mod:`energon_ext.document_losses` needs of each label.
+
+    Args:
+        begins: start of each slice, by row.
+        trained: which labels are trained, bool [rows, T + 1].
+    """
+    shares, parts = np.zeros((2, *trained.shape), np.float32)
+    for number, (row, starts) in enumerate(zip(rows, begins)):
+        for content, start, part in zip(row.slices, starts, row.parts or [None] * len(starts)):
+            place = slice(start, start + len(content))
+            found = np.flatnonzero(trained[number, place])
+            if not len(found):
+                continue
+            before, total = part or (0, len(found))
+            shares[number, place][found] = 1 / total
+            # Rounded sums, so that the pieces of a document add up to 1.
+            first, stop = (round(PARTS * n / total) for n in (before, before + len(found)))
+            parts[number, start + found[0]] = (stop - first) / PARTS
+    return {DOCUMENT_SHARE: shares, DOCUMENT_PARTS: parts}
 
 
 def _streams_of(row: Row) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def _load_packer(name: str, kind: KindSpec, spec: Spec) -> Packer:
     return whole or load_packer(kind.packer, spec.row_tokens)
 
 
-def read_documents(entry: Entry, found: Lengths, row_tokens: int) -> Reader:
+def read_documents(entry: Entry, found: Lengths, row_tokens: int, **options: Any) -> Reader:
     """Open what reads the rows of documents."""
     assert isinstance(found, Documents), "a source of documents has some"
-    return DocumentReader(found, entry.key, row_tokens)
+    return DocumentReader(found, entry.key, row_tokens, **options)

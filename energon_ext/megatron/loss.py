@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 
 from energon_ext.arguments import check_choice, check_integer
 from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.document_losses import PARTS, document_columns
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.losses import (
     DENOMINATORS,
@@ -63,7 +64,8 @@ def make_loss_func(
         batch: a batch returned by :func:`get_batch`.
         denominator: ``"weights"`` counts ``sum_i |w_i|``, ``"tokens"`` positions with ``w_i != 0``,
             ``"responses"`` those where the column ``response_mask`` is 1, also with ``w_i = 0``,
-            ``"pairs"`` the pairs of answers in the batch.
+            ``"pairs"`` the pairs of answers in the batch, ``"documents"`` documents, each of which
+            loses the mean of its trained labels (:func:`energon_ext.losses.document_mean`).
         weight_scale: integer >= 1.
         ratio_limit: if given, the sums (not the counts) use ``w_i * rho_i`` for ``w_i``, with the
             importance weights of :func:`energon_ext.losses.truncated_ratios`.
@@ -83,7 +85,8 @@ def make_loss_func(
     Raises:
         ConfigError: unknown ``denominator``, a ``weight_scale`` below 1 or too large, a
             ``ratio_limit`` for a batch without ``log_probs`` or with ``position_losses``, or
-            ``"responses"`` for a batch without ``response_mask``.
+            ``"responses"`` for a batch without ``response_mask``, or ``"documents"`` for one whose
+            task encoder has no ``document_means``.
         SampleError: fractional weights with ``weight_scale=1``, or ``"pairs"`` for a batch without
             ``pair_ids``.
 
@@ -111,7 +114,7 @@ def check_loss_inputs(
     position_losses: PositionLosses | None,
 ) -> None:
     """Raise the errors of :func:`make_loss_func`; this waits for the GPU if the batch is on one."""
-    check_choice("denominator", denominator, (*DENOMINATORS, "responses", "pairs"))
+    check_choice("denominator", denominator, (*DENOMINATORS, "responses", "pairs", "documents"))
     if ratio_limit is not None and position_losses is not None:
         raise ConfigError(
             f"ratio_limit: {ratio_limit} found together with position_losses, which replace the "
@@ -120,6 +123,7 @@ def check_loss_inputs(
     check_ratio_limit(ratio_limit, batch.log_probs)
     check_integer("weight_scale", weight_scale, 1)
     counted = _counts_on_host(batch, denominator)
+    weight_scale *= _parts_in(denominator)
     if weight_scale == 1 and (counted != counted.round()).any():
         raise SampleError(
             "token_weights contain fractions, which Megatron cannot count: pass weight_scale (for "
@@ -138,6 +142,8 @@ def loss_func_of(
 ) -> LossFunc:
     """Return :func:`make_loss_func` of a batch that was checked before it moved to the GPU."""
     weights, counted = batch.token_weights, _denominator_of(batch, denominator)
+    shares = document_columns(batch)[0] if denominator == "documents" else None
+    weight_scale *= _parts_in(denominator)
 
     def loss_func(output: torch.Tensor) -> Reported:
         nll = output.float().view(-1)
@@ -145,6 +151,8 @@ def loss_func_of(
         if ratio_limit is not None:
             assert batch.log_probs is not None  # checked earlier
             losses = losses * truncated_ratios(nll, batch.log_probs, ratio_limit)
+        if shares is not None:
+            losses = losses * shares
         num_tokens = (counted.double().sum() * weight_scale).round().to(torch.int32)
         report = _report(batch, losses.detach(), counted)
         if batch.log_probs is not None:
@@ -229,12 +237,19 @@ def check_losses(losses: Mapping[str, Any], step: int) -> None:
         )
 
 
+def _parts_in(denominator: str) -> int:
+    """Return in how many parts the units of a denominator are counted."""
+    return PARTS if denominator == "documents" else 1
+
+
 def _denominator_of(batch: PackedBatch, denominator: str) -> torch.Tensor:
     weights = batch.token_weights
     if denominator == "responses":
         return column_of(batch, RESPONSE_MASK, 'denominator="responses"')
     if denominator == "pairs":
         return batch.pair_starts()
+    if denominator == "documents":
+        return document_columns(batch)[1]
     return weights.abs() if denominator == "weights" else (weights != 0).float()
 
 

@@ -149,8 +149,9 @@ def forward_step(
 
     Raises:
         ConfigError: a ``weight_scale`` that the routers were not scaled by (see
-            :func:`energon_ext.megatron.scale_router_losses`), or such losses with ``"pairs"``;
-            multi-token prediction with a ``weight_scale``, a ``loss_chunk`` or context parallelism;
+            :func:`energon_ext.megatron.scale_router_losses`), or such losses with ``"pairs"`` or
+            ``"documents"``; multi-token prediction with a ``weight_scale``, a ``loss_chunk``,
+            ``"documents"`` or context parallelism;
             a ``loss_chunk`` with ``defer_embedding_wgrad_compute``; context parallelism with a
             ``cp_partition_mode`` other than ``"zigzag"``; state-space layers in megatron-core 0.15.
     """
@@ -174,7 +175,7 @@ def forward_step(
             labels=batch.labels[None],
             packed_seq_params=build_packed_seq_params(batch, _segments_of_graphs(model)),
             **padding_mask_for(model, batch),
-            **loss_mask_for(model, batch, weight_scale),
+            **loss_mask_for(model, batch, weight_scale, denominator),
         )
     return output, loss_func_of(batch, *options)
 

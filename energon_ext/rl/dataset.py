@@ -102,6 +102,8 @@ class RLDataset(ScoringOptions):
         pad_id: token on positions without a sample.
         alignment: every sample begins at a multiple of this many positions, as for
             :class:`~energon_ext.batch.collate.BatchAssembler`.
+        document_means: give batches what ``denominator="documents"`` needs; an answer then is a
+            document.
         seed: random seed for a BatchSampler: the seed of a prompt's answers depends on it and on
             the number of the prompt in the run.
 
@@ -145,6 +147,7 @@ class RLDataset(ScoringOptions):
     replica_group: dist.ProcessGroup | None = None
     pad_id: int = 0
     alignment: int = 1
+    document_means: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -163,7 +166,12 @@ class RLDataset(ScoringOptions):
         self._scoring = Scoring(**options)
         self._plan = PromptPlan(self.prompts)
         self._workers = self.prompts.worker_config
-        self._assembler = BatchAssembler(self.seq_len, pad_id=self.pad_id, alignment=self.alignment)
+        self._assembler = BatchAssembler(
+            self.seq_len,
+            pad_id=self.pad_id,
+            alignment=self.alignment,
+            document_means=self.document_means,
+        )
         self._rollout = RolloutMetrics(self._plan.sources, tuple(self.reward_weights or ()))
         size = (self.rows, self.seq_len, self.alignment)
         self._queue = GroupQueue(self._scoring, self._rollout, size)

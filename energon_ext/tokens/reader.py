@@ -28,12 +28,16 @@ class DocumentReader:
         key: key of the source, set on every row.
         row_tokens: positions of a row.
         convert: makes of each row what the encoder's own ``batch`` expects; None to leave it.
+        counts_parts: whether rows have ``parts``.
+        untrained: a token that is never trained as a label; None if there is none.
     """
 
     documents: Documents
     key: str
     row_tokens: int
     convert: Callable[[Row], Any] | None = None
+    counts_parts: bool = False
+    untrained: int | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -45,8 +49,10 @@ class DocumentReader:
 
     def read_rows(self, rows: Sequence[Any]) -> list[Row]:
         """Read rows of :data:`~energon_ext.plan.taken_rows.Description`; look them up together."""
+        pieces = _pieces_of(rows)
         try:
-            tokens, weights = self.documents.read(*_pieces_of(rows))
+            tokens, weights = self.documents.read(*pieces)
+            parts = self._parts_of(*pieces) if self.counts_parts else None
         except StoreError as error:
             raise StoreError(f"{self.key}: {error}") from error
         has_weights = any(each is not None for each in weights)
@@ -59,10 +65,32 @@ class DocumentReader:
                     self.key,
                     documents,
                     label_weights=weights[part] if has_weights else None,
+                    parts=None if parts is None else parts[part],
                     num_tokens=num_tokens,
                 )
             )
         return read
+
+    def _parts_of(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> list[tuple[int, int] | None]:
+        """Return the trained labels before each piece and in its document; None for whole ones."""
+        lengths = self.documents.lengths(np.array(numbers)).tolist()
+        return [
+            None if stop - start == length else self._part_of(number, start, length)
+            for number, start, stop, length in zip(numbers, starts, stops, lengths)
+        ]
+
+    def _part_of(self, number: int, start: int, length: int) -> tuple[int, int]:
+        """Return the trained labels before and in a piece's document, which may need all of it."""
+        weights = self.documents.label_weights(number, 0, length)
+        if weights is None and self.untrained is None:
+            return start, length - 1  # the first token is not a label
+        trained = np.ones(length, bool) if weights is None else weights != 0
+        if self.untrained is not None:
+            trained = trained & (self.documents.tokens(number, 0, length) != self.untrained)
+        before = np.count_nonzero(trained[1 : start + 1])
+        return before, np.count_nonzero(trained[1:])
 
     def prefetch(self, rows: Sequence[Any]) -> None:
         if self.documents.is_remote:

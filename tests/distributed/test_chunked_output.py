@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch._dynamo
 import torch.distributed as dist
-from megatron.core import parallel_state
 
 from energon_ext.errors import ConfigError
 from energon_ext.megatron import forward_step

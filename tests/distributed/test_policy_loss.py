@@ -113,7 +113,9 @@ def batch_of_answers(index, alignment=1):
     members = arrange(waiting, 2, 32, alignment)
     assert sorted(map(len, members)) == [3, 3]
     rows = [build_row(waiting, weights, each) for each in members]
-    return BatchAssembler(32, alignment=alignment)(rows, sources=["web"]).validate()
+    return BatchAssembler(32, alignment=alignment, document_means=True)(
+        rows, sources=["web"]
+    ).validate()
 
 
 def ppo_with_columns(batch, log_probs):
@@ -127,13 +129,14 @@ def ppo_with_columns(batch, log_probs):
 #: Name -> options of forward_step
 FIELDS = {
     "masks": TOKENS,
+    "answers": {"denominator": "documents"},
     "columns": {"position_losses": ppo_with_columns, "denominator": "responses"},
 }
 
 
 def loss_of_token(fields, log_prob, weight, columns):
     """Return the loss of one token by the formula."""
-    if fields == "masks":
+    if fields != "columns":
         return -weight * log_prob
     ratio = (log_prob - columns["old_log_probs"]).exp()
     inside = min(max(ratio, torch.tensor(0.8)), torch.tensor(1.2))
@@ -157,7 +160,7 @@ def losses_of_answer(fields, group, sample, log_probs):
 
 
 def expected_of_answers(fields):
-    """Return loss and gradient of the mean over the tokens to train on."""
+    """Return loss and gradient of the mean over the tokens to train on, or over the answers."""
 
     def loss_of(read):
         losses = []
@@ -165,7 +168,10 @@ def expected_of_answers(fields):
             for sample in range(3):
                 end = int(group.prompt_len[sample] + group.response_lens[sample])
                 log_probs = read(group.tokens[sample, :end])
-                losses += losses_of_answer(fields, group, sample, log_probs)
+                of_answer = losses_of_answer(fields, group, sample, log_probs)
+                if fields == "answers":
+                    of_answer = [sum(of_answer) / len(of_answer)] if of_answer else []
+                losses += of_answer
         return sum(losses) / len(losses)
 
     return expected_of(loss_of)
