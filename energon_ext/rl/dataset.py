@@ -102,8 +102,7 @@ class RLDataset(ScoringOptions):
         pad_id: token on positions without a sample.
         alignment: every sample begins at a multiple of this many positions, as for
             :class:`~energon_ext.batch.collate.BatchAssembler`.
-        document_means: give batches what ``denominator="documents"`` needs; an answer then is a
-            document.
+        document_means: give batches what ``denominator="documents"`` needs, by answer.
         seed: random seed for a BatchSampler: the seed of a prompt's answers depends on it and on
             the number of the prompt in the run.
 

@@ -89,8 +89,7 @@ class DocumentReader:
         trained = np.ones(length, bool) if weights is None else weights != 0
         if self.untrained is not None:
             trained = trained & (self.documents.tokens(number, 0, length) != self.untrained)
-        before = np.count_nonzero(trained[1 : start + 1])
-        return before, np.count_nonzero(trained[1:])
+        return int(trained[1 : start + 1].sum()), int(trained[1:].sum())
 
     def prefetch(self, rows: Sequence[Any]) -> None:
         if self.documents.is_remote:

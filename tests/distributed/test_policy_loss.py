@@ -159,6 +159,12 @@ def losses_of_answer(fields, group, sample, log_probs):
     return losses
 
 
+def counted_of(fields, losses):
+    """Return the losses that are counted: those of tokens, or the mean of an answer."""
+    is_whole = fields == "answers" and losses
+    return [sum(losses) / len(losses)] if is_whole else losses
+
+
 def expected_of_answers(fields):
     """Return loss and gradient of the mean over the tokens to train on, or over the answers."""
 
@@ -169,9 +175,7 @@ def expected_of_answers(fields):
                 end = int(group.prompt_len[sample] + group.response_lens[sample])
                 log_probs = read(group.tokens[sample, :end])
                 of_answer = losses_of_answer(fields, group, sample, log_probs)
-                if fields == "answers":
-                    of_answer = [sum(of_answer) / len(of_answer)] if of_answer else []
-                losses += of_answer
+                losses += counted_of(fields, of_answer)
         return sum(losses) / len(losses)
 
     return expected_of(loss_of)
@@ -229,9 +233,12 @@ def test_fields_cut_by_context_parallelism_add_up(fields, ranks):
     }
     for begin, end in zip(ends, ends[1:]):
         if (found := answers.pop(tuple(batch.tokens[begin:end].tolist()), None)) is not None:
-            losses += losses_of_answer(fields, *found, log_probs[begin:end])
+            of_answer = losses_of_answer(fields, *found, log_probs[begin:end])
+            losses += counted_of(fields, of_answer)
     assert not answers
     parts = [rank["context parallel"][fields] for rank in ranks]
+    if fields == "answers":  # Megatron counts them in parts
+        parts = [[n / 4096, m / 4096, [g / 4096 for g in each]] for n, m, each in parts]
     assert_equal_parts(parts, losses, log_probs)
 
 
