@@ -20,7 +20,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, Node, Tree
 from energon_ext.splice.config import SpliceFields
-from energon_ext.weights import ConstantWeight
+from energon_ext.weights import ConstantWeight, WeightSpec
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,6 +36,7 @@ class Leaf:
     text_key: str | None = None  # field of its samples with the text, None for the usual ones
     text_key_where: str = ""  # place of that field's name in the YAML
     block_docs: int | None = None  # documents of a block, None for the default of the data
+    loss_weight: WeightSpec | None = None  # factor of its labels in the loss, None for 1
     metadataset: EPath | None = None  # the outermost one of ours, if any
     run: RunFields | None = None  # run-wide fields of its metadatasets
 
@@ -105,8 +106,9 @@ class CarriedWeight(float):
         if self.not_constant is not None:
             raise ConfigError(
                 f"{self.not_constant}: this TaskEncoder does not support schedules, weights of 0, "
-                f"a weights_file, an interleave or a key; make energon_ext.DynamicBlendMixin its "
-                f"first base class, or use energon_ext.PackedTaskEncoder."
+                f"a weights_file, an interleave, a key or a loss_weight; make "
+                f"energon_ext.DynamicBlendMixin its first base class, or use "
+                f"energon_ext.PackedTaskEncoder."
             )
         return float.__add__(self, 0.0)
 
@@ -177,4 +179,6 @@ def _not_constant(tree: Tree) -> str | None:
             is_constant = isinstance(weight, ConstantWeight) and weight.value > 0
             if not is_constant or node.rule != BLEND or node.live is not None:
                 return where
-    return next((leaf.text_key_where for leaf in leaves_of(tree) if leaf.text_key), None)
+    leaves = leaves_of(tree)
+    weighted = next((f"{leaf.where}.loss_weight" for leaf in leaves if leaf.loss_weight), None)
+    return next((leaf.text_key_where for leaf in leaves if leaf.text_key), weighted)

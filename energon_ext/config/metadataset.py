@@ -81,6 +81,7 @@ class ScheduledEntryMixin:
     splice: Any = None  # fields of a splice, which shows its documents at many positions
     key: Any = None  # field of the samples that contains the text, None for `text` or `txt`
     block_docs: Any = None  # documents of a shuffled source that are read close to each other
+    loss_weight: Any = None  # factor of its labels in the loss: a number or a schedule
 
     where: str = field(default="", init=False)  # place in the YAML, for messages
 
@@ -88,6 +89,8 @@ class ScheduledEntryMixin:
         """Check the fields, and parse the weight and the splice."""
         self.where = where
         self.weight = weight_from_config(self.weight, f"{where}.weight")
+        if self.loss_weight is not None:
+            self.loss_weight = weight_from_config(self.loss_weight, f"{where}.loss_weight")
         if self.max_epochs is not None:
             check_integer(f"{where}.max_epochs", self.max_epochs, 1)
         if self.block_docs is not None:
@@ -115,6 +118,7 @@ class ScheduledEntryMixin:
             text_key=leaf.text_key or self.key,
             text_key_where=leaf.text_key_where or (f"{self.where}.key" if self.key else ""),
             block_docs=leaf.block_docs or self._block_docs_of(leaf),
+            loss_weight=leaf.loss_weight or self.loss_weight,
         )
 
     def _block_docs_of(self, leaf: Leaf) -> Any:

@@ -133,7 +133,8 @@ class PlannedMixin:
         assemble = functools.partial(self._batch_of, context)
         padding = self._padding()
         pad = None if padding is None else functools.partial(_pad, run.keys, padding)
-        batches = BatchReader(readers, assemble, pad)
+        parts = [tuple(each.parts) for each in run.sources.values()] if run.loss_weights else []
+        batches = BatchReader(readers, assemble, pad, parts)
         return PlannedDataset(run, batches, worker_config=worker_config)
 
     def _batch_of(self, context: Mapping[str, Any], rows: list[Any]) -> Any:

@@ -21,6 +21,7 @@ from energon_ext.losses import (
     column_of,
     truncated_ratios,
 )
+from energon_ext.source_weights import separate_weights
 
 #: Sum of the loss, count and report of a micro-batch.
 Reported = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
@@ -121,8 +122,11 @@ def check_loss_inputs(
             f"loss that it belongs to; leave one out."
         )
     check_ratio_limit(ratio_limit, batch.log_probs)
+    batch, source_weights = separate_weights(batch)
     check_integer("weight_scale", weight_scale, 1)
     counted = _counts_on_host(batch, denominator)
+    if source_weights is not None and denominator == "weights":
+        counted = counted * source_weights.cpu().numpy()
     weight_scale *= _parts_in(denominator)
     if weight_scale == 1 and (counted != counted.round()).any():
         raise SampleError(
@@ -141,6 +145,7 @@ def loss_func_of(
     position_losses: PositionLosses | None,
 ) -> LossFunc:
     """Return :func:`make_loss_func` of a batch that was checked before it moved to the GPU."""
+    batch, source_weights = separate_weights(batch)
     weights, counted = batch.token_weights, _denominator_of(batch, denominator)
     shares = document_columns(batch)[0] if denominator == "documents" else None
     weight_scale *= _parts_in(denominator)
@@ -153,14 +158,20 @@ def loss_func_of(
             losses = losses * truncated_ratios(nll, batch.log_probs, ratio_limit)
         if shares is not None:
             losses = losses * shares
-        num_tokens = (counted.double().sum() * weight_scale).round().to(torch.int32)
+        weighted, total = losses, counted
+        if source_weights is not None:
+            weighted = losses * source_weights
+            total = counted * source_weights if denominator == "weights" else counted
+        num_tokens = (total.double().sum() * weight_scale).round().to(torch.int32)
         report = _report(batch, losses.detach(), counted)
+        if source_weights is not None:
+            report[LOSS_KEY] = _pair_of_sums(weighted.detach(), total)
         if batch.log_probs is not None:
             report |= _compare(nll.detach(), batch.log_probs, weights != 0, ratio_limit)
         if _kept is not None:
             _kept.append({key: value for key, value in report.items() if key != LOSS_KEY})
             report = {LOSS_KEY: report[LOSS_KEY]}
-        return losses.sum() * weight_scale, num_tokens, report
+        return weighted.sum() * weight_scale, num_tokens, report
 
     return loss_func
 
@@ -292,6 +303,12 @@ def _report(
     reported[:, 1].clamp_(min=_NO_TOKENS)
     keys = (LOSS_KEY, *(SOURCE_PREFIX + source for source in batch.sources))
     return dict(zip(keys, reported))
+
+
+def _pair_of_sums(losses: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    sums = torch.stack([losses.sum(), counted.sum()])
+    sums[1].clamp_(min=_NO_TOKENS)
+    return sums
 
 
 def _compare(
