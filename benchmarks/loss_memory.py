@@ -11,8 +11,8 @@ import time
 import torch
 from timing import fresh_process, markdown, peak_mib
 
-from energon_ext.chunked_losses import chunked_loss
 from energon_ext.losses import unified_loss
+from energon_ext.losses.chunked import chunked_loss
 
 WORDS, HIDDEN = 150_000, 64
 POSITIONS, FITS = 16_384, 4_096

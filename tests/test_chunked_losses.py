@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from energon_ext import ConfigError
-from energon_ext.chunked_losses import chunked_log_probs, chunked_loss
 from energon_ext.errors import SampleError
+from energon_ext.losses.chunked import chunked_log_probs, chunked_loss
 
 POSITIONS, HIDDEN, WORDS = 23, 8, 17
 RATIOS = {"ratio_limit": 1.5}

@@ -15,9 +15,9 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.losses import dpo_loss, unified_loss
+from energon_ext.losses.pairs import preference_margins
+from energon_ext.losses.sources import separate_weights, weigh_sources
 from energon_ext.megatron import make_loss_func
-from energon_ext.pair_losses import preference_margins
-from energon_ext.source_weights import separate_weights, weigh_sources
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext
 from tests.support import config, write_dataset, write_tokens

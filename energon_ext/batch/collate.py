@@ -15,9 +15,9 @@ import numpy as np
 from energon_ext.batch.host_memory import tensors_from
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
-from energon_ext.document_losses import DOCUMENT_PARTS, DOCUMENT_SHARE, PARTS
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.losses import RESPONSE_MASK
+from energon_ext.losses.documents import DOCUMENT_PARTS, DOCUMENT_SHARE, PARTS
+from energon_ext.losses.unified import RESPONSE_MASK
 
 _LOG_PROBS = "log_probs"
 
@@ -225,7 +225,7 @@ class _Segments:
 def _document_streams(
     rows: Sequence[Row], begins: Sequence[Sequence[int]], trained: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return what :mod:`energon_ext.document_losses` needs of each label.
+    """Return what :mod:`energon_ext.losses.documents` needs of each label.
 
     Args:
         begins: start of each slice, by row.

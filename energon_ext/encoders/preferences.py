@@ -30,7 +30,7 @@ from energon_ext.encoders.reference import open_references
 from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.pair_losses import REF_LOG_PROBS
+from energon_ext.losses.pairs import REF_LOG_PROBS
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import Spec
 from energon_ext.prepare.log_probs import LogProbTable

@@ -19,9 +19,9 @@ from energon_ext.compat import set_worker
 from energon_ext.errors import ConfigError
 from energon_ext.loader.processes import Failure
 from energon_ext.loader.slots import Slots
+from energon_ext.losses.sources import weigh_sources
 from energon_ext.plan.progress import DescribedRow
 from energon_ext.plan.source import Reader
-from energon_ext.source_weights import weigh_sources
 
 #: Number and rows of a batch, and rows of later batches for the same reader to prefetch.
 Item = tuple[int, list[DescribedRow] | Failure, list[DescribedRow]]

@@ -15,9 +15,12 @@ import torch
 from megatron.core import parallel_state
 
 from energon_ext.arguments import check_integer
-from energon_ext.chunked_losses import compute_in_chunks
 from energon_ext.errors import ConfigError
+from energon_ext.losses.chunked import compute_in_chunks
 from energon_ext.megatron.moe import unwrap
+
+#: Fused losses of Megatron that take logits.
+_FUSED = ("native", "te")
 
 
 @contextlib.contextmanager
@@ -92,6 +95,11 @@ def _check_model(inner: Any, chunk: int) -> None:
         refused = (
             "defer_embedding_wgrad_compute: each chunk is computed twice, and Megatron would keep "
             "both; set it to False"
+        )
+    elif config.cross_entropy_loss_fusion and config.cross_entropy_fusion_impl not in _FUSED:
+        refused = (
+            f"cross_entropy_fusion_impl={config.cross_entropy_fusion_impl!r} has no logits; use "
+            f"one of {', '.join(_FUSED)}"
         )
     elif not hasattr(inner, "compute_language_model_loss"):
         refused = f"{type(inner).__name__} has no compute_language_model_loss; use a GPTModel"

@@ -12,16 +12,16 @@ from megatron.core import parallel_state
 
 from energon_ext.arguments import check_choice, check_integer
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.document_losses import PARTS, document_columns
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.losses import (
+from energon_ext.losses.documents import PARTS, document_columns
+from energon_ext.losses.sources import separate_weights
+from energon_ext.losses.unified import (
     DENOMINATORS,
     RESPONSE_MASK,
     check_ratio_limit,
     column_of,
     truncated_ratios,
 )
-from energon_ext.source_weights import separate_weights
 
 #: Sum of the loss, count and report of a micro-batch.
 Reported = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]

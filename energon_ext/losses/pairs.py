@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from energon_ext.arguments import check_choice, check_number
 from energon_ext.errors import ConfigError
-from energon_ext.source_weights import separate_weights
+from energon_ext.losses.sources import separate_weights
 
 if TYPE_CHECKING:
     from energon_ext.batch.packed_batch import PackedBatch

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from energon_ext.arguments import check_integer
-from energon_ext.losses import check_loss_inputs, weighted_mean
+from energon_ext.losses.unified import check_loss_inputs, weighted_mean
 
 #: Positions of a chunk, unless the caller chooses.
 CHUNK = 1024

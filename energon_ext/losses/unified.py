@@ -14,10 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from energon_ext.arguments import check_choice, check_number
-from energon_ext.document_losses import document_mean as document_mean
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.pair_losses import dpo_loss as dpo_loss
-from energon_ext.pair_losses import preference_margins as preference_margins
 
 if TYPE_CHECKING:
     from energon_ext.batch.packed_batch import PackedBatch
