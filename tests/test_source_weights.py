@@ -254,6 +254,18 @@ def test_an_inner_entry_takes_precedence(tmp_path):
     }
 
 
+def test_every_document_of_a_splice_has_the_weight_of_its_source(tmp_path):
+    splice = {"num_docs": 2, "content_length": 4}
+    loader = loader_of(write_mix(tmp_path, loss_weight=0.5, splice=splice), rows=4)
+    batch = next(iter(loader))
+    loader.close()
+    keys = [batch.sources[number] for number in batch.source_ids.tolist() if number >= 0]
+    assert "code" in keys and any(key.startswith("web/doc") for key in keys)
+    trained = batch.token_weights > 0
+    expected = torch.where(batch.labels >= 200, 0.5, 1.0)
+    assert torch.equal(batch.token_weights[trained], expected[trained])
+
+
 class Streaming(DynamicBlendMixin, DefaultTaskEncoder):
     plan_samples = False
 

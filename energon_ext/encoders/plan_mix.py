@@ -23,11 +23,7 @@ from energon_ext.encoders.planning import (
     epochs_of,
     name_source,
 )
-from energon_ext.encoders.sources import (
-    check_loss_weights,
-    check_omissions,
-    open_live_weights,
-)
+from energon_ext.encoders.sources import check_omissions, open_live_weights
 from energon_ext.encoders.splicing import choose_splice, find_pad_id, plan_splice
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.checks import check_mixture
@@ -127,7 +123,6 @@ def check_blend(
         absent: streamed sources without samples for a worker, by worker.
     """
     check_omissions(mix, sources)
-    check_loss_weights(sources)
     open_live_weights(mix, sources)
     rows = {source.key: getattr(source, "first_rows", None) for source in sources}
     check_mixture(

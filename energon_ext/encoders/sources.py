@@ -145,16 +145,6 @@ def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
             )
 
 
-def check_loss_weights(sources: Sequence[Source]) -> None:
-    """Raise ConfigError for a weight in the loss of a streamed source."""
-    for source in sources:
-        if source.loss_weight is not None and not isinstance(source, PlannedSource):
-            raise ConfigError(
-                f"loss_weight: {source.key} is streamed, so the source of a sample is unknown when "
-                f"a batch is made; only planned sources have one."
-            )
-
-
 def absent_sources(sources: Sequence[Source], worker_config: WorkerConfig) -> dict[str, list[str]]:
     """Return the streamed sources that have no samples for a worker of this rank, by worker."""
     streamed = [source for source in sources if isinstance(source, StreamedSource)]

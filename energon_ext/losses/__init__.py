@@ -8,7 +8,6 @@ from energon_ext.losses.pairs import dpo_loss, preference_margins
 from energon_ext.losses.sources import separate_weights
 from energon_ext.losses.unified import (
     clipped_ratio_losses,
-    column_of,
     group_advantages,
     reference_kl,
     truncated_ratios,
@@ -19,7 +18,6 @@ __all__ = [
     "chunked_log_probs",
     "chunked_loss",
     "clipped_ratio_losses",
-    "column_of",
     "document_mean",
     "dpo_loss",
     "group_advantages",

@@ -166,7 +166,7 @@ class Run(Blend):
         is_read = not self.clock.is_skipped(number)
         rounds = map(self.topology.rows_of, range(self.topology.rounds if is_read else 0))
         found = self.loss_weights_at(step.position)
-        weights = {number: found[key] for number, key in enumerate(self.keys) if key in found}
+        weights = {self.keys.index(key): weight for key, weight in found.items()}
         described = [[_describe(step, row, weights) for row in rows] for rows in rounds]
         return DrawnStep(number, described, self.plan.save_state(), tuple(self.plan.just_ended))
 

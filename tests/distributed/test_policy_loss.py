@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from energon_ext.batch.collate import BatchAssembler
-from energon_ext.losses import clipped_ratio_losses, column_of, reference_kl
+from energon_ext.losses import clipped_ratio_losses, reference_kl
+from energon_ext.losses.unified import column_of
 from energon_ext.rl import ScoredGroup
 from energon_ext.rl.group_rows import WaitingGroup, arrange, build_row
 from energon_ext.rl.scoring import Scoring
