@@ -116,6 +116,16 @@ def test_losses_of_every_step_follow_the_schedule_on_any_cluster(tmp_path, clust
         assert by_source == {f"lm loss/{key}": pytest.approx(each) for key, each in own.items()}
 
 
+def test_means_of_documents_are_weighted_and_their_number_is_not():
+    """Mean losses of 2 and 6; the second one counts a quarter."""
+    rows = [Row([np.array([5, 6, 7])], source="web"), Row([np.array([8, 9])], source="code")]
+    batch = BatchAssembler(3, document_means=True)(rows, sources=["code", "web"])
+    nll = torch.tensor([[1.0, 3, 9, 6, 9, 9]])
+    loss, count, report = make_loss_func(weigh_sources(batch, {"code": 0.25}), "documents")(nll)
+    assert (loss / count).item() == pytest.approx((2 + 0.25 * 6) / 2)
+    assert report["lm loss/code"].tolist() == [6.0, 1.0]
+
+
 def test_a_loop_without_megatron_uses_the_weights_of_the_batch(tmp_path):
     (batches,) = batches_by_step(write_mix(tmp_path, loss_weight=0.5), 1, rows=4)
     (batch,) = batches

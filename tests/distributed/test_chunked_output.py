@@ -12,7 +12,7 @@ import torch._dynamo
 import torch.distributed as dist
 
 from energon_ext.errors import ConfigError
-from energon_ext.megatron import forward_step
+from energon_ext.megatron import forward_step, slice_for_context_parallel
 from tests.megatron.small_gpt import (
     megatron,
     model_parallel,
@@ -21,6 +21,7 @@ from tests.megatron.small_gpt import (
     synthetic_batch,
 )
 from tests.megatron.small_training import run_ranks, run_schedule
+from tests.megatron.test_context_parallel import LENGTHS, aligned_batch
 
 TENSOR = {"tensor_model_parallel_size": 2}
 
@@ -31,9 +32,14 @@ LAYOUTS = {
     "tensor and sequence parallel": (TENSOR, {"sequence_parallel": True}, False),
     "tensor and sequence parallel, tied": (TENSOR, {"sequence_parallel": True}, True),
     "tensor parallel, native fusion": (TENSOR, {"cross_entropy_loss_fusion": True}, False),
+    "context parallel": ({"context_parallel_size": 2}, {}, False),
     "pipeline parallel, tied": ({"pipeline_model_parallel_size": 2}, {}, True),
 }
 CHUNK = 5  # neither 64 positions nor the 32 of a sequence-parallel rank are a multiple of it
+
+
+def batch_of(sizes):
+    return aligned_batch(LENGTHS, 2) if "context_parallel_size" in sizes else synthetic_batch(0)
 
 
 def run(sizes, config, tied, chunk):
@@ -54,7 +60,7 @@ def run(sizes, config, tied, chunk):
         seen["output"] = output
         return output, loss_func
 
-    run_schedule(model, [synthetic_batch(0)], step)
+    run_schedule(model, [batch_of(sizes)], step)
     result = {"gradients": [each.grad.tolist() for each in model.parameters()]}
     if model.post_process:
         hidden = seen["hidden"]
@@ -105,12 +111,23 @@ def assert_close(found, expected):
 def test_losses_and_gradients_are_those_of_the_formula(layout, ranks):
     found = [rank[layout][0] for rank in ranks if "losses" in rank[layout][0]]
     assert len(found) == (1 if "pipeline" in layout else 2)
+    if layout == "context parallel":
+        for rank, each in enumerate(found):
+            check([each], slice_for_context_parallel(aligned_batch(LENGTHS, 2), 2, rank), layout)
+    else:
+        check(found, synthetic_batch(0), layout)
+
+
+def check(found, batch, layout):
+    """Compare ranks that have the same positions, and each a part of the words, with the formula.
+
+    The schedule divides gradients by the count later.
+    """
     weight = torch.tensor(sum([each["weight"] for each in found], [])).double().requires_grad_()
     hidden = torch.tensor(found[0]["hidden"]).double().requires_grad_()
-    batch = synthetic_batch(0)
     log_probs = torch.log_softmax(hidden @ weight.T, -1)
     losses = -log_probs.gather(1, batch.labels[:, None])[:, 0]
-    (losses * batch.token_weights).sum().backward()  # the schedule divides later
+    (losses * batch.token_weights).sum().backward()
     for each in found:
         assert_close(each["losses"], losses.detach())
         assert not each["own methods left"]

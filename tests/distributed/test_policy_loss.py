@@ -46,6 +46,7 @@ CASES = {
     "one micro-batch without a trained token": ([0.0, 0.9, 1.3, -0.25], SCALE),
     "nothing to train": ([0.0], SCALE),
     "nothing to train, by token": ([0.0], TOKENS),
+    "advantages by weight, in chunks": ([-0.7, 0.9, 1.3, -0.25], {**SCALE, "loss_chunk": 5}),
 }
 
 
