@@ -38,6 +38,7 @@ BENCHMARKS = (
     "object_store",
     "any_dataset",
     "memory",
+    "loss_memory",
     "start",
     "sampling_ahead",
     "threads",

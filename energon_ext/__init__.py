@@ -9,7 +9,7 @@
  plan     step k: next source -> documents of its next row         packing/ plan/
             -> rank and micro-batch                                one planner per rank
  read     document numbers -> tokens -> row -> batch               loader/ batch/
- step     get_batch -> GPTModel -> loss                            megatron/ losses.py
+ step     get_batch -> GPTModel -> loss                            megatron/ losses/
  state    the cursor after the last batch delivered                state/ loader/
 
  streamed: any Energon dataset under scheduled weights             streamed/

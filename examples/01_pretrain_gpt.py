@@ -16,7 +16,7 @@ ranks, workers, parallelism or micro-batches.
 """
 
 from megatron_gpt import build_model, run
-from options import add_arguments, add_data_arguments, new_parser
+from options import add_arguments, add_data_arguments, add_loss_arguments, new_parser
 from train_data import build_source, build_tokenizer, validation
 from train_loop import train
 
@@ -30,6 +30,7 @@ def parse_args():
     )
     add_data_arguments(parser)
     add_arguments(parser)
+    add_loss_arguments(parser)
     parser.set_defaults(
         train_iters=150,
         save_interval=50,
@@ -46,7 +47,12 @@ def parse_args():
 def pretrain(args):
     tokenizer = build_tokenizer(args)
     model = build_model(args, tokenizer.padded_vocab_size(128))
-    encoder = PackedTaskEncoder(tokenizer, args.seq_length, packing_buffer_docs=64)
+    encoder = PackedTaskEncoder(
+        tokenizer,
+        args.seq_length,
+        packing_buffer_docs=64,
+        document_means=args.denominator == "documents",
+    )
     source = build_source(args, encoder)
     train(args, args.run_dir, model, source, evaluate=validation(args, encoder, model))
 

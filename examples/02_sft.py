@@ -9,7 +9,7 @@ Only the data differs from pretraining: SFTTaskEncoder gives answers weight 1 an
 """
 
 from megatron_gpt import build_model, run
-from options import add_arguments, add_data_arguments, new_parser
+from options import add_arguments, add_data_arguments, add_loss_arguments, new_parser
 from train_data import build_source, build_tokenizer, validation
 from train_loop import train
 
@@ -23,6 +23,7 @@ def parse_args():
     )
     add_data_arguments(parser)
     add_arguments(parser)
+    add_loss_arguments(parser)
     parser.add_argument(
         "--over-long",
         choices=("cut", "error"),
@@ -47,7 +48,11 @@ def fine_tune(args):
     tokenizer = build_tokenizer(args)
     model = build_model(args, tokenizer.padded_vocab_size(128))
     encoder = SFTTaskEncoder(
-        tokenizer, args.seq_length, over_long=args.over_long, packing_buffer_docs=64
+        tokenizer,
+        args.seq_length,
+        over_long=args.over_long,
+        packing_buffer_docs=64,
+        document_means=args.denominator == "documents",
     )
     source = build_source(args, encoder)
     train(args, args.run_dir, model, source, evaluate=validation(args, encoder, model))

@@ -204,8 +204,13 @@ def forward(args, model, batches, token_losses=None):
 def _run_batches(args, model, batches, token_losses=None, forward_only=False):
     # A model with further inputs has its own forward step.
     model_step = getattr(unwrap_model(model), "forward_step", None)
-    text_step = partial(forward_step, ratio_limit=getattr(args, "ratio_limit", None))
-    step = partial(model_step or text_step, weight_scale=WEIGHT_SCALE)
+    text_step = partial(
+        forward_step,
+        ratio_limit=getattr(args, "ratio_limit", None),
+        denominator=getattr(args, "denominator", "weights"),
+        loss_chunk=getattr(args, "loss_chunk", None),
+    )
+    step = partial(model_step or text_step, weight_scale=_weight_scale(args))
 
     def recording_step(data_iterator, model):
         output, loss_func = step(data_iterator, model)
@@ -225,6 +230,11 @@ def _run_batches(args, model, batches, token_losses=None, forward_only=False):
         micro_batch_size=1,
         forward_only=forward_only,
     )
+
+
+def _weight_scale(args):
+    """Return the scale of weights; documents are counted in parts anyway."""
+    return 1 if getattr(args, "denominator", None) == "documents" else WEIGHT_SCALE
 
 
 def learning_rate(args, step):

@@ -54,6 +54,19 @@ def add_arguments(parser):
     add("--num-experts", type=count, help="experts per layer, of which each token uses two")
 
 
+def add_loss_arguments(parser):
+    """Add the options of the loss of text."""
+    parser.add_argument(
+        "--denominator",
+        choices=("weights", "tokens", "documents"),
+        default="weights",
+        help="what a loss is averaged over",
+    )
+    parser.add_argument(
+        "--loss-chunk", type=count, help="positions with logits at any time; default: all"
+    )
+
+
 def add_data_arguments(parser):
     """Add the options of runs on a metadataset of text or tokens."""
     add = parser.add_argument

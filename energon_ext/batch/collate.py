@@ -18,6 +18,8 @@ from energon_ext.batch.host_memory import tensors_from
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, SampleError
+from energon_ext.losses.documents import DOCUMENT_PARTS, DOCUMENT_SHARE, PARTS
+from energon_ext.losses.unified import RESPONSE_MASK
 
 _LOG_PROBS = "log_probs"
 
@@ -41,9 +43,12 @@ class BatchAssembler:
         masked_label: label whose weight is set to 0; None to mask none.
         alignment: every segment begins at a multiple of this many positions. Above 1 the batch has
             ``cu_seqlens_padded``. Context parallelism needs ``2 * context_parallel_size``.
+        document_means: add the columns ``document_share`` and ``document_parts``, for losses that
+            are averaged by document.
 
     Raises:
-        ConfigError: the row length is not a multiple of the alignment.
+        ConfigError: the row length is not a multiple of the alignment, or ``document_means``
+            without ``mask_boundary_loss``.
     """
 
     seq_len: int = field(kw_only=False)
@@ -51,8 +56,14 @@ class BatchAssembler:
     mask_boundary_loss: bool = True
     masked_label: int | None = None
     alignment: int = 1
+    document_means: bool = False
 
     def __post_init__(self) -> None:
+        if self.document_means and not self.mask_boundary_loss:
+            raise ConfigError(
+                "document_means: the first token of a document would be a label of the one before; "
+                "set mask_boundary_loss=True."
+            )
         if self.alignment < 1 or self.seq_len % self.alignment:
             raise ConfigError(
                 f"alignment: {self.alignment!r} found; the sequence length {self.seq_len} must be "
@@ -92,8 +103,10 @@ class BatchAssembler:
             name: [] for name in columns if name not in streams
         }
         segments = _Segments(sources)
+        begins = []
         for number, row in enumerate(rows):
             starts = self._write(row, tokens[number], weights[number], segments)
+            begins.append(starts)
             if not columns or not starts:
                 continue
             own = _streams_of(row)
@@ -108,6 +121,11 @@ class BatchAssembler:
                         found.append(columns[name].filled() if values is None else values)
         if self.masked_label is not None:
             weights[tokens == self.masked_label] = 0.0
+        if self.document_means:
+            trained = streams.get(RESPONSE_MASK, weights) != 0
+            of_documents = _document_streams(rows, begins, trained)
+            streams |= of_documents
+            columns |= dict.fromkeys(of_documents, _STREAM)
         first_positions, rewards, pairs = zip(*segments.values)
         lengths = np.array(segments.lengths)
         ends = lengths.cumsum()
@@ -243,6 +261,30 @@ class _Segments:
         for index in indices:
             self.documents[index] += 1
         return indices
+
+
+def _document_streams(
+    rows: Sequence[Row], begins: Sequence[Sequence[int]], trained: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return what :mod:`energon_ext.losses.documents` needs of each label.
+
+    Args:
+        begins: start of each slice, by row.
+        trained: which labels are trained, bool [rows, T + 1].
+    """
+    shares, parts = np.zeros((2, *trained.shape), np.float32)
+    for number, (row, starts) in enumerate(zip(rows, begins)):
+        for content, start, part in zip(row.slices, starts, row.parts or [None] * len(starts)):
+            place = slice(start, start + len(content))
+            found = np.flatnonzero(trained[number, place])
+            if not len(found):
+                continue
+            before, total = part or (0, len(found))
+            shares[number, place][found] = 1 / total
+            # Rounded sums, so that the pieces of a document add up to 1.
+            first, stop = (round(PARTS * n / total) for n in (before, before + len(found)))
+            parts[number, start + found[0]] = (stop - first) / PARTS
+    return {DOCUMENT_SHARE: shares, DOCUMENT_PARTS: parts}
 
 
 def _streams_of(row: Row) -> dict[str, Any]:

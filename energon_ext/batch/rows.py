@@ -32,6 +32,8 @@ class Row:
             :class:`~energon_ext.batch.columns.Column` describes are float, as log_probs.
         slice_sources: key of each slice, if they differ; each slice then counts as a document. A
             row without slices has an empty list here and is padding.
+        parts: per slice, ``(n, total)``: its document has ``total`` trained labels, of which ``n``
+            come before the slice; None for a whole document. None if all are whole.
         num_tokens: positions with a document; by default the length of all slices, which is one too
             many if the last token is only a label.
 
@@ -56,6 +58,7 @@ class Row:
     pairs: Sequence[int] | None = None
     slice_sources: Sequence[str] | None = None
     columns: Mapping[str, Sequence[np.ndarray | None]] | None = None
+    parts: Sequence[tuple[int, int] | None] | None = None
     num_tokens: int = -1
 
     def __post_init__(self) -> None:

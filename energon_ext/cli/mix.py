@@ -174,7 +174,10 @@ def weights_of(
     read_live_weights(mix)
     limits = {entry.key: entry.max_epochs for entry in mix.entries}
     check_mixture(mix.tree, mix.axis, limits, absent={}, splices={})
-    sources = [StreamedSource(entry.key, None, shown_as=entry.name) for entry in mix.entries]
+    sources = [
+        StreamedSource(entry.key, None, shown_as=entry.name, loss_weight=entry.loss_weight)
+        for entry in mix.entries
+    ]
     return Blend(sources, mix.tree, Clock(mix.axis, Topology(1)))
 
 

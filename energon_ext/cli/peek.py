@@ -125,6 +125,7 @@ def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRo
     """Yield rows with their samples as stored and as the user's encoder makes a batch of them."""
     batches: BatchReader = dataset.batches
     for step in run.fork().draw_steps():
+        weights = run.loss_weights_at(step.position)
         for row in range(step.num_rows):
             drawn = step.row(row)
             assert drawn is not None, "every row of a step is planned"
@@ -134,6 +135,8 @@ def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRo
                 encoded = batches.read_row(number, taken.description(place))
                 batch = batches.assemble([encoded])
             summary, segments = describe_batch(batch, tokenizer, key)
+            if key in weights:
+                summary += f", weight {weights[key]:g} in the loss"
             shapes = describe_tensors(batch) or ("" if segments else describe_tensors(encoded))
             contents = taken.contents(place)
             samples = stored_samples(reader, contents, bool(run.clock.row_tokens))

@@ -150,7 +150,9 @@ def _steps_for(blend: Blend, tokens: int) -> int:
 
 
 def _show_shares(blend: Blend, positions: Sequence[int]) -> None:
-    shares = _shares(blend, positions or sorted({0, *blend.tree.breakpoints()}))
+    points = {0, *blend.tree.breakpoints()}
+    points.update(*(weight.breakpoints() for weight in blend.loss_weights.values()))
+    shares = _shares(blend, positions or sorted(points))
     echo("\n".join([shares, *describe_short_sources(blend)]))
     warn_of_undecided_weights(blend, max(positions, default=MAX_BREAKPOINT))
 
@@ -162,7 +164,14 @@ def _shares(blend: Blend, positions: Sequence[int]) -> str:
     rows = [[f"share at {unit}", *(f"{position:,}" for position in positions)]]
     for key in columns[0]:
         rows.append([blend.names.get(key, key), *(f"{shares[key]:.2%}" for shares in columns)])
-    return table(rows, most=MAX_LISTED)
+    found = table(rows, most=MAX_LISTED)
+    if not blend.loss_weights:
+        return found
+    weights = [blend.loss_weights_at(position) for position in positions]
+    rows = [["weight in the loss", *rows[0][1:]]]
+    for key in blend.loss_weights:
+        rows.append([blend.names.get(key, key), *(f"{each[key]:g}" for each in weights)])
+    return f"{found}\n\n{table(rows, most=MAX_LISTED)}"
 
 
 def _documents(source: Frames, blend: Blend) -> str:

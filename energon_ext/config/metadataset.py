@@ -85,6 +85,7 @@ class ScheduledEntryMixin:
     block_docs: Any = None  # documents of a shuffled source that are read close to each other
     columns: Any = None  # folder of each column of others, by its name
     transform: Any = None  # change of its documents when they are read
+    loss_weight: Any = None  # factor of its labels in the loss: a number or a schedule
 
     where: str = field(default="", init=False)  # place in the YAML, for messages
 
@@ -92,6 +93,8 @@ class ScheduledEntryMixin:
         """Check the fields, and parse the weight and the splice."""
         self.where = where
         self.weight = weight_from_config(self.weight, f"{where}.weight")
+        if self.loss_weight is not None:
+            self.loss_weight = weight_from_config(self.loss_weight, f"{where}.loss_weight")
         if self.max_epochs is not None:
             check_integer(f"{where}.max_epochs", self.max_epochs, 1)
         if self.block_docs is not None:
@@ -125,6 +128,7 @@ class ScheduledEntryMixin:
             block_docs=leaf.block_docs or self._block_docs_of(leaf),
             columns={**(self.columns or {}), **leaf.columns},
             transform=leaf.transform or self.transform,
+            loss_weight=leaf.loss_weight or self.loss_weight,
         )
 
     def _block_docs_of(self, leaf: Leaf) -> Any:

@@ -41,7 +41,12 @@ class Entry(Leaf):
     @property
     def naming(self) -> dict[str, Any]:
         """The fields of :class:`~energon_ext.plan.source.Source` that an entry gives."""
-        return {"max_epochs": self.max_epochs, "names": self.names, "shown_as": self.name}
+        return {
+            "max_epochs": self.max_epochs,
+            "names": self.names,
+            "shown_as": self.name,
+            "loss_weight": self.loss_weight,
+        }
 
     @property
     def documents(self) -> Documents | None:

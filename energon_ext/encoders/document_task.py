@@ -34,6 +34,7 @@ class DocumentTask(EncoderTask):
         encoder: tokenizes text, and batches rows.
         buffer_docs, loss, splice, cut: see :class:`~energon_ext.plan.spec.Spec` and
             :class:`~energon_ext.plan.spec.KindSpec`.
+        counts_parts, untrained: see :class:`~energon_ext.tokens.reader.DocumentReader`.
     """
 
     encoder: TextEncoder
@@ -41,6 +42,8 @@ class DocumentTask(EncoderTask):
     loss: Mapping[str, Any]
     splice: SpliceSpec | None = None
     cut: Cut | None = None
+    counts_parts: bool = False
+    untrained: int | None = None
 
     def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
         documents = KindSpec(
@@ -72,7 +75,12 @@ class DocumentTask(EncoderTask):
         check_written(documents, self.encoder.tokenizer)
 
     def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
-        return read_documents(entry, columns, spec, self.encoder.tokenizer)
+        # What is left of a document that is cut to the length of a row counts as the whole.
+        options = {
+            "counts_parts": self.counts_parts and self.cut is None,
+            "untrained": self.untrained,
+        }
+        return read_documents(entry, columns, spec, self.encoder.tokenizer, **options)
 
     def padding(self, read: Callable[[], Any]) -> Row:
         return Row([], slice_sources=[])
@@ -83,22 +91,28 @@ def read_documents(
     columns: Lengths,
     spec: Spec,
     tokenizer: Tokenizer | None,
-    convert: Callable[[Row], Any] | None = None,
+    **options: Any,
 ) -> Reader:
     """Open what reads the rows of documents.
 
     Args:
         tokenizer: knows the ids of tokens that a transform names; None if there is none.
-        convert: see :class:`~energon_ext.tokens.reader.DocumentReader`.
+        **options: further fields of :class:`~energon_ext.tokens.reader.DocumentReader`.
     """
     assert isinstance(columns, Documents), "a source of documents has some"
     others = open_others(entry.columns, columns, f"{entry.where}.columns")
     changes = None
     if entry.transform is not None:
+        if options.get("counts_parts"):
+            raise ConfigError(
+                f"{entry.where}.transform: document_means needs documents as they are stored; "
+                f"remove one of the two."
+            )
         transform = bind(entry.transform, columns, others, f"{entry.where}.transform")
         key = f"{spec.seed}/{entry.names.shuffle_key}"
         changes = Changes(transform, key, functools.partial(_token_id, entry, tokenizer))
-    return DocumentReader(columns, entry.key, spec.row_tokens, convert, others, changes)
+    fields = {"others": others, "changes": changes, **options}
+    return DocumentReader(columns, entry.key, spec.row_tokens, **fields)
 
 
 def _token_id(entry: Entry, tokenizer: Tokenizer | None, name: str) -> int:

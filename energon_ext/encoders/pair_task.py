@@ -19,7 +19,7 @@ from energon_ext.config.mix import Entry
 from energon_ext.encoders.cached_samples import cached_samples, cached_source
 from energon_ext.encoders.sample_task import SampleTask
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.pair_losses import REF_LOG_PROBS
+from energon_ext.losses.pairs import REF_LOG_PROBS
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import Spec
 from energon_ext.prepare.cache import Cached

@@ -70,6 +70,7 @@ def plan_mix(
     splices = choose_splices(mix.entries, spec, are_all=not passes.validating)
     sources = _plan_sources(mix.entries, task, spec, splices, passes)
     if passes.validating:
+        sources = [replace(source, loss_weight=None) for source in sources]
         tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
         clock = Clock(mix.axis, topology, spec.row_tokens)
     else:
@@ -97,6 +98,7 @@ def _read(run: Run, task: Task, pad_id: int | None) -> BatchReader:
         readers=[source.reader for source in run.sources.values()],
         assemble=functools.partial(task.assemble, context=context),
         padding=functools.partial(_pad, task, run.keys) if run.spec.pads else None,
+        parts=[tuple(each.parts) for each in run.sources.values()] if run.loss_weights else (),
     )
 
 

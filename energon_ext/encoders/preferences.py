@@ -25,7 +25,7 @@ from energon_ext.encoders.pair_task import PairTask, PreferencePair
 from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
 from energon_ext.errors import SampleError
-from energon_ext.pair_losses import REF_LOG_PROBS
+from energon_ext.losses.pairs import REF_LOG_PROBS
 from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
 
 

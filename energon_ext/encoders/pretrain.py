@@ -50,6 +50,8 @@ class PackedTaskEncoder(DynamicBlendMixin, TextEncoder):
         mask_boundary_loss: weight 0 where input and label belong to different documents; by
             default only with ``bin``.
         train_on_eos: False gives weight 0 to labels that are the end-of-document token.
+        document_means: give batches what ``denominator="documents"`` needs: the number of trained
+            labels in each document, also if it is cut. Needs ``mask_boundary_loss``.
         balance: ``attention`` balances the rows of a planned step over ranks and micro-batches.
         cost: cost of a document by its length; by default
             :class:`~energon_ext.plan.cost.AttentionCost`.
@@ -102,6 +104,7 @@ have no transition to train.
         alignment: int = 1,
         mask_boundary_loss: bool | None = None,
         train_on_eos: bool = True,
+        document_means: bool = False,
         balance: str | None = None,
         cost: Cost | None = None,
     ):
@@ -135,6 +138,7 @@ have no transition to train.
             mask_boundary_loss=self.mask_boundary_loss,
             masked_label=None if train_on_eos else tokenizer.eos_id,
             alignment=alignment,
+            document_means=document_means,
         )
 
     # Methods that a subclass may override ---------------------------------------------------
@@ -181,6 +185,8 @@ have no transition to train.
             cost=self.cost,
             buffer_docs=self.packing_buffer_docs,
             loss=self._loss(),
+            counts_parts=self._assembler.document_means,
+            untrained=self._assembler.masked_label,
             **options,
         )
 

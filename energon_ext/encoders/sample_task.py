@@ -92,7 +92,7 @@ class SampleTask(EncoderTask):
         methods = self.methods
         if not entry.has_samples:
             convert = functools.partial(_pack_tokens, methods, entry.key)
-            return read_documents(entry, columns, spec, methods.tokenizer, convert)
+            return read_documents(entry, columns, spec, methods.tokenizer, convert=convert)
         return self.read_samples(methods, entry, columns, spec)
 
     def read_samples(

@@ -13,10 +13,13 @@ from megatron.energon import WorkerConfig
 from megatron.energon.cache import NoCachePool
 from torch.utils.data import Dataset, get_worker_info
 
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.transport import page_lock
 from energon_ext.compat import set_worker
+from energon_ext.errors import ConfigError
 from energon_ext.loader.processes import Failure
 from energon_ext.loader.slots import Slots
+from energon_ext.losses.sources import weigh_sources
 from energon_ext.plan.progress import DescribedRow
 from energon_ext.plan.source import Reader
 
@@ -34,11 +37,14 @@ class BatchReader:
         padding: makes a row that counts as nothing, to complete the last step, given the number of
             a source and a function that reads one of its rows; None if an incomplete last step is
             dropped.
+        parts: keys that the rows of each source may have in batches; needed for weights in the
+            loss.
     """
 
     readers: Sequence[Reader]
     assemble: Callable[[list[Any]], Any]
     padding: Callable[[int, Callable[[], Any]], Any] | None
+    parts: Sequence[Sequence[str]] = ()
 
     def read(self, rows: Sequence[DescribedRow]) -> Any:
         """Read rows, those of one source together, and build a batch from them."""
@@ -49,12 +55,28 @@ class BatchReader:
         for source, (places, descriptions) in by_source.items():
             for place, row in zip(places, self.readers[source].read(descriptions)):
                 found[place] = row
-        for place, (source, description, is_padding) in enumerate(rows):
+        for place, (source, description, is_padding, _) in enumerate(rows):
             if is_padding:
                 assert self.padding is not None, "an incomplete step is dropped without padding"
                 read = functools.partial(self.read_row, source, description)
                 found[place] = self.padding(source, read)
-        return self.assemble(found)
+        return self._weigh(self.assemble(found), rows)
+
+    def _weigh(self, batch: Any, rows: Sequence[DescribedRow]) -> Any:
+        """Return the batch with the weights of its sources in the loss."""
+        weights = {source: weight for source, _, _, weight in rows if weight is not None}
+        if not weights:
+            return batch
+        if not isinstance(batch, PackedBatch):
+            key = self.parts[next(iter(weights))][0]
+            raise ConfigError(
+                f"loss_weight: {key} has one, but the encoder makes batches of type "
+                f"{type(batch).__name__}, whose weights are unknown; return a PackedBatch, or "
+                f"remove it."
+            )
+        return weigh_sources(
+            batch, {key: each for source, each in weights.items() for key in self.parts[source]}
+        )
 
     def read_row(self, source: int, description: Any) -> Any:
         """Read one row of a source, given by its number."""
@@ -69,7 +91,7 @@ class BatchReader:
     def _by_source(rows: Sequence[DescribedRow]) -> dict[int, tuple[list[int], list[Any]]]:
         """Return the places and the descriptions of the rows of each source, without padding."""
         found: dict[int, tuple[list[int], list[Any]]] = {}
-        for place, (source, description, is_padding) in enumerate(rows):
+        for place, (source, description, is_padding, _) in enumerate(rows):
             if not is_padding:
                 places, descriptions = found.setdefault(source, ([], []))
                 places.append(place)

@@ -13,7 +13,9 @@ from megatron.core import parallel_state
 from energon_ext.arguments import check_choice, check_integer
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.losses import (
+from energon_ext.losses.documents import PARTS, document_columns
+from energon_ext.losses.sources import separate_weights
+from energon_ext.losses.unified import (
     DENOMINATORS,
     RESPONSE_MASK,
     check_ratio_limit,
@@ -63,7 +65,8 @@ def make_loss_func(
         batch: a batch returned by :func:`get_batch`.
         denominator: ``"weights"`` counts ``sum_i |w_i|``, ``"tokens"`` positions with ``w_i != 0``,
             ``"responses"`` those where the column ``response_mask`` is 1, also with ``w_i = 0``,
-            ``"pairs"`` the pairs of answers in the batch.
+            ``"pairs"`` the pairs of answers in the batch, ``"documents"`` documents, each of which
+            loses the mean of its trained labels (:func:`energon_ext.losses.document_mean`).
         weight_scale: integer >= 1.
         ratio_limit: if given, the sums (not the counts) use ``w_i * rho_i`` for ``w_i``, with the
             importance weights of :func:`energon_ext.losses.truncated_ratios`.
@@ -83,7 +86,8 @@ def make_loss_func(
     Raises:
         ConfigError: unknown ``denominator``, a ``weight_scale`` below 1 or too large, a
             ``ratio_limit`` for a batch without ``log_probs`` or with ``position_losses``, or
-            ``"responses"`` for a batch without ``response_mask``.
+            ``"responses"`` for a batch without ``response_mask``, or ``"documents"`` for one whose
+            task encoder has no ``document_means``.
         SampleError: fractional weights with ``weight_scale=1``, or ``"pairs"`` for a batch without
             ``pair_ids``.
 
@@ -111,15 +115,19 @@ def check_loss_inputs(
     position_losses: PositionLosses | None,
 ) -> None:
     """Raise the errors of :func:`make_loss_func`; this waits for the GPU if the batch is on one."""
-    check_choice("denominator", denominator, (*DENOMINATORS, "responses", "pairs"))
+    check_choice("denominator", denominator, (*DENOMINATORS, "responses", "pairs", "documents"))
     if ratio_limit is not None and position_losses is not None:
         raise ConfigError(
             f"ratio_limit: {ratio_limit} found together with position_losses, which replace the "
             f"loss that it belongs to; leave one out."
         )
     check_ratio_limit(ratio_limit, batch.log_probs)
+    batch, source_weights = separate_weights(batch)
     check_integer("weight_scale", weight_scale, 1)
     counted = _counts_on_host(batch, denominator)
+    if source_weights is not None and denominator == "weights":
+        counted = counted * source_weights.cpu().numpy()
+    weight_scale *= _parts_in(denominator)
     if weight_scale == 1 and (counted != counted.round()).any():
         raise SampleError(
             "token_weights contain fractions, which Megatron cannot count: pass weight_scale (for "
@@ -137,7 +145,10 @@ def loss_func_of(
     position_losses: PositionLosses | None,
 ) -> LossFunc:
     """Return :func:`make_loss_func` of a batch that was checked before it moved to the GPU."""
+    batch, source_weights = separate_weights(batch)
     weights, counted = batch.token_weights, _denominator_of(batch, denominator)
+    shares = document_columns(batch)[0] if denominator == "documents" else None
+    weight_scale *= _parts_in(denominator)
 
     def loss_func(output: torch.Tensor) -> Reported:
         nll = output.float().view(-1)
@@ -145,14 +156,22 @@ def loss_func_of(
         if ratio_limit is not None:
             assert batch.log_probs is not None  # checked earlier
             losses = losses * truncated_ratios(nll, batch.log_probs, ratio_limit)
-        num_tokens = (counted.double().sum() * weight_scale).round().to(torch.int32)
+        if shares is not None:
+            losses = losses * shares
+        weighted, total = losses, counted
+        if source_weights is not None:
+            weighted = losses * source_weights
+            total = counted * source_weights if denominator == "weights" else counted
+        num_tokens = (total.double().sum() * weight_scale).round().to(torch.int32)
         report = _report(batch, losses.detach(), counted)
+        if source_weights is not None:
+            report[LOSS_KEY] = _pair_of_sums(weighted.detach(), total)
         if batch.log_probs is not None:
             report |= _compare(nll.detach(), batch.log_probs, weights != 0, ratio_limit)
         if _kept is not None:
             _kept.append({key: value for key, value in report.items() if key != LOSS_KEY})
             report = {LOSS_KEY: report[LOSS_KEY]}
-        return losses.sum() * weight_scale, num_tokens, report
+        return weighted.sum() * weight_scale, num_tokens, report
 
     return loss_func
 
@@ -229,12 +248,19 @@ def check_losses(losses: Mapping[str, Any], step: int) -> None:
         )
 
 
+def _parts_in(denominator: str) -> int:
+    """Return in how many parts the units of a denominator are counted."""
+    return PARTS if denominator == "documents" else 1
+
+
 def _denominator_of(batch: PackedBatch, denominator: str) -> torch.Tensor:
     weights = batch.token_weights
     if denominator == "responses":
         return column_of(batch, RESPONSE_MASK, 'denominator="responses"')
     if denominator == "pairs":
         return batch.pair_starts()
+    if denominator == "documents":
+        return document_columns(batch)[1]
     return weights.abs() if denominator == "weights" else (weights != 0).float()
 
 
@@ -277,6 +303,12 @@ def _report(
     reported[:, 1].clamp_(min=_NO_TOKENS)
     keys = (LOSS_KEY, *(SOURCE_PREFIX + source for source in batch.sources))
     return dict(zip(keys, reported))
+
+
+def _pair_of_sums(losses: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    sums = torch.stack([losses.sum(), counted.sum()])
+    sums[1].clamp_(min=_NO_TOKENS)
+    return sums
 
 
 def _compare(

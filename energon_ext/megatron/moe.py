@@ -74,10 +74,11 @@ def check_router_losses(model: torch.nn.Module, weight_scale: int, denominator: 
     used = [name for name in _COEFFICIENTS if np.any(getattr(config, name) or 0)]
     if not config.num_moe_experts or not used:
         return
-    if denominator == "pairs":
+    if denominator in ("pairs", "documents"):
         raise ConfigError(
-            f"denominator='pairs': Megatron multiplies the auxiliary losses of routers by tokens, "
-            f"and would divide them by pairs, which are far fewer; set {' and '.join(used)} to 0."
+            f"denominator={denominator!r}: Megatron multiplies the auxiliary losses of routers by "
+            f"tokens, and would divide them by {denominator}, which are far fewer; set "
+            f"{' and '.join(used)} to 0."
         )
     scale = scale_of_router_losses(model)
     if scale != weight_scale:

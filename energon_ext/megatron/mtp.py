@@ -39,14 +39,15 @@ def mtp_block_spec(
 
 
 def loss_mask_for(
-    model: torch.nn.Module, batch: PackedBatch, weight_scale: int
+    model: torch.nn.Module, batch: PackedBatch, weight_scale: int, denominator: str
 ) -> dict[str, torch.Tensor]:
     """Return ``{"loss_mask": [1, positions]}`` for models that predict later tokens, else ``{}``.
 
     Raises:
         ConfigError: context parallelism, as Megatron does not find a document's parts in its
-            aligned rows, a ``weight_scale``, which would divide the losses of later tokens, or
-            pairs of answers, whose rejected answers it would unlearn token by token.
+            aligned rows, a ``weight_scale``, which would divide the losses of later tokens,
+            documents as the denominator, or pairs of answers, whose rejected answers it would
+            unlearn token by token.
     """
     if not unwrap(model).config.mtp_num_layers:
         return {}
@@ -54,6 +55,11 @@ def loss_mask_for(
     for name, value in (("context_parallel_size", ranks), ("weight_scale", weight_scale)):
         if value != 1:
             raise ConfigError(f"Multi-token prediction needs {name}=1, got {value}.")
+    if denominator == "documents":
+        raise ConfigError(
+            "Multi-token prediction has no loss by document; choose another denominator, or build "
+            "the model with mtp_num_layers=None."
+        )
     if batch.pair_ids is not None:
         raise ConfigError(
             "Multi-token prediction has no loss on pairs; build the model with mtp_num_layers=None."

@@ -15,6 +15,7 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.transport import put_together
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.broadcast import broadcast
+from energon_ext.megatron.chunked_output import loss_in_chunks
 from energon_ext.megatron.context_parallel import (
     document_ends,
     slice_class,
@@ -123,6 +124,7 @@ def forward_step(
     weight_scale: int = 1,
     ratio_limit: float | None = None,
     position_losses: PositionLosses | None = None,
+    loss_chunk: int | None = None,
     batch_class: type[PackedBatch] = PackedBatch,
 ) -> tuple[torch.Tensor, LossFunc]:
     """Run one micro-batch through the model, as Megatron's schedules call it.
@@ -136,6 +138,9 @@ def forward_step(
         model: a ``GPTModel`` or a hybrid model, wrapped or not.
         denominator, weight_scale, ratio_limit, position_losses: see
             :func:`energon_ext.megatron.make_loss_func`.
+        loss_chunk: positions of which the output layer has logits at any time, such as 1024; None
+            for all of them. The backward pass then computes the logits again. With sequence
+            parallelism, positions of each tensor-parallel rank.
         batch_class: see :func:`get_batch`.
 
     Returns:
@@ -144,9 +149,10 @@ def forward_step(
 
     Raises:
         ConfigError: a ``weight_scale`` that the routers were not scaled by (see
-            :func:`energon_ext.megatron.scale_router_losses`), or such losses with ``"pairs"``;
-            multi-token prediction with a
-            ``weight_scale`` or context parallelism; context parallelism with a
+            :func:`energon_ext.megatron.scale_router_losses`), or such losses with ``"pairs"`` or
+            ``"documents"``; multi-token prediction with a ``weight_scale``, a ``loss_chunk``,
+            ``"documents"`` or context parallelism;
+            a ``loss_chunk`` with ``defer_embedding_wgrad_compute``; context parallelism with a
             ``cp_partition_mode`` other than ``"zigzag"``; state-space layers in megatron-core 0.15.
     """
     check_router_losses(model, weight_scale, denominator)
@@ -161,7 +167,7 @@ def forward_step(
             vp_stage=getattr(unwrap(model), "vp_stage", None),
         )
     _count_work(batch, model)
-    with _straggler_detector:
+    with _straggler_detector, loss_in_chunks(model, loss_chunk):
         output = model(
             batch.tokens[None],
             batch.position_ids[None],
@@ -169,7 +175,7 @@ def forward_step(
             labels=batch.labels[None],
             packed_seq_params=build_packed_seq_params(batch, _segments_of_graphs(model)),
             **padding_mask_for(model, batch),
-            **loss_mask_for(model, batch, weight_scale),
+            **loss_mask_for(model, batch, weight_scale, denominator),
         )
     return output, loss_func_of(batch, *options)
 

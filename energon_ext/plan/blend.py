@@ -18,7 +18,8 @@ from energon_ext.plan.source import Source
 from energon_ext.plan.topology import Topology
 from energon_ext.state.match import ENCODER, SourceNames
 from energon_ext.state.schema import digest_of
-from energon_ext.weights import LiveWeights
+from energon_ext.weights import LiveWeights, WeightSpec
+from energon_ext.weights.schedule import Weights
 
 #: The way in which rows are planned; another number means other rows for the same settings.
 _PLANNING = 2
@@ -88,6 +89,22 @@ class Blend:
             if source.shown_as
             for part in (key, *source.parts)
         }
+
+    @functools.cached_property
+    def loss_weights(self) -> dict[str, WeightSpec]:
+        """The factors of the sources in the loss, without sources that have none."""
+        found = {key: source.loss_weight for key, source in self.sources.items()}
+        return {key: weight for key, weight in found.items() if weight is not None}
+
+    def loss_weights_at(self, position: int) -> dict[str, float]:
+        """Return the factors of :attr:`loss_weights` at a position of the axis."""
+        if not self.loss_weights:
+            return {}
+        return dict(zip(self.loss_weights, self._loss_weights.at(position).tolist()))
+
+    @functools.cached_property
+    def _loss_weights(self) -> Weights:
+        return Weights([*self.loss_weights.values()])
 
     @functools.cached_property
     def source_names(self) -> dict[str, SourceNames]:

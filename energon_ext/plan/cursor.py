@@ -61,6 +61,7 @@ def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
         "read": progress.read,
         "skipped": [list(each) for each in progress.skipped],
         "inside": run.step_settings if progress.done else None,
+        **({"loss_weights": run.loss_weights_as_json} if run.loss_weights else {}),
     }
 
 

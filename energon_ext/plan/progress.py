@@ -15,8 +15,9 @@ from typing import Any, Iterator, NamedTuple
 
 from energon_ext.plan.plan import PlanState
 
-#: A source number, the description of one of its rows, and whether the row is to become padding.
-DescribedRow = tuple[int, Any, bool]
+#: A source number, the description of one of its rows, whether the row is to become padding, and
+#: the weight of the source in the loss, None for 1.
+DescribedRow = tuple[int, Any, bool, float | None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -138,9 +138,11 @@ class Run(Blend):
         while True:
             for live in () if self.is_fork or plan.ended else self.live_weights:
                 live.wait(plan.step)
-            step = plan.next(rows, clock.at(plan.step, plan.row, plan.row_lengths))
+            position = clock.at(plan.step, plan.row, plan.row_lengths)
+            step = plan.next(rows, position)
             if step is None:
                 return
+            step.position = position
             if not self.spec.pads and step.num_rows < rows:
                 self.dropped_rows = step.num_rows
                 return
@@ -163,7 +165,9 @@ class Run(Blend):
         number = self.plan.step - 1
         is_read = not self.clock.is_skipped(number)
         rounds = map(self.topology.rows_of, range(self.topology.rounds if is_read else 0))
-        described = [[_describe(step, row) for row in rows] for rows in rounds]
+        found = self.loss_weights_at(step.position)
+        weights = {self.keys.index(key): weight for key, weight in found.items()}
+        described = [[_describe(step, row, weights) for row in rows] for rows in rounds]
         return DrawnStep(number, described, self.plan.save_state(), tuple(self.plan.just_ended))
 
     # Progress -----------------------------------------------------------------------------------
@@ -204,8 +208,14 @@ class Run(Blend):
             "axis": clock.axis.counted,
             "cost": None if cost is None else digest_of_cost(cost, clock.row_tokens),
             "mixture": digest_of(self.tree.to_json())[:16],
+            **({"loss_weights": self.loss_weights_as_json} if self.loss_weights else {}),
             **{name: digest_of(values)[:16] for name, values in options.items()},
         }
+
+    @property
+    def loss_weights_as_json(self) -> dict[str, Any]:
+        """The factors of the sources in the loss as JSON values."""
+        return {key: weight.to_json() for key, weight in self.loss_weights.items()}
 
     @functools.cached_property
     def worker_settings(self) -> dict[str, Any]:
@@ -222,7 +232,7 @@ class Run(Blend):
         }
 
 
-def _describe(step: Step, row: int) -> DescribedRow:
+def _describe(step: Step, row: int, weights: Mapping[int, float]) -> DescribedRow:
     found = step.row(row)
     taken, index, source = found or step.first()
-    return source, taken.description(index), found is None
+    return source, taken.description(index), found is None, weights.get(source)

@@ -17,6 +17,7 @@ from energon_ext.plan.rows import Rows
 from energon_ext.state.match import SourceNames
 from energon_ext.state.schema import digest_of
 from energon_ext.tokens.documents import FileFacts, Origin
+from energon_ext.weights import WeightSpec
 
 
 class Reader(Protocol):
@@ -59,6 +60,7 @@ class Source(ABC):
         max_epochs: epochs after which its rows end, or None.
         names: names that find its state if the key has changed.
         shown_as: its display name, if it has one.
+        loss_weight: factor of its labels in the loss, None for 1. No row depends on it.
     """
 
     key: str
@@ -67,6 +69,7 @@ class Source(ABC):
     max_epochs: int | None = None
     names: SourceNames = SourceNames()
     shown_as: str | None = None
+    loss_weight: WeightSpec | None = None
 
     @property
     def shuffle_name(self) -> str:

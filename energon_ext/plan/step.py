@@ -14,9 +14,14 @@ from energon_ext.plan.topology import Topology, balance
 
 
 class Step:
-    """The rows of one step, which are drawn together."""
+    """The rows of one step, which are drawn together.
+
+    Attributes:
+        position: position on the schedule axis at which they are drawn.
+    """
 
     def __init__(self) -> None:
+        self.position = 0
         self._parts: list[tuple[np.ndarray, TakenRows, int]] = []
         self._order: np.ndarray | None = None
 

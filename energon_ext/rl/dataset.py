@@ -105,6 +105,7 @@ class RLDataset(ScoringOptions):
             :class:`~energon_ext.batch.collate.BatchAssembler`.
         columns: the ``columns`` of groups that are not one number per response token, by name, such
             as ``{"experts": Column("int16", (layers, k), at="input", fill=-1)}``.
+        document_means: give batches what ``denominator="documents"`` needs, by answer.
         seed: random seed for a BatchSampler: the seed of a prompt's answers depends on it and on
             the number of the prompt in the run.
 
@@ -148,6 +149,7 @@ class RLDataset(ScoringOptions):
     replica_group: dist.ProcessGroup | None = None
     pad_id: int = 0
     alignment: int = 1
+    document_means: bool = False
     seed: int = 0
     columns: Mapping[str, Column] = field(default_factory=dict)
 
@@ -168,7 +170,12 @@ class RLDataset(ScoringOptions):
         self._scoring = Scoring(**options)
         self._plan = PromptPlan(self.prompts)
         self._workers = self.prompts.worker_config
-        self._assembler = BatchAssembler(self.seq_len, pad_id=self.pad_id, alignment=self.alignment)
+        self._assembler = BatchAssembler(
+            self.seq_len,
+            pad_id=self.pad_id,
+            alignment=self.alignment,
+            document_means=self.document_means,
+        )
         self._rollout = RolloutMetrics(self._plan.sources, tuple(self.reward_weights or ()))
         size = (self.rows, self.seq_len, self.alignment)
         self._queue = GroupQueue(self._scoring, self._rollout, size)

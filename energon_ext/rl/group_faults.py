@@ -11,7 +11,7 @@ import torch
 from energon_ext.batch.columns import Column
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.losses import RESPONSE_MASK
+from energon_ext.losses.unified import RESPONSE_MASK
 from energon_ext.rl.scored_group import ScoredGroup
 
 #: Largest log-probability: half precision may round that of a certain token above 0.

@@ -72,6 +72,11 @@ class PromptPlan:
                 "prompts: a dataset with repeat=False found, which has no next epoch; leave it out "
                 "and set `max_epochs: 1` for every source."
             )
+        if run.loss_weights:
+            raise ConfigError(
+                f"loss_weight: {next(iter(run.loss_weights))} has one, but its prompts are not "
+                f"trained; give its answers `sample_weights` in their ScoredGroup."
+            )
         rows = run.topology.batch_rows
         clock = dataclasses.replace(run.clock, topology=Topology(rows, rows))
         sources = [*run.sources.values()]
@@ -112,7 +117,7 @@ class PromptPlan:
             if rank == own:
                 prompts += [
                     PlannedPrompt(first + place, self.sources[source], row)
-                    for place, (source, row, is_padding) in enumerate(round_.rows)
+                    for place, (source, row, is_padding, _) in enumerate(round_.rows)
                     if not is_padding
                 ]
         return prompts
@@ -137,7 +142,7 @@ class PromptPlan:
         number = {key: number for number, key in enumerate(self.sources)}
         with as_worker():
             return self._dataset.batches.read(
-                [(number[each.source], each.row, False) for each in prompts]
+                [(number[each.source], each.row, False, None) for each in prompts]
             )
 
     def save_state(self) -> dict[str, Any]:

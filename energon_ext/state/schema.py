@@ -130,7 +130,9 @@ def read_format(state: Any) -> Mapping[str, Any]:
         "and contains samples drawn by old weights, so no source can be continued on its own. "
         f"{STOCK_RUN}"
     )
-    check_class(state, STATE_CLASS, STATE_VERSION, _STATE, advice)
+    is_weighted = isinstance(state, Mapping) and "loss_weights" in state
+    shape = {**_STATE, "loss_weights": {str: object}} if is_weighted else _STATE
+    check_class(state, STATE_CLASS, STATE_VERSION, shape, advice)
     return state
 
 

@@ -96,6 +96,11 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         tree = tree or blend_of(dict(sorted(weights.items())), self.rule, new_source=new_source)
         clock = clock or Clock(ScheduleAxis(), Topology.of(worker_config, None, None))
         Blend.__init__(self, sources, tree, clock)
+        for key in self.loss_weights:
+            raise ConfigError(
+                f"loss_weight: {key} is streamed, so the source of a sample is unknown when a "
+                f"batch is made; only planned sources have one."
+            )
         datasets = [source.rows for source in self.sources.values()]
         BaseWrapperDataset.__init__(self, datasets, worker_config=worker_config)
         self._samples = [StreamedSamples(source, size_of) for source in self.sources.values()]

@@ -34,6 +34,8 @@ class DocumentReader:
         convert: makes of each row what the encoder's own ``batch`` expects; None to leave it.
         others: folders of columns of others, by the name of the column.
         changes: changes documents as they are read; None to read them as they are.
+        counts_parts: whether rows have ``parts``.
+        untrained: a token that is never trained as a label; None if there is none.
     """
 
     documents: Documents
@@ -42,6 +44,8 @@ class DocumentReader:
     convert: Callable[[Row], Any] | None = None
     others: Mapping[str, ColumnFolder] = field(default_factory=dict)
     changes: Changes | None = None
+    counts_parts: bool = False
+    untrained: int | None = None
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -57,8 +61,10 @@ class DocumentReader:
 
     def read_rows(self, rows: Sequence[Any]) -> list[Row]:
         """Read rows of :data:`~energon_ext.plan.taken_rows.Description`; look them up together."""
+        pieces = _pieces_of(rows)
         try:
             found = self._read_columns(rows)
+            parts = self._parts_of(*pieces) if self.counts_parts else None
         except StoreError as error:
             raise StoreError(f"{self.key}: {error}") from error
         tokens, weights = found.pop(TOKENS), found.pop(LABEL_WEIGHTS)
@@ -72,6 +78,7 @@ class DocumentReader:
                     self.key,
                     documents,
                     label_weights=weights[part] if has_weights else None,
+                    parts=None if parts is None else parts[part],
                     num_tokens=num_tokens,
                     columns={name: values[part] for name, values in found.items()} or None,
                 )
@@ -84,6 +91,26 @@ class DocumentReader:
             return read_columns(self.documents, self.others, *pieces)
         visits = [visit for row in rows for visit in row[3]]
         return self.changes.read(self.documents, self.others, pieces, visits)
+
+    def _parts_of(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> list[tuple[int, int] | None]:
+        """Return the trained labels before each piece and in its document; None for whole ones."""
+        lengths = self.documents.lengths(np.array(numbers)).tolist()
+        return [
+            None if stop - start == length else self._part_of(number, start, length)
+            for number, start, stop, length in zip(numbers, starts, stops, lengths)
+        ]
+
+    def _part_of(self, number: int, start: int, length: int) -> tuple[int, int]:
+        """Return the trained labels before and in a piece's document, which may need all of it."""
+        weights = self.documents.label_weights(number, 0, length)
+        if weights is None and self.untrained is None:
+            return start, length - 1  # the first token is not a label
+        trained = np.ones(length, bool) if weights is None else weights != 0
+        if self.untrained is not None:
+            trained = trained & (self.documents.tokens(number, 0, length) != self.untrained)
+        return int(trained[1 : start + 1].sum()), int(trained[1:].sum())
 
     def prefetch(self, rows: Sequence[Any]) -> None:
         numbers, starts, stops = _pieces_of(rows)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Changes of documents at the time they are read, with lengths that can be planned.
 
-Whether a document is changed is a hash of its number, so its length is found without reading it. How it is changed is new in every epoch: it depends on the seed of the run, the source, the
-number and the visit, and so is the same on every cluster and after a resume.
+Whether a document is changed is a hash of its number, so its length is found without reading it.
+How it is changed is new in every epoch: it depends on the seed of the run, the source, the number
+and the visit, and so is the same on every cluster and after a resume.
 """
 
 from __future__ import annotations

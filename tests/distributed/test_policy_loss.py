@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from energon_ext.batch.collate import BatchAssembler
-from energon_ext.losses import clipped_ratio_losses, column_of, reference_kl
+from energon_ext.losses import clipped_ratio_losses, reference_kl
+from energon_ext.losses.unified import column_of
 from energon_ext.rl import ScoredGroup
 from energon_ext.rl.group_rows import WaitingGroup, arrange, build_row
 from energon_ext.rl.scoring import Scoring
@@ -45,6 +46,7 @@ CASES = {
     "one micro-batch without a trained token": ([0.0, 0.9, 1.3, -0.25], SCALE),
     "nothing to train": ([0.0], SCALE),
     "nothing to train, by token": ([0.0], TOKENS),
+    "advantages by weight, in chunks": ([-0.7, 0.9, 1.3, -0.25], {**SCALE, "loss_chunk": 5}),
 }
 
 
@@ -113,7 +115,9 @@ def batch_of_answers(index, alignment=1):
     members = arrange(waiting, 2, 32, alignment)
     assert sorted(map(len, members)) == [3, 3]
     rows = [build_row(waiting, weights, each) for each in members]
-    return BatchAssembler(32, alignment=alignment)(rows, sources=["web"]).validate()
+    return BatchAssembler(32, alignment=alignment, document_means=True)(
+        rows, sources=["web"]
+    ).validate()
 
 
 def ppo_with_columns(batch, log_probs):
@@ -127,13 +131,14 @@ def ppo_with_columns(batch, log_probs):
 #: Name -> options of forward_step
 FIELDS = {
     "masks": TOKENS,
+    "answers": {"denominator": "documents"},
     "columns": {"position_losses": ppo_with_columns, "denominator": "responses"},
 }
 
 
 def loss_of_token(fields, log_prob, weight, columns):
     """Return the loss of one token by the formula."""
-    if fields == "masks":
+    if fields != "columns":
         return -weight * log_prob
     ratio = (log_prob - columns["old_log_probs"]).exp()
     inside = min(max(ratio, torch.tensor(0.8)), torch.tensor(1.2))
@@ -156,8 +161,14 @@ def losses_of_answer(fields, group, sample, log_probs):
     return losses
 
 
+def counted_of(fields, losses):
+    """Return the losses that are counted: those of tokens, or the mean of an answer."""
+    is_whole = fields == "answers" and losses
+    return [sum(losses) / len(losses)] if is_whole else losses
+
+
 def expected_of_answers(fields):
-    """Return loss and gradient of the mean over the tokens to train on."""
+    """Return loss and gradient of the mean over the tokens to train on, or over the answers."""
 
     def loss_of(read):
         losses = []
@@ -165,7 +176,8 @@ def expected_of_answers(fields):
             for sample in range(3):
                 end = int(group.prompt_len[sample] + group.response_lens[sample])
                 log_probs = read(group.tokens[sample, :end])
-                losses += losses_of_answer(fields, group, sample, log_probs)
+                of_answer = losses_of_answer(fields, group, sample, log_probs)
+                losses += counted_of(fields, of_answer)
         return sum(losses) / len(losses)
 
     return expected_of(loss_of)
@@ -223,9 +235,12 @@ def test_fields_cut_by_context_parallelism_add_up(fields, ranks):
     }
     for begin, end in zip(ends, ends[1:]):
         if (found := answers.pop(tuple(batch.tokens[begin:end].tolist()), None)) is not None:
-            losses += losses_of_answer(fields, *found, log_probs[begin:end])
+            of_answer = losses_of_answer(fields, *found, log_probs[begin:end])
+            losses += counted_of(fields, of_answer)
     assert not answers
     parts = [rank["context parallel"][fields] for rank in ranks]
+    if fields == "answers":  # Megatron counts them in parts
+        parts = [[n / 4096, m / 4096, [g / 4096 for g in each]] for n, m, each in parts]
     assert_equal_parts(parts, losses, log_probs)
 
 

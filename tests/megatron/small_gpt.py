@@ -116,7 +116,7 @@ def small_config(**overrides):
     )
 
 
-def small_model(config, seed=0, vocabulary=VOCABULARY, vp_stage=None):
+def small_model(config, seed=0, vocabulary=VOCABULARY, vp_stage=None, tied=False):
     model = GPTModel(
         config,
         gathering_layer_spec(config, vp_stage),
@@ -124,7 +124,7 @@ def small_model(config, seed=0, vocabulary=VOCABULARY, vp_stage=None):
         SEQ_LEN,
         pre_process=parallel_state.is_pipeline_first_stage(False, vp_stage),
         post_process=parallel_state.is_pipeline_last_stage(False, vp_stage),
-        share_embeddings_and_output_weights=False,
+        share_embeddings_and_output_weights=tied,
         position_embedding_type="rope",
         vp_stage=vp_stage,
     )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from energon_ext.arguments import check_choice, check_number
 from energon_ext.errors import ConfigError
+from energon_ext.losses.sources import separate_weights
 
 if TYPE_CHECKING:
     from energon_ext.batch.packed_batch import PackedBatch
@@ -69,6 +70,7 @@ def dpo_loss(
     check_number("label_smoothing", label_smoothing, most=0.5)
     if label_smoothing and kind == IPO:
         raise ConfigError("label_smoothing: has no meaning for kind 'ipo'; remove it.")
+    batch, source_weights = separate_weights(batch)
     margins = preference_margins(
         batch, log_probs, by_mean=kind == IPO, reference=reference, group=group
     )
@@ -77,7 +79,8 @@ def dpo_loss(
     else:
         losses = -(1 - label_smoothing) * F.logsigmoid(beta * margins)
         losses = losses - label_smoothing * F.logsigmoid(-beta * margins)
-    return batch.pair_starts() * losses[_pair_of_position(batch)]
+    losses = batch.pair_starts() * losses[_pair_of_position(batch)]
+    return losses if source_weights is None else losses * source_weights
 
 
 def preference_margins(
@@ -103,6 +106,7 @@ def preference_margins(
     Returns:
         float32 [n], by the ids of ``pair_ids``; 0 from the number of pairs on.
     """
+    batch, _ = separate_weights(batch)
     if reference is None:
         if REF_LOG_PROBS not in batch.columns:
             raise ConfigError(

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 
 from energon_ext.arguments import check_choice, check_number
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.pair_losses import dpo_loss as dpo_loss
-from energon_ext.pair_losses import preference_margins as preference_margins
 
 if TYPE_CHECKING:
     from energon_ext.batch.packed_batch import PackedBatch
@@ -67,17 +65,30 @@ def unified_loss(
         >>> unified_loss(logits, torch.tensor([1, 3]), torch.zeros(2)).item()
         0.0
     """
-    check_denominator(denominator)
-    _check_loss_inputs(logits, labels, token_weights)
+    words = logits.shape[1] if logits.dim() == 2 else None
+    check_loss_inputs(logits, labels, token_weights, words)
     trained = token_weights != 0
-    weights = token_weights[trained].float()
     # Select the other rows rather than multiply by 0: 0 * inf would be NaN.
     nll = F.cross_entropy(logits[trained].float(), labels[trained], reduction="none")
+    sampled = None if sampler_log_probs is None else sampler_log_probs[trained]
+    return weighted_mean(nll, token_weights[trained], denominator, sampled, ratio_limit)
+
+
+def weighted_mean(
+    nll: torch.Tensor,
+    weights: torch.Tensor,
+    denominator: str,
+    sampler_log_probs: torch.Tensor | None,
+    ratio_limit: float | None,
+) -> torch.Tensor:
+    """Return :func:`unified_loss` of the positions with a weight, given what each loses."""
+    check_denominator(denominator)
+    check_ratio_limit(ratio_limit, sampler_log_probs)
+    weights = weights.float()
     total = weights.abs().sum().clamp(min=1) if denominator == "weights" else max(1, len(weights))
     if ratio_limit is not None:
-        check_ratio_limit(ratio_limit, sampler_log_probs)
         assert sampler_log_probs is not None
-        nll = nll * truncated_ratios(nll, sampler_log_probs[trained], ratio_limit)
+        nll = nll * truncated_ratios(nll, sampler_log_probs, ratio_limit)
     return (weights * nll).sum() / total
 
 
@@ -250,12 +261,20 @@ def check_denominator(denominator: str) -> None:
     check_choice("denominator", denominator, DENOMINATORS)
 
 
-def _check_loss_inputs(
-    logits: torch.Tensor, labels: torch.Tensor, token_weights: torch.Tensor
+def check_loss_inputs(
+    values: torch.Tensor, labels: torch.Tensor, token_weights: torch.Tensor, words: int | None
 ) -> None:
-    if logits.dim() != 2:
-        raise SampleError(f"logits must be [N, V], got {list(logits.shape)}.")
-    positions, vocabulary = logits.shape
+    """Raise SampleError if the arguments of a loss do not match.
+
+    Args:
+        values: logits or hidden states, [N, ...].
+        words: size of the vocabulary; None if it is unknown.
+    """
+    if values.dim() != 2:
+        raise SampleError(
+            f"logits must be [N, V], and hidden states [N, H], got {list(values.shape)}."
+        )
+    positions = len(values)
     for name, tensor in (("labels", labels), ("token_weights", token_weights)):
         if tuple(tensor.shape) != (positions,):
             raise SampleError(
@@ -264,11 +283,11 @@ def _check_loss_inputs(
     if not bool(torch.isfinite(token_weights).all()):
         raise SampleError("token_weights must be finite, got NaN or infinity.")
     trained_labels = labels[token_weights != 0]
-    if len(trained_labels) and not (
-        int(trained_labels.min()) >= 0 and int(trained_labels.max()) < vocabulary
-    ):
+    if words is None or not len(trained_labels):
+        return
+    if not (int(trained_labels.min()) >= 0 and int(trained_labels.max()) < words):
         raise SampleError(
-            f"labels must be in [0, {vocabulary}) where the weight is not 0, "
+            f"labels must be in [0, {words}) where the weight is not 0, "
             f"got {int(trained_labels.min())}..{int(trained_labels.max())}."
         )
 
