@@ -3,7 +3,7 @@
 """Losses of packed batches."""
 
 from energon_ext.losses.chunked import chunked_log_probs, chunked_loss
-from energon_ext.losses.documents import document_mean
+from energon_ext.losses.documents import document_losses, document_mean
 from energon_ext.losses.pairs import dpo_loss, preference_margins
 from energon_ext.losses.sources import separate_weights
 from energon_ext.losses.unified import (
@@ -18,6 +18,7 @@ __all__ = [
     "chunked_log_probs",
     "chunked_loss",
     "clipped_ratio_losses",
+    "document_losses",
     "document_mean",
     "dpo_loss",
     "group_advantages",
