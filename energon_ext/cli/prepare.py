@@ -53,7 +53,7 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 @click.option(
     "--split",
     multiple=True,
-    default=("train", "val"),
+    default=SPLITS,
     help="Splits of --dataset. Two are kept as they are; one alone is divided by --val.",
 )
 @option.trusted_module
