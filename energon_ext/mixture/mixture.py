@@ -81,11 +81,11 @@ class Mixture:
         return self._root.open(position, self.ended)
 
     def error_of_weights(self, position: int, what: str, remedy: str) -> ConfigError:
-        """Return the error that sources which have not ended have no weight at a position.
+        """Return the error that sources that have not ended have no weight at a position.
 
         Args:
             what: what they have left, such as "rows".
-            remedy: beside a weight > 0.
+            remedy: another than a weight > 0.
         """
         left = [key for key, ended in zip(self.keys, self.ended) if not ended]
         whose = f" for the sources with {what} left: {', '.join(left)}"
