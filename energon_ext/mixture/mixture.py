@@ -85,7 +85,7 @@ class Mixture:
 
         Args:
             what: what they have left, such as "rows".
-            remedy: another than a weight > 0.
+            remedy: what else to do than give a weight.
         """
         left = [key for key, ended in zip(self.keys, self.ended) if not ended]
         whose = f" for the sources with {what} left: {', '.join(left)}"
