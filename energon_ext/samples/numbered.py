@@ -7,6 +7,7 @@ index. Its loaders read by number, then apply functions that decode and cook a s
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,8 @@ from megatron.energon.flavors.webdataset.sample_loader import (
 )
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from energon_ext.errors import ConfigError, EnergonExtError
+from energon_ext.data_files import RepeatedKeyError, parse_record
+from energon_ext.errors import ConfigError, EnergonExtError, SampleError
 from energon_ext.plan.lookup import stages_in
 from energon_ext.samples.line_reader import LineReader
 from energon_ext.samples.shards import StoredShards
@@ -34,10 +36,38 @@ ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
 
 def guard_readers(dataset: Any) -> Any:
-    """Make a dataset check what it reads against its index; returns the dataset."""
-    if (loader := loader_in(dataset)) is not None:
-        loader.join_readers = [_guard(reader) for reader in loader.join_readers]
+    """Make a dataset check what it reads: against its index, and for keys that are there twice.
+
+    Returns the dataset.
+    """
+    if (loader := loader_in(dataset)) is None:
+        return dataset
+    loader.join_readers = [_guard(reader) for reader in loader.join_readers]
+    lines = [n for n, reader in enumerate(loader.join_readers) if isinstance(reader, LineReader)]
+    *around, _ = stages_in(dataset)
+    if lines and around and isinstance(first := around[-1], MapDataset):
+        load = functools.partial(_load_lines, first.map_fn, lines)
+        first.map_fn = functools.update_wrapper(
+            load, first.map_fn
+        )  # named alike in Energon's states
     return dataset
+
+
+def _load_lines(load: Callable[[Any], Any], lines: list[int], stored: RawSampleData) -> Any:
+    """Load a stored sample of which some parts are lines; Energon would keep the last of two keys.
+
+    Raises:
+        SampleError: a key is there twice.
+    """
+    try:
+        for number in lines:
+            if (part := stored.data[number]) is not None:
+                parse_record(part["json"])
+    except RepeatedKeyError as error:
+        raise SampleError(str(error)) from error
+    except (ValueError, RecursionError):
+        pass  # which Energon reports
+    return load(stored)
 
 
 def loader_in(dataset: Any) -> WebdatasetSampleLoaderDataset | None:
