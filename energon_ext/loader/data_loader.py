@@ -17,7 +17,6 @@ The state is that after the last batch the trainer took, no matter what was read
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from typing import Any, Iterator, Mapping
@@ -243,7 +242,7 @@ class ExactDataLoader(SavesState):
 
     def state_dict(self, mark: Progress | None = None) -> dict[str, Any]:
         """Return the cursor after the last or the marked batch: JSON values, equal on all ranks."""
-        return seal(json.loads(json.dumps(save_cursor(self._run, mark))))
+        return seal(save_cursor(self._run, mark))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict` of any rank, with any number of ranks and workers.
