@@ -60,7 +60,7 @@ class DocumentReader:
         return found if self.convert is None else list(map(self.convert, found))
 
     def read_rows(self, rows: Sequence[Any]) -> list[Row]:
-        """Read rows of :data:`~energon_ext.plan.taken_rows.Description`; look them up together."""
+        """Read rows of :data:`~energon_ext.plan.packed_rows.Description`; look them up together."""
         pieces = _pieces_of(rows)
         try:
             found = self._read_columns(rows)

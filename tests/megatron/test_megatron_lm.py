@@ -274,6 +274,7 @@ def test_a_save_within_a_step_resumes_at_its_start(launch, planned, workers, rer
     for rerun_machine.current_iteration in (1, 2, 3):
         step = hashes(loader, 8)
     rerun_machine.state = RerunState.WILL_RERUN_FROM_CHECKPOINT
+    assert loader.state_dict() == loader.save_state() == loader.save_state_rank()  # all its names
     save_as_megatron_does(loader, launch, iteration=2)
     launch.iteration = 2
     launch.num_workers = 1

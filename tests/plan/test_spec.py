@@ -120,6 +120,7 @@ def test_both_ways_of_planning_give_the_same_steps_cursors_and_digests(folder, k
     loader = open_loader(path, encoder)
     take(loader, 5)
     run, state = find_blend(loader), save_cursor(find_blend(loader))
+    assert state == json.loads(json.dumps(state))  # nothing converts it, as that takes long
     if kind == "samples packed by their encoder":
         with pytest.raises(EncoderNeededError, match="packer 'select_samples_to_pack', which is"):
             planned_again(path, state)

@@ -81,7 +81,7 @@ def test_the_error_for_all_zero_weights_names_position_and_sources():
     weights = {"a": {"step": {0: 1, 7: 0}}, "b": 0}
     loader = loader_for(blend([source(key, weight=weight) for key, weight in weights.items()]))
     assert order_of(take(loader, 7)) == "a" * 7
-    with pytest.raises(ConfigError, match="^Every weight is 0 at position 7 .* left: a, b. Give"):
+    with pytest.raises(ConfigError, match="^Every weight is 0 at step 7 .* left: a, b. Give"):
         take(loader, 1)
 
 
