@@ -481,6 +481,12 @@ def test_a_streamed_run_continues_with_the_file_of_its_rank(launch, monkeypatch,
         provide_samples()
 
 
+def test_an_encoder_without_the_mixin_is_refused(launch):
+    message = "Megatron-LM draws whole steps, but a DefaultTaskEncoder plans no steps; put energon"
+    with pytest.raises(ConfigError, match=message):
+        train_valid_test_dataloaders_provider([100, 0, 0], task_encoder=DefaultTaskEncoder())
+
+
 # Two real processes -------------------------------------------------------------------------------
 
 

@@ -217,6 +217,14 @@ def test_token_files_that_the_run_cannot_read_are_refused(folder):
             planned_again(other, state)
 
 
+def test_a_splice_of_the_spec_must_be_for_a_source_of_the_metadataset(folder):
+    path, encoder = write(folder, "spliced by the encoder")
+    state = save_cursor(find_blend(open_loader(path, encoder)))
+    state["spec"]["kinds"]["documents"]["splice"]["subflavors"] = {"part": 1}
+    with pytest.raises(ConfigError, match="No source to splice among .*subflavors is {'part': 1}"):
+        planned_again(path, state)
+
+
 #: Runs commands, each given as JSON, where no tokenizer and no user's encoder can be imported.
 ALONE = """
 import json, sys
