@@ -9,11 +9,11 @@ import os
 import queue
 import sys
 import time
+from asyncio import BaseEventLoop
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from threading import Lock, Thread
-from threading import enumerate as enumerate_threads
 from typing import Any, TypeVar
 
 import numpy as np
@@ -178,12 +178,14 @@ def _is_alive(thread: Thread) -> bool:
 
 
 def _is_client_in_python() -> bool:
-    """Return True if a thread that Python did not start runs Python code.
-
-    The Rust client reports results from threads of its own, which are still busy with the report
-    when the thread that waits for the result has it.
-    """
-    return not {thread.ident for thread in enumerate_threads()}.issuperset(sys._current_frames())
+    """Return True if a thread of the Rust client reports a result, after the caller may have it."""
+    report = BaseEventLoop.call_soon_threadsafe.__code__
+    for frame in sys._current_frames().values():
+        while frame.f_back:
+            frame = frame.f_back
+        if frame.f_code is report:
+            return True
+    return False
 
 
 _reader = RangeReader()
