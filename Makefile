@@ -24,13 +24,16 @@ TORCH := $(shell grep '^torch==' constraints.txt)$(if $(filter Linux,$(shell una
 # Set it where pip's own index has no CPU build: make demo TORCH_INDEX=URL
 TORCH_INDEX ?=
 
-.PHONY: demo test test-nightly bench docs lint clean
+.PHONY: demo test suite test-nightly bench docs lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
-test: lint
+test: $(INSTALLED)
+	$(MAKE) --jobs 2 lint suite
+
+suite: $(INSTALLED)
 	$(PYTEST)
 
 test-nightly: lint

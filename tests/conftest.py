@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import tests.fast  # noqa: F401
 from tests.garbage import leave_imports_alone
 from tests.megatron.processes import SERVER
 from tests.support import close_loaders, write_dataset
