@@ -69,15 +69,16 @@ class _Reader(connection.Connection):
     def __init__(self, descriptor: int, workers: list[context.ForkProcess]):
         super().__init__(descriptor, writable=False)
         self._workers, self._trainer = workers, os.getpid()
+        self._first = len(workers)  # those before were of an earlier pass, and have ended
 
     def _poll(self, timeout: float) -> bool:
-        """Return whether a message has begun to arrive in time; False once a worker has died."""
+        """Return whether a message has begun to arrive in time; False once a worker has ended."""
         last = time.monotonic() + timeout
         while True:
             left = max(0.0, last - time.monotonic())
             if connection.wait([self], min(left, _SECONDS_BETWEEN_CHECKS)):
                 return True
-            if not left or self._has_lost_a_worker():
+            if not left or self._exit_codes():  # torch knows which workers may have ended
                 return False
 
     def _recv(self, size: int, read: Any = None) -> Any:
@@ -85,10 +86,13 @@ class _Reader(connection.Connection):
 
     def _read(self, descriptor: int, size: int) -> bytes:
         while not connection.wait([self], _SECONDS_BETWEEN_CHECKS):
-            if self._has_lost_a_worker():
+            if any(self._exit_codes()):
                 raise EOFError("A worker died in the middle of a message.")
         return os.read(descriptor, size)
 
-    def _has_lost_a_worker(self) -> bool:
-        is_trainer = os.getpid() == self._trainer  # workers also have queues, to receive work
-        return is_trainer and any(worker.exitcode is not None for worker in self._workers)
+    def _exit_codes(self) -> list[int]:
+        """Return the exit codes of workers that have ended; a trainer's only, workers have none."""
+        if os.getpid() != self._trainer:
+            return []
+        codes = [worker.exitcode for worker in self._workers[self._first :]]
+        return [code for code in codes if code is not None]
