@@ -30,6 +30,7 @@ from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
 from energon_ext.loader.ahead import rounds_ahead, with_later_rows
 from energon_ext.loader.compare import Comparison
+from energon_ext.loader.fork import WorkerContext
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.processes import (
     Failure,
@@ -309,7 +310,7 @@ def _options(workers: int, prefetch_factor: int, timeout: float) -> dict[str, An
     return {
         "batch_size": None,
         "num_workers": workers,
-        "multiprocessing_context": "fork" if workers else None,  # as in Energon
+        "multiprocessing_context": WorkerContext() if workers else None,
         "collate_fn": _identity,
         "prefetch_factor": prefetch_factor if workers else None,
         "timeout": timeout if workers else 0,

@@ -19,6 +19,7 @@ from energon_ext.compat import end_workers
 from energon_ext.errors import ConfigError
 from energon_ext.loader.compare import Comparison
 from energon_ext.loader.data_loader import ExactDataLoader
+from energon_ext.loader.fork import WorkerContext
 from energon_ext.loader.processes import explain_deaths, explain_deaths_in_signals
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.loader.state_names import SavesState
@@ -80,6 +81,8 @@ class StreamedLoader(SavesState):
         self.changes: list[SourceChange] = []
         self._blend: StreamedBlend = find_blend(dataset)
         self._loader: SavableDataLoader | None = SavableDataLoader(dataset, **options)
+        if self.worker_config.num_workers:
+            self._loader.multiprocessing_context = WorkerContext()
         self._topology = {
             "ranks": self.worker_config.world_size,
             "workers": self.worker_config.num_workers,

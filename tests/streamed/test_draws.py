@@ -240,7 +240,7 @@ def drawn_by_ranks(weights, *, ranks, batches, tokens):
     return counts
 
 
-@pytest.mark.parametrize("tokens", [1, 700])
+@pytest.mark.parametrize("tokens", [pytest.param(1, marks=pytest.mark.nightly), 700])
 def test_workers_do_not_draw_in_lockstep(tokens):
     """The bounds are five standard deviations of 64 independent draws per batch.
 
