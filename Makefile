@@ -14,21 +14,26 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
-# A third process for two cores: many tests wait for processes of their own.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# A third process for two cores: many tests wait for processes of their own. Bytecode is kept even if
+# the environment forbids it: every test process would compile the package and its tests again.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
+  $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # On Linux the plain wheel of torch is a CUDA build of gigabytes: ask for the CPU build by name.
 TORCH := $(shell grep '^torch==' constraints.txt)$(if $(filter Linux,$(shell uname)),+cpu)
 # Set it where pip's own index has no CPU build: make demo TORCH_INDEX=URL
 TORCH_INDEX ?=
 
-.PHONY: demo test test-nightly bench docs lint clean
+.PHONY: demo test suite test-nightly bench docs lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
-test: lint
+test: $(INSTALLED)
+	$(MAKE) --jobs 2 lint suite
+
+suite: $(INSTALLED)
 	$(PYTEST)
 
 test-nightly: lint

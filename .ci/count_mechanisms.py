@@ -49,7 +49,6 @@ def counts():
         "isinstance(..., TokenFileFactory)": places_of(is_test_of_token_files),
         "tests of entry.documents against None": places_of(is_test_of_documents),
         "type: ignore[override]": comments("type: ignore[override]"),
-        "circles of imports that TYPE_CHECKING hides": circles("energon_ext"),
         "nouns in the glossary": nouns(),
     }
 
@@ -108,45 +107,6 @@ def comments(text):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if text in line
     ]
-
-
-def circles(package):
-    """Return pairs of modules of which one imports the other only while types are checked."""
-    imports = {name: set(imports_of(tree)) for name, tree in TREES.items()}
-    found = []
-    for name in filter(lambda each: each.startswith(f"{package}."), TREES):
-        for block in filter(is_type_checking, ast.walk(TREES[name])):
-            for other in imports_of(ast.Module(block.body, [])):
-                if name in reachable(other, imports):
-                    found.append(f"{name} -> {other} -> {name}")
-    return found
-
-
-def is_type_checking(node):
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-
-
-def imports_of(tree):
-    """Yield the modules of the package that a tree imports while it runs."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                yield full if full in MODULES else node.module
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif not is_type_checking(node):
-            yield from imports_of(node)
-
-
-def reachable(start, imports):
-    seen, waiting = set(), [start]
-    while waiting:
-        module = waiting.pop()
-        if module not in seen and module in imports:
-            seen.add(module)
-            waiting += imports[module]
-    return seen
 
 
 def nouns():

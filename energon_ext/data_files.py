@@ -81,6 +81,21 @@ def read_json(path: str | Path, max_bytes: int) -> Any:
     return parse_json(read_data(path, max_bytes))
 
 
+class RepeatedKeyError(ValueError):
+    """An object of a JSON text has a key twice, so that one of the two values would be dropped."""
+
+
+def parse_record(content: str | bytes) -> Any:
+    """Return the value of JSON in a user's data, where any number is allowed.
+
+    Raises:
+        RepeatedKeyError: an object has a key twice.
+        ValueError: it is not JSON.
+        RecursionError: it has too many levels.
+    """
+    return json.loads(content, object_pairs_hook=_make_object)
+
+
 def parse_json(content: str | bytes) -> Any:
     """Return the value of JSON that others may have written.
 
@@ -91,7 +106,7 @@ def parse_json(content: str | bytes) -> Any:
     Example:
         >>> parse_json('{"web": 1, "web": 2}')
         Traceback (most recent call last):
-        ValueError: the key 'web' is there twice
+        energon_ext.data_files.RepeatedKeyError: the key 'web' is there twice
     """
     try:
         return json.loads(content, parse_int=_parse_integer, object_pairs_hook=_make_object)
@@ -111,7 +126,7 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r:.80} is there twice")
+        raise RepeatedKeyError(f"the key {twice!r:.80} is there twice")
     return found
 
 

@@ -35,7 +35,7 @@ def parse_args():
     example = "python examples/10_dpo.py --run-dir runs/dpo"
     parser = policy_parser(__doc__, example, train_iters=400, save_interval=100, eval_interval=50)
     add = parser.add_argument
-    add("--orders", type=count, default=9000, help="orders of digits with preferences")
+    add("--orders", type=count, default=9000, help="orders of digits to learn from")
     add("--beta", type=float, default=0.02, help="how near the policy stays to the reference")
     add("--global-batch-rows", type=count, default=32, help="packed rows of three pairs per step")
     add("--micro-batch-rows", type=count, help="default: all rows of a data-parallel rank")
@@ -47,7 +47,8 @@ def parse_args():
 def warm_up_and_prefer(args):
     prompts, formats, held_out = sorting_records(args.seed)
     data = args.run_dir / "data"
-    write_data(data, {"formats": formats, "pairs": preferences(args, prompts[: args.orders])})
+    pairs = preferences(args, prompts[: args.orders])
+    write_data(data, {"formats": formats[: args.orders], "pairs": pairs})
     args.metadataset = data / "pairs.yaml"
     model = build_model(args, TOKENIZER.vocab_size)
     was_stopped = warm_up(args, TOKENIZER, model)

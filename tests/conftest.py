@@ -1,6 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import tests.fast  # noqa: F401
 from tests.garbage import leave_imports_alone
 from tests.megatron.processes import SERVER
 from tests.support import close_loaders, write_dataset
@@ -28,6 +30,11 @@ def pytest_configure(config):
     is_suite = "not nightly" in config.option.markexpr
     settings.load_profile("suite" if is_suite else "nightly")
     hide_gpu_or_select_its_tests(config)
+
+
+def pytest_sessionfinish():
+    for child in multiprocessing.active_children():
+        child.kill()  # of a failed test; Python would wait for it when it exits
 
 
 def hide_gpu_or_select_its_tests(config):

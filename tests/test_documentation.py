@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import doctest
 import importlib
+import importlib.util
 import itertools
 import os
 import pkgutil
@@ -45,6 +46,11 @@ PAGES = [
 ]
 MODULES = [
     module.name for module in pkgutil.walk_packages(energon_ext.__path__, prefix="energon_ext.")
+]
+WITH_DOCTESTS = [
+    module
+    for module in ["energon_ext", *MODULES]
+    if ">>> " in Path(importlib.util.find_spec(module).origin).read_text()
 ]
 SPLICE_FIELDS = {field.name for field in dataclasses.fields(SpliceFields)}
 LANGUAGES = ("python", "yaml", "bash")
@@ -162,7 +168,7 @@ def test_the_code_blocks_of_a_page_run(page, run, folder):
             raise AssertionError(f"{where}: {error}") from error
 
 
-@pytest.mark.parametrize("module", ["energon_ext", *MODULES])
+@pytest.mark.parametrize("module", WITH_DOCTESTS)
 def test_the_doctests_of_a_module_pass(module):
     result = doctest.testmod(
         importlib.import_module(module),
@@ -171,25 +177,36 @@ def test_the_doctests_of_a_module_pass(module):
     assert result.failed == 0
 
 
-def test_the_reference_lists_every_public_name():
-    """Names that a package lists as public, and names that a page imports from it."""
+def names_imported(code):
+    """Yield the full names that Python code imports from the package."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("energon_ext"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name.startswith("energon_ext."))
+
+
+def test_the_reference_lists_every_name_that_a_package_page_or_example_shows():
+    """All other names are private; blocks that do not run count as well."""
     reference = "".join(page.read_text() for page in PAGES if page.parent.name == "api")
-    listed = set(re.findall(r"^\.\. auto\w+:: [\w.]*\b(\w+)$", reference, re.MULTILINE))
-    public = {
-        name
+    listed = re.findall(r"^\.\. auto\w+:: (energon_ext[\w.]*)$", reference, re.MULTILINE)
+    shown = {
+        f"{module}.{name}"
         for module in ["energon_ext", *MODULES]
         for name in getattr(importlib.import_module(module), "__all__", ())
     }
-    blocks = [
-        block.code for page in PAGES for block in blocks_of(page) if "python" in block.language
+    codes = [
+        match["code"]
+        for page in PAGES
+        for match in BLOCK.finditer(page.read_text())
+        if match["language"] == "python"
     ]
-    shown = {
-        alias.name
-        for node in (node for code in blocks for node in ast.walk(ast.parse(code)))
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("energon_ext")
-        for alias in node.names
-    }
-    assert sorted((public | shown) - listed) == []
+    codes += [path.read_text() for path in (CHECKOUT / "examples").rglob("*.py")]
+    for code in codes:
+        shown.update(names_imported(code))
+    public = {id(pkgutil.resolve_name(name)) for name in listed}
+    assert len(codes) > 100
+    assert [name for name in sorted(shown) if id(pkgutil.resolve_name(name)) not in public] == []
 
 
 def test_every_test_named_on_a_page_exists():
@@ -223,14 +240,17 @@ def test_every_path_and_module_named_on_a_page_exists():
     files = {path.name for top in tops for path in (CHECKOUT / top).rglob("*")}
     named, missing = 0, []
     for page in [*PAGES, CHECKOUT / "CONTRIBUTING.md", CHECKOUT / "SECURITY.md"]:
-        text = page.read_text()
+        text, roots = page.read_text(), (CHECKOUT, CHECKOUT / "energon_ext", page.parent)
         for path in re.findall(r"`([\w./*-]+\.(?:py|sh|toml|md))[`:]", text):
             named += 1
-            roots = (CHECKOUT, CHECKOUT / "energon_ext", page.parent)
             is_here = any(any(root.glob(path)) for root in roots)
             is_name = "/" not in path and path in files
             if not (is_here or is_name or path in OF_OTHERS or "NAME" in path):
                 missing.append(f"{page.name}: {path}")
+        for folder in re.findall(r"`([\w/]+/)`", text) if page.parent == CHECKOUT else ():
+            named += 1
+            if not any((root / folder).is_dir() for root in (*roots[:2], CHECKOUT / "tests")):
+                missing.append(f"{page.name}: {folder}")
         for name in re.findall(r"`(energon_ext(?:\.\w+)+)", text):
             named += 1
             try:

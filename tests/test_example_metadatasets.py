@@ -36,6 +36,7 @@ EXPECTED = {
     "halves": {0: {"code": 1}},
     "interleave": {0: {"prose": 2 / 4, "code": 1 / 4, "docs": 1 / 4}},
     "max_epochs": {0: {"prose": 1 / 4, "docs": 1 / 4, "code": 2 / 4}},
+    "transforms": {0: {"code": 0.5, "prose": 0.5}, 100: {"code": 0.5, "docs": 0.5}},
     "chats": {0: {"chats.jsonl": 1}},
     "vision_language": {
         0: {"shapes": 0.6, "pairs": 0.3, "prose": 0.1},

@@ -5,7 +5,6 @@
 import ast
 from pathlib import Path
 
-MOST_LINES_OF_A_MODULE = 330
 MOST_FILES_AT_THE_ROOT = 11
 
 HEADER = (
@@ -18,7 +17,6 @@ MODULES = {
     str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8")
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-LINES = {module: len(text.splitlines()) for module, text in MODULES.items()}
 
 
 def test_every_module_starts_with_the_license_header():
@@ -33,10 +31,6 @@ def test_every_module_uses_absolute_imports():
         if isinstance(node, ast.ImportFrom) and node.level > 0
     ]
     assert relative == []
-
-
-def test_every_module_is_short():
-    assert {m: count for m, count in LINES.items() if count > MOST_LINES_OF_A_MODULE} == {}
 
 
 def test_the_package_root_has_few_files():

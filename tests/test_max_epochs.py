@@ -371,6 +371,6 @@ def test_a_gap_after_an_exhausted_source_is_an_error(data):
         warnings.simplefilter("ignore")
         loader = loader_for(load(path))
     take(loader, 12)
-    expected = r"0 at position 12 .* samples left: code:train\. Give one"
+    expected = r"0 at step 12 .* samples left: code:train\. Give one"
     with pytest.raises(ConfigError, match=expected):
         take(loader, 1)

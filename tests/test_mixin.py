@@ -344,3 +344,11 @@ def test_the_attributes_of_the_users_encoder_win_over_the_mixins_defaults():
         assert each.make_padding("row") == "row"
     assert First.cost == Below.cost == "own" and Last.cost is None
     assert DynamicBlendMixin.sample_block == 1
+
+
+def test_the_mixin_builds_the_dataset_wherever_it_is_among_the_base_classes(data):
+    class Last(DefaultTaskEncoder, DynamicBlendMixin):
+        plan_samples = False
+
+    blend = find_blend(build(data / "mix.yaml", Last()))  # has a schedule
+    assert blend.keys == ("a:train", "b:train", "c:train")

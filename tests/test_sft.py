@@ -219,7 +219,9 @@ def test_bad_samples_are_reported_by_name_and_skipped(tmp_path, capsys, caplog):
     assert answers_in(loader_for(load(tmp_path / "mixed.jsonl"))) == [f"{n}!" for n in range(5)]
     assert capsys.readouterr().out == ""
     (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert "mixed.jsonl: 3 of 8 samples cannot be tokenized, the first: Sample 5: needs" in warning
+    assert (
+        "mixed.jsonl: 3 of 8 samples cannot be tokenized: 1, the first: Sample 5: needs" in warning
+    )
     reported = caplog.text
     assert "has ['prompt']" in reported
     assert "Sample 6: no assistant message" in reported

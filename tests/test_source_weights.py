@@ -295,7 +295,7 @@ class Numbers(DynamicBlendMixin, DefaultTaskEncoder):
     ("encoder", "message"),
     [
         (Streaming(), "loss_weight: web:train is streamed"),
-        (Numbers(), "loss_weight: web:train has one, but the encoder makes batches of type list"),
+        (Numbers(), "loss_weight: a source has one, but the encoder makes batches of type list"),
         (DefaultTaskEncoder(), "loss_weight: this TaskEncoder does not support"),
     ],
 )

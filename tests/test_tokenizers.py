@@ -3,12 +3,15 @@
 
 import base64
 import hashlib
+import http.server
 import io
 import json
 import pickle
 import re
 import sys
+import threading
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -35,6 +38,34 @@ def tokenizer_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     tokenizer.save(str(path))
     return path
+
+
+class NoSuchName(http.server.BaseHTTPRequestHandler):
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        self.send_error(404)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_hub_is_asked_once_for_a_name_that_is_neither_a_file_nor_cached(monkeypatch):
+    """Without a network, transformers would try each of several files six times: 49 seconds."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), NoSuchName) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        with pytest.raises(ConfigError, match="^Chat template of 'nosuch': transformers cannot"):
+            HFChatTemplate("nosuch")
+        server.shutdown()
+    assert [path for path in NoSuchName.asked if "nosuch" in path] == ["/api/models/nosuch"]
+    with pytest.raises(ConfigError, match="Check the path or the name"):
+        HFChatTemplate("nosuch")  # nobody listens there now
 
 
 def test_bytes_are_shifted_past_the_special_ids():

@@ -126,6 +126,8 @@ MISTAKES = [
     ("subflavors of a blend", split("blend: [{path: code}]\nsubflavors: {a: 1}"), "no field 'subf"),
     ("that of an interleave", split("blend: [{path: code}]\nnew_source: zero"), "no field 'new_so"),
     ("a weight by epochs", split("blend_epochized: [{path: code, weight: 2}]"), "no field 'weigh"),
+    ("no repetitions", split("blend_epochized: [{path: code, repetitions: 0}]"),
+     "blend_epochized[0].repetitions: 0 found"),
     ("repetitions in words", split("blend_epochized: [{path: code, repetitions: two}]"),
      "blend_epochized[0].repetitions: 'two' found, an integer or a number is needed."),
     ("a join of nothing", split("join: [{path: web}]"), "no joiner, which join requires."),

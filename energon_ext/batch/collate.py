@@ -13,13 +13,18 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from energon_ext.batch.columns import NO_COLUMNS, Column
+from energon_ext.batch.columns import (
+    DOCUMENT_PARTS,
+    DOCUMENT_SHARE,
+    NO_COLUMNS,
+    PARTS,
+    RESPONSE_MASK,
+    Column,
+)
 from energon_ext.batch.host_memory import tensors_from
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.losses.documents import DOCUMENT_PARTS, DOCUMENT_SHARE, PARTS
-from energon_ext.losses.unified import RESPONSE_MASK
 
 _LOG_PROBS = "log_probs"
 

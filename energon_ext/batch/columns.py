@@ -19,6 +19,22 @@ from energon_ext.errors import ConfigError, SampleError
 TOKENS, LABEL_WEIGHTS = "tokens", "label_weights"
 _TAKEN = (TOKENS, LABEL_WEIGHTS, "ends")
 
+#: Columns of a batch that the package writes itself. 1 on the response tokens to train on, also
+#: where the weight is 0:
+RESPONSE_MASK = "response_mask"
+
+#: ``1 / n`` on each of the ``n`` trained labels of a document, 0 elsewhere:
+DOCUMENT_SHARE = "document_share"
+
+#: At the first trained label of each piece of a document, the part of the document that the piece
+#: is, in multiples of ``1 / PARTS``; 0 elsewhere. The parts of all pieces of a document add up to
+#: exactly 1.
+DOCUMENT_PARTS = "document_parts"
+PARTS = 4096
+
+#: Per document: its number in its source, and how often the source had been read before.
+DOCUMENT, VISIT = "document", "visit"
+
 NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
 #: Field of the meta file of a pair.
@@ -126,6 +142,13 @@ def _holds(dtype: np.dtype, value: float) -> bool:
         return True
     info = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return value == value // 1 and info[0] <= value <= info[1]
+
+
+#: Columns that say which document a segment belongs to; -1 on padding.
+NUMBERS = {
+    DOCUMENT: Column(np.dtype(np.int64), per="document", fill=-1),
+    VISIT: Column(np.dtype(np.int32), per="document", fill=-1),
+}
 
 
 # What a pair says of its columns ----------------------------------------------------------------

@@ -1,34 +1,32 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Take a batch apart into one buffer of bytes and a JSON header, and put it together again.
+"""Take a batch apart into the bytes of its tensors and a pickle of the rest, and put it together.
 
-Every field of the batch's dataclass travels, also those that a subclass adds: tensors of any type
-and shape in the buffer, everything else in the header. Tensors and values may lie in lists, tuples
-and dictionaries. The class is not part of the message: the receiver names it.
+Batches travel in this form from the processes of a loader to the trainer, and from one rank to
+another. Each tensor, of any type and shape and wherever it is in the batch, becomes a view of one
+buffer. Both ends are processes of one run, so that pickles are safe.
 """
 
 import dataclasses
 import functools
-from typing import Any, Callable, Iterator, Mapping, TypeVar
+import io
+import pickle
+from typing import Any, Callable, Mapping, Sequence, TypeVar
 
 import numpy as np
 import torch
 
-from energon_ext.batch.host_memory import block_of, bytes_of, view, views_of
+from energon_ext.batch.host_memory import block_of, bytes_of, view
 from energon_ext.errors import ConfigError
 
 B = TypeVar("B")
 T = TypeVar("T")
 
-_TENSOR = "tensor"
+#: Multiple at which the bytes of each tensor and array begin: a cache line.
+_ALIGNMENT = 64
 #: Values that contain no tensor. A list of only these is not walked through: a batch has the names
 #: of all sources, of which there may be thousands.
 _PLAIN = frozenset((type(None), bool, int, float, str))
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-}
 
 
 def values_of(batch: Any) -> dict[str, Any]:
@@ -114,91 +112,93 @@ def _is_dense_on_cpu(tensor: torch.Tensor) -> bool:
     return is_dense and tensor.device.type == "cpu"
 
 
-# The header -------------------------------------------------------------------------------------
+# Messages ---------------------------------------------------------------------------------------
 
 
-def take_apart(batch: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Return a batch's header, of JSON values, and the bytes of its tensors.
+class Contents:
+    """Contents in the order of their addition, each at an aligned place."""
 
-    Raises:
-        ConfigError: a field that cannot travel, by name.
-    """
-    values, kind = values_of(batch), type(batch).__name__
-    fields = {name: _to_json(value, f"{kind}.{name}") for name, value in values.items()}
-    return {"class": kind, "fields": fields}, bytes_of(tensors_of(values))
+    def __init__(self) -> None:
+        self.places: list[tuple[int, int]] = []
+        self.end = 0
+        self._parts: list[np.ndarray | memoryview] = []
+
+    def add(self, part: np.ndarray | memoryview) -> tuple[int, int]:
+        """Return where it begins and ends."""
+        place = self.end, self.end + part.nbytes
+        self._parts.append(part)
+        self.places.append(place)
+        self.end = -(-place[1] // _ALIGNMENT) * _ALIGNMENT
+        return place
+
+    def write(self, content: np.ndarray) -> None:
+        """Write all into uint8 [end]."""
+        for (begin, end), part in zip(self.places, self._parts):
+            content[begin:end] = part
 
 
-def put_together(batch_class: type[B], header: Mapping[str, Any], buffer: torch.Tensor) -> B:
-    """Return the batch of a header; its tensors are views of the buffer.
+def take_apart(value: Any, *, arrays: Contents | None = None) -> tuple[bytes, Contents]:
+    """Return a pickle of any value, and the contents of its dense tensors on the CPU.
 
     Args:
-        batch_class: class of the batch that was taken apart.
+        arrays: receives the contents of NumPy's arrays, which otherwise stay in the pickle.
 
     Raises:
-        ConfigError: that batch was of another class.
+        PicklingError: it has an object that cannot be pickled.
     """
-    if header["class"] != batch_class.__name__:
-        raise ConfigError(
-            f"A batch of class {header['class']} arrived where {batch_class.__name__} was "
-            f"expected; name the same class on all ranks."
-        )
-    layout: list[tuple[torch.dtype, list[int]]] = []
-    for value in header["fields"].values():
-        layout += _layout_of(value)
-    views = iter(views_of(buffer, layout))
-    fields = header["fields"].items()
-    return build(batch_class, {name: _from_json(value, views) for name, value in fields})
+    file = io.BytesIO()
+    pickler = _Pickler(file, arrays)
+    try:
+        pickler.dump(value)
+    except Exception as error:  # objects in a batch may raise anything
+        raise pickle.PicklingError(f"{type(error).__name__}: {error}") from error
+    return file.getvalue(), pickler.tensors
 
 
-def _to_json(value: Any, place: str) -> Any:
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if isinstance(value, torch.Tensor):
-        return {_TENSOR: [_name_of(value, place), *value.shape]}
-    if kind in (list, tuple):
-        is_plain = _PLAIN.issuperset(map(type, value))
-        return {kind.__name__: value if is_plain else [_to_json(each, place) for each in value]}
-    if kind is dict and all(type(key) is str for key in value):
-        return {"dict": {key: _to_json(each, place) for key, each in value.items()}}
-    found = "a dict with keys other than str" if kind is dict else f"a {kind.__qualname__}"
-    raise ConfigError(
-        f"{place}: {found} does not travel between ranks; allowed are tensors, None, bool, int, "
-        f"float, str, and lists, tuples and dictionaries of them. Change the field, or do without "
-        f"tensor parallelism."
-    )
+def put_together(pickled: Any, content: torch.Tensor, arrays: Sequence[np.ndarray] = ()) -> Any:
+    """Return the value of a pickle; its tensors are views of the content, uint8 [bytes].
+
+    Args:
+        arrays: the content of each array that was not pickled.
+    """
+    return _Unpickler(pickled, content, arrays).load()
 
 
-def _name_of(tensor: torch.Tensor, place: str) -> str:
-    if not _is_dense_on_cpu(tensor):
-        raise ConfigError(
-            f"{place}: a tensor on {tensor.device} with layout {tensor.layout} does not travel "
-            f"between ranks; allowed are dense tensors on the CPU."
-        )
-    return str(tensor.dtype).removeprefix("torch.")
+class _Pickler(pickle.Pickler):
+    """Pickles a tensor as its number, place, type and shape, and collects its content."""
+
+    def __init__(self, file: io.BytesIO, arrays: Contents | None):
+        apart = None if arrays is None else self._add_array
+        super().__init__(file, protocol=5, buffer_callback=apart)
+        self.tensors, self._arrays = Contents(), arrays
+        self._places: dict[int, Any] = {}
+        self._kept: list[torch.Tensor] = []  # so that no other tensor gets its id
+
+    def persistent_id(self, item: Any) -> Any:
+        if type(item) is not torch.Tensor or not _is_dense_on_cpu(item) or item.requires_grad:
+            return None
+        if id(item) not in self._places:
+            (flat,) = bytes_of([item])
+            number, place = len(self._kept), self.tensors.add(flat)
+            self._kept.append(item)
+            self._places[id(item)] = number, *place, item.dtype, tuple(item.shape)
+        return self._places[id(item)]
+
+    def _add_array(self, array: pickle.PickleBuffer) -> None:
+        assert self._arrays is not None, "without it, arrays stay in the pickle"
+        self._arrays.add(array.raw())
 
 
-def _layout_of(value: Any) -> Iterator[tuple[torch.dtype, list[int]]]:
-    if not isinstance(value, dict):
-        return
-    ((kind, content),) = value.items()
-    if kind == _TENSOR:
-        yield _DTYPES[content[0]], content[1:]
-        return
-    items = content.values() if kind == "dict" else content
-    if not _PLAIN.issuperset(map(type, items)):
-        for each in items:
-            yield from _layout_of(each)
+class _Unpickler(pickle.Unpickler):
+    """Makes tensors as views of the content of all tensors."""
 
+    def __init__(self, pickled: Any, content: torch.Tensor, arrays: Sequence[np.ndarray]):
+        super().__init__(io.BytesIO(pickled), buffers=arrays)
+        self._content = content
+        self._views: dict[int, torch.Tensor] = {}
 
-def _from_json(value: Any, views: Iterator[torch.Tensor]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == _TENSOR:
-        return next(views)
-    if kind == "dict":
-        return {key: _from_json(each, views) for key, each in content.items()}
-    is_plain = _PLAIN.issuperset(map(type, content))
-    items = content if is_plain else [_from_json(each, views) for each in content]
-    return tuple(items) if kind == "tuple" else items
+    def persistent_load(self, place: Any) -> torch.Tensor:
+        number, begin, _, dtype, shape = place
+        if number not in self._views:  # a second reference is the same tensor
+            self._views[number] = view(self._content, begin, dtype, shape)
+        return self._views[number]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_ext.chats.roles import ROLES, SHAREGPT_CALL, SHAREGPT_ROLES
+from energon_ext.data_files import RepeatedKeyError, parse_record
 from energon_ext.errors import SampleError
 
 #: Most levels of a record within each other.
@@ -59,11 +60,13 @@ def parse_json(text: str, name: str) -> Any:
 
     Raises:
         ValueError: it is not JSON.
-        SampleError: it has too many levels; the message begins with the name.
+        SampleError: it has too many levels, or a key twice; the message begins with the name.
     """
     try:
-        value = json.loads(text)
+        value = parse_record(text)
         remove_nulls(value)  # which counts the levels
+    except RepeatedKeyError as error:
+        raise SampleError(f"{name}: {error}") from None
     except (RecursionError, SampleError):
         raise SampleError(f"{name} {_TOO_DEEP}") from None
     return value
@@ -135,12 +138,14 @@ def read_lists(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _messages_of(value: Any, name: str) -> list[Any] | None:
     """Return the messages in JSON text or in an object; None for everything else."""
+    texts, keys = [value], []
     found = _parse(value)
-    is_text, keys = found is not value, []
+    is_text = found is not value
     if isinstance(found, Mapping) and "messages" in found:
         keys = [key for key, each in found.items() if each is not None]
         found, inner = _parse(found["messages"]), found["messages"]
         is_text = is_text or found is not inner
+        texts.append(inner)
     elif is_text and are_messages([found]):
         found = [found]
     if not (is_text or keys) or not isinstance(found, list):
@@ -153,7 +158,16 @@ def _messages_of(value: Any, name: str) -> list[Any] | None:
             f"`{name}` has {other!r:.40} next to `messages`; make both fields of the record, or, "
             f"if the JSON is a text, make it the `content` of a message"
         )
+    _check_keys(texts, f"`{name}`")
     return [_with_text_arguments(message) if is_text else message for message in found]
+
+
+def _check_keys(texts: Sequence[Any], name: str) -> None:
+    """Raise SampleError if JSON texts, or lists of them, that are messages have a key twice."""
+    for text in texts:
+        for each in text if isinstance(text, (list, tuple)) else [text]:
+            if isinstance(each, str) and _parse_or_none(each) is not None:
+                parse_json(each, name)
 
 
 def _parse(value: Any) -> Any:
@@ -170,9 +184,11 @@ def _parse_or_none(text: str) -> Any:
     if text.lstrip()[:1] not in ("[", "{"):
         return None
     try:
-        return parse_json(text, "")
-    except ValueError:  # SampleError as well: what is too deep is not a list of messages
+        value = json.loads(text)
+        remove_nulls(value)
+    except (ValueError, RecursionError):  # what is too deep is not a list of messages
         return None
+    return value
 
 
 def are_messages(values: Sequence[Any]) -> bool:

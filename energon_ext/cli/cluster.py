@@ -22,6 +22,7 @@ from energon_ext.arguments import optional_module
 from energon_ext.cli import echo
 from energon_ext.errors import ConfigError, EnergonExtError, WorkerError
 from energon_ext.prepare.pool import end_with_parent
+from energon_ext.state.files import write_file
 from energon_ext.storage.claim import Part
 
 #: Settings that the executors accept themselves: strings and integers.
@@ -49,7 +50,7 @@ class PartStep:
         except (EnergonExtError, OSError) as error:
             line = " ".join(str(error).split())
             self.failures.mkdir(parents=True, exist_ok=True)
-            (self.failures / f"{rank:05d}.txt").write_text(line + "\n", encoding="utf-8")
+            write_file(self.failures / f"{rank:05d}.txt", f"{line}\n".encode())
             if "SLURM_ARRAY_TASK_ID" not in os.environ:
                 raise
             click.echo(f"Error: {line}", err=True)  # exit like the command

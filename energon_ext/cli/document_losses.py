@@ -4,15 +4,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from energon_ext.cli import option
-from energon_ext.cli.saved import open_unsaved
+from energon_ext.cli.mix import open_mix
+from energon_ext.cli.saved import saved_cursors
 from energon_ext.config.run_fields import MAX_EXCLUDED
 from energon_ext.data_files import read_data
+from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError
 from energon_ext.metrics.document_losses import DocumentLoss, DocumentLosses
+from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.run import Run
 from energon_ext.state.files import write_file
 
 HEAD = ("document", "mean loss", "tokens", "visits", "first step", "last step", "from")
@@ -55,7 +60,7 @@ def highest_documents(
         return []
     losses = DocumentLosses(run_dir, after or 0)
     highest = losses.highest(documents, min_tokens or 1)
-    origins = _origins(highest, metadataset)
+    origins = _origins(highest, metadataset, run_dir)
     if write_exclude is not None:
         _add_to(write_exclude, highest, origins)
     return [HEAD, *map(_cells, highest, origins)]
@@ -67,12 +72,21 @@ def _cells(each: DocumentLoss, origin: str) -> tuple[str, ...]:
     return (name, f"{each.mean:.3f}", *(f"{count:,}" for count in counts), origin)
 
 
-def _origins(highest: Sequence[DocumentLoss], metadataset: Path | None) -> list[str]:
+def _open(run_dir: Path, metadataset: Path) -> Run:
+    """Open the data of a run: as its newest state says, or text if it has none here."""
+    options: dict[str, Any] = {"split_part": "train", "trusted_modules": ()}
+    if cursors := saved_cursors(run_dir, may_be_none=True):
+        return cursors[-1].dataset(metadataset, **options)
+    options |= dict.fromkeys(("tokenizer", "eos_token", "bos_token"))
+    run: Run = find_blend(open_mix(metadataset, default_tokenizer=tokenizer_of_plan, **options)[0])
+    return run
+
+
+def _origins(highest: Sequence[DocumentLoss], metadataset: Path | None, run_dir: Path) -> list[str]:
     """Return where each document comes from; empty without a metadataset, or if it is unknown."""
     if metadataset is None:
         return [""] * len(highest)
-    blend = open_unsaved(metadataset, None, split_part="train", trusted_modules=())
-    found = []
+    blend, found = _open(run_dir, metadataset), []
     for each in highest:
         if each.source not in blend.sources:
             raise ConfigError(

@@ -89,7 +89,7 @@ def open_mix(
     ranks: int = 1,
     batch_size: int = 1,
     rows_per_step: int | None = None,
-    default_tokenizer: _FindTokenizer = written_tokenizer,
+    seed: int = 0,
     **options: Any,
 ) -> tuple[SavableDataset, Any]:
     """Return the training dataset of rank 0, by default with one row per step, and its tokenizer.
@@ -97,20 +97,36 @@ def open_mix(
     The tokenizer is None if a user's encoder has none.
 
     Args:
-        default_tokenizer: see :func:`task_encoder_of`, as for the other options.
+        **options: see :func:`task_encoder_of`.
     """
-    options["default_tokenizer"] = default_tokenizer
     task_encoder = task_encoder_of(metadataset, split_part, trusted_modules, **options)
-    dataset = get_train_dataset(
+    dataset = open_dataset(
         metadataset,
-        worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0),
+        task_encoder,
+        split_part=split_part,
+        trusted_modules=trusted_modules,
+        ranks=ranks,
         batch_size=batch_size,
         rows_per_step=rows_per_step,
-        split_part=split_part,
-        task_encoder=task_encoder,
-        trusted_modules=trusted_modules,
+        seed=seed,
     )
     return dataset, tokenizer_of(task_encoder)
+
+
+def open_dataset(
+    metadataset: Path,
+    task_encoder: Any,
+    *,
+    ranks: int,
+    workers: int = 0,
+    seed: int,
+    **options: Any,
+) -> SavableDataset:
+    """Return the training dataset of rank 0."""
+    config = WorkerConfig(rank=0, world_size=ranks, num_workers=workers, seed_offset=seed)
+    return get_train_dataset(
+        metadataset, worker_config=config, task_encoder=task_encoder, **options
+    )
 
 
 def task_encoder_of(

@@ -15,8 +15,9 @@ from energon_ext.cli.option import INPUT, PATH
 from energon_ext.cli.prepare_input import job_and_units
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.accounts import (
+    are_most_refused,
     check_files,
-    kinds_of_refused,
+    list_refused,
     skipped_documents,
     units_read,
 )
@@ -53,7 +54,7 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 @click.option(
     "--split",
     multiple=True,
-    default=("train", "val"),
+    default=SPLITS,
     help="Splits of --dataset. Two are kept as they are; one alone is divided by --val.",
 )
 @option.trusted_module
@@ -79,7 +80,8 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
     "--on-error",
     type=click.Choice(["stop", "skip"]),
     default="stop",
-    help="Stop at an unreadable document, or skip and count it.",
+    help="Stop at an unreadable document, or skip and count it. With `stop`, the exit status is 1 "
+    "if most documents are refused.",
 )
 @option.jobs
 @click.option("--check", is_flag=True, help="Only verify the files of OUTPUT by their hashes.")
@@ -131,7 +133,10 @@ def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -
         prepare_part(output, options, part, jobs)
     else:
         job, units, splits = job_and_units(options)
-        _show(output, *run_units(job, units, output, jobs=jobs, force=force, splits=splits))
+        prepared, remarks = run_units(job, units, output, jobs=jobs, force=force, splits=splits)
+        _show(output, prepared, remarks)
+        if are_most_refused(prepared) and options["on_error"] == "stop":
+            click.get_current_context().exit(1)
 
 
 def prepare_part(output: Path, options: Mapping[str, Any], part: Part, jobs: int) -> None:
@@ -180,8 +185,9 @@ def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
     for reason, kind in (("unreadable", "unreadable"), ("invalid", "refused")):
         count, first = skipped_documents(prepared, kind)
         if count:
-            lines += [f"skipped as {reason}: {count:,}", f"  the first: {first}"]
-        if kind == "refused" and len(kinds := kinds_of_refused(prepared)) > 1:
-            lines[-1:] = [f"  {number:,}, the first: {each}" for number, each in kinds]
+            listed = list_refused(prepared) if kind == "refused" else [f"the first: {first}"]
+            lines += [f"skipped as {reason}: {count:,}", *(f"  {each}" for each in listed)]
     lines += [f"{note}: {count:,}" for note, count in sorted(prepared["notes"].items())]
+    if are_most_refused(prepared):
+        lines.append("Most documents were refused; --on-error skip accepts it.")
     echo("\n".join([*remarks, "\n  ".join(lines)]))

@@ -9,12 +9,10 @@ from typing import Any, Mapping
 import click
 from megatron.energon import WorkerConfig
 
-from energon_ext.cli.mix import named_encoder
-from energon_ext.encoders.load import get_train_dataset, load_mix
+from energon_ext.cli.mix import named_encoder, open_dataset
+from energon_ext.encoders.load import load_mix
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.saved_task import plan_saved
-from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError
 from energon_ext.packing import make_packer
 from energon_ext.plan.cost import is_known
@@ -25,7 +23,6 @@ from energon_ext.plan.topology import Topology
 from energon_ext.state.checkpoint_folder import checkpoints_in, cursors_in
 from energon_ext.state.schema import check_seal, read_format
 from energon_ext.tokenizers.protocol import Tokenizer
-from energon_ext.tokenizers.tokenizers import load_tokenizer
 
 #: Command line options that change the spec of a state, by the argument of :func:`change_spec`.
 OPTIONS = {"seq_len": "--seq-length", "packing": "--packing", "tokenizer": "--tokenizer"}
@@ -62,7 +59,6 @@ class SavedCursor:
         """
         ranks = ranks or self.inside.get("ranks", 1)
         seed = self.spec.seed
-        config = WorkerConfig(rank=0, world_size=ranks, num_workers=workers, seed_offset=seed)
         batch_size = batch_size or self.inside.get("batch_size", 1)
         rows_per_step = rows_per_step or self.state["rows_per_step"]
         options = {name: value for name, value in (changed or {}).items() if value is not None}
@@ -72,16 +68,19 @@ class SavedCursor:
                 raise ConfigError(f"The state was saved inside a step. {doubt}")
             spec = change_spec(self.spec, **options)
             mix, as_whole = load_mix(metadataset, **where)
+            config = WorkerConfig(rank=0, world_size=ranks, num_workers=workers, seed_offset=seed)
             return plan_saved(mix, spec, Topology.of(config, batch_size, rows_per_step), as_whole)
         if options:
             given = ", ".join(OPTIONS[option] for option in options)
             raise click.UsageError(f"{given}: set by --encoder; remove it.")
-        dataset = get_train_dataset(
+        dataset = open_dataset(
             metadataset,
-            worker_config=config,
+            named_encoder(encoder, DynamicBlendMixin),
+            ranks=ranks,
+            workers=workers,
+            seed=seed,
             batch_size=batch_size,
             rows_per_step=rows_per_step,
-            task_encoder=named_encoder(encoder, DynamicBlendMixin),
             **where,
         )
         blend: Run = find_blend(dataset)
@@ -133,41 +132,6 @@ def change_spec(
     loss = {**spec.loss, "mask_boundary_loss": not packer.cuts_documents}
     kinds = {**spec.kinds, name: replace(kind, packer=packer.to_json())}
     return replace(spec, kinds=kinds, loss=loss)
-
-
-def open_unsaved(
-    metadataset: Path,
-    tokenizer: str | None,
-    *,
-    encoder: str | None = None,
-    seq_len: int = 2,
-    packing: str = "bin",
-    seed: int = 0,
-    ranks: int = 1,
-    batch_size: int = 1,
-    rows_per_step: int | None = None,
-    split_part: str,
-    trusted_modules: tuple[str, ...],
-) -> Run:
-    """Open the dataset of a run that has no state yet, by default of text."""
-    if encoder is not None:
-        task_encoder = named_encoder(encoder, DynamicBlendMixin)
-    elif tokenizer is None:
-        loaded = tokenizer_of_plan(metadataset, split_part, trusted_modules)
-        task_encoder = PackedTaskEncoder(loaded, seq_len, packing=packing)
-    else:
-        task_encoder = PackedTaskEncoder(load_tokenizer(tokenizer), seq_len, packing=packing)
-    dataset = get_train_dataset(
-        metadataset,
-        worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0, seed_offset=seed),
-        batch_size=batch_size,
-        rows_per_step=rows_per_step,
-        task_encoder=task_encoder,
-        split_part=split_part,
-        trusted_modules=trusted_modules,
-    )
-    blend: Run = find_blend(dataset)
-    return blend
 
 
 def saved_cursors(run: Path, may_be_none: bool = False) -> list[SavedCursor]:

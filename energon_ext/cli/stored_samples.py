@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw, ImageOps
 
 from energon_ext.errors import ConfigError, printable
 from energon_ext.plan.source import Reader
+from energon_ext.state.files import write_file
 
 _TEXTS = ("json", "txt", "md", "text", "cls")
 
@@ -102,7 +103,9 @@ class ContactSheet:
                 sheet.paste(ImageOps.contain(image, (_SIDE, _SIDE)), (left, top))
                 shown = printable(name).encode("ascii", "replace").decode()
                 draw.text((left, top + _SIDE), shown[-_LONGEST_NAME:], fill="black")
-        sheet.save(path, "PNG")
+        picture = io.BytesIO()
+        sheet.save(picture, "PNG")
+        write_file(path, picture.getvalue())
 
 
 def _is_text(ext: str) -> bool:

@@ -10,11 +10,13 @@ import click
 
 from energon_ext.arguments import choices
 from energon_ext.cli import echo, echo_json, option
-from energon_ext.cli.mix import warn_of_undecided_weights
+from energon_ext.cli.mix import open_mix, warn_of_undecided_weights
 from energon_ext.cli.replay import PlannedStep, Replay, StepRange
-from energon_ext.cli.saved import SavedCursor, open_unsaved, saved_cursors
+from energon_ext.cli.saved import SavedCursor, saved_cursors
+from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError, EnergonExtError, printable
 from energon_ext.packing import PACKERS
+from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.run import Run
 from energon_ext.plan.trace import TracedRow, rows_of
 from energon_ext.state.match import KEPT, compare_sources
@@ -79,11 +81,12 @@ def trace(
     energon-ext trace runs/a mix.yaml before.yaml --document web:17
     energon-ext trace runs/a mix.yaml --step 1203 --exclude-lines >> excluded.txt
     """
-    own = {"seq_len": seq_length, "packing": packing, "seed": seed}
-    given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    settings = {"seq_length": seq_length, "packing": packing, "seed": seed}
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     cursors = saved_cursors(run, may_be_none=True)
     if cursors and given:
-        raise ConfigError(f"{', '.join(given)}: {run} has states, which contain it; leave it out.")
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{named}: {run} has states, which contain it; leave it out.")
     has_encoder = seq_length is not None or options["encoder"] is not None
     if not cursors and not (has_encoder and options["rows_per_step"] is not None):
         raise ConfigError(
@@ -94,7 +97,11 @@ def trace(
 
     def open_blend(metadataset: Path, cursor: SavedCursor | None) -> Run:
         if cursor is None:
-            return open_unsaved(metadataset, tokenizer, **given, **options)
+            # With an encoder of the user's, the tokenizer only shows the text.
+            own: dict[str, Any] = {"default_tokenizer": tokenizer_of_plan}
+            if not options["encoder"]:
+                own |= {"tokenizer": tokenizer, "eos_token": None, "bos_token": None}
+            return find_blend(open_mix(metadataset, **own, **given, **options)[0])
         return cursor.dataset(metadataset, **options)
 
     replay = Replay(cursors, metadatasets, open_blend)

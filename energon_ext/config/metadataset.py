@@ -29,7 +29,7 @@ from megatron.energon.metadataset.metadataset_v2 import (
     SubsetRatioMixin,
 )
 
-from energon_ext.arguments import check_integer, choices
+from energon_ext.arguments import check_integer, check_number, choices
 from energon_ext.batch.columns import check_names
 from energon_ext.compat import combine_subsets
 from energon_ext.config import carried
@@ -281,6 +281,12 @@ class EpochizedBlend(MetadatasetBlendEpochized):
     blend_epochized: list[
         Union[EpochizedReference, BlendEpochizedJoinDatasetReference]  # noqa: UP007
     ]
+
+    def post_initialize(self, mds_path: EPath | None = None) -> None:
+        for index, entry in enumerate(self.blend_epochized):
+            where = f"{mds_path}: blend_epochized[{index}].repetitions"
+            check_number(where, entry.repetitions, above_zero=True)
+        super().post_initialize(mds_path)
 
 
 @dataclass(kw_only=True)

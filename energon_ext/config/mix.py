@@ -49,6 +49,11 @@ class Entry(Leaf):
         }
 
     @property
+    def repetitions(self) -> float:
+        """How often it is read where the metadataset repeats sources, or where nothing repeats."""
+        return 1 if self.loaded.repetitions is None else self.loaded.repetitions
+
+    @property
     def documents(self) -> Documents | None:
         """Its tokenized documents; None if it has samples."""
         return self.dataset.documents if isinstance(self.dataset, DocumentFactory) else None

@@ -48,10 +48,7 @@ class DocumentFactory(BaseCoreDatasetFactory):
         self.paths = [named_path(path, self.documents.prefixes)]
 
     def __len__(self) -> int:
-        first, stop = 0, len(self.documents)
-        if self.subset is not None:
-            first, stop = self.subset.compute_subset(stop)
-        return stop - first
+        return len(subset_of(self, len(self.documents)))
 
     def read_field(self, name: str) -> None:
         """Read the tokens from a field that the entry names, if the documents have fields."""
@@ -66,6 +63,12 @@ class DocumentFactory(BaseCoreDatasetFactory):
 
     def as_file_store(self) -> Any:
         raise NotImplementedError("A token file is not a file store.")
+
+
+def subset_of(dataset: BaseCoreDatasetFactory, total: int) -> range:
+    """Return the numbers that a dataset reads among the ``total`` documents or samples it has."""
+    subset = getattr(dataset, "subset", None)
+    return range(total) if subset is None else range(*subset.compute_subset(total))
 
 
 def check_blocks(dataset: BaseCoreDatasetFactory, found: str) -> None:

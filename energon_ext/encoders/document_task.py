@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_ext.arguments import choices
+from energon_ext.batch.columns import NUMBERS
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, sample_entries, token_entries
 from energon_ext.encoders.task import EncoderTask
@@ -22,7 +23,7 @@ from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import DOCUMENTS, Cut, KindSpec, Spec, SpliceSpec
 from energon_ext.tokenizers.protocol import Tokenizer, check_written
 from energon_ext.tokens.documents import Documents, Lengths
-from energon_ext.tokens.reader import NUMBERS, DocumentReader, open_others
+from energon_ext.tokens.reader import DocumentReader, open_others
 from energon_ext.tokens.transformed import Changes, bind, columns_of
 
 

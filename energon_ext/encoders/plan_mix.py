@@ -17,6 +17,7 @@ from megatron.energon import WorkerConfig
 
 from energon_ext.batch.columns import merge_columns
 from energon_ext.config.mix import Entry, Mix
+from energon_ext.config.references import subset_of
 from energon_ext.encoders.sources import check_omissions, read_live_weights
 from energon_ext.encoders.splicing import Splices, choose_splices, plan_frames
 from energon_ext.encoders.task import Passes, Task
@@ -145,8 +146,8 @@ def _plan_source(
     entry: Entry, found: Lengths, task: Task, spec: Spec, splices: Splices, passes: Passes
 ) -> PlannedSource:
     check_shuffling(entry)
-    documents = document_range(entry, len(found))
-    epochs = entry.max_epochs if passes.repeats_sources else (entry.loaded.repetitions or 1)
+    documents = subset_of(entry.dataset, len(found))
+    epochs = entry.max_epochs if passes.repeats_sources else entry.repetitions
     rows: Rows
     reader: Reader
     if (splice := splices.by_key.get(entry.key)) is None:
@@ -260,12 +261,6 @@ def count_buffer_docs(sources: int) -> int:
     """Return how many documents each source packs together; a plan reads only their lengths."""
     shared = BUFFERS_DOCS // max(1, sources)
     return min(MAX_BUFFER_DOCS, max(LEAST_BUFFER_DOCS, shared))
-
-
-def document_range(entry: Entry, total: int) -> range:
-    """Return the numbers of a source's documents among the ``total`` documents in its files."""
-    subset = getattr(entry.dataset, "subset", None)
-    return range(total) if subset is None else range(*subset.compute_subset(total))
 
 
 def check_whole(entry: Entry, epochs: float | None) -> int | None:

@@ -12,10 +12,10 @@ from typing import Any
 from megatron.energon import SkipSample, TaskEncoder
 from megatron.energon.errors import ErrorContext, log_exception
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.wrappers.base import BaseWrapperDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.errors import log_of
+from energon_ext.plan.lookup import stages_in
 from energon_ext.samples.bad_samples import BadSamples
 
 logger = log_of(__name__)
@@ -53,24 +53,23 @@ def quiet_energon() -> Iterator[None]:
 
 def quiet_errors(dataset: Any, source: str, decoder: Any) -> SavableDataset:
     """Log only some of the samples that cannot be used; Energon would print each of them."""
-    stage = dataset
-    while isinstance(stage, MapDataset):
-        bad = BadSamples(source, decoder)
-        stage._map_failure_handler = _SkippedSamples(stage._map_failure_handler, bad)
-        stage = stage.dataset
+    for stage in stages_in(dataset):
+        if isinstance(stage, MapDataset):
+            _judge(stage, BadSamples(source, decoder))
     return dataset
 
 
 def quiet_encoding(dataset: Any, encoder: TaskEncoder) -> SavableDataset:
     """Do the same for the samples that the methods of an encoder cannot encode."""
     methods = encoder.preencode_sample, encoder.encode_sample, encoder.postencode_sample
-    stage = dataset
-    while isinstance(stage, BaseWrapperDataset) and len(stage.datasets) == 1:
+    for stage in stages_in(dataset):
         if isinstance(stage, MapDataset) and stage.map_fn in methods:
-            bad = BadSamples(type(encoder).__qualname__, encoder.decoder)
-            stage._map_failure_handler = _SkippedSamples(stage._map_failure_handler, bad)
-        stage = stage.dataset
+            _judge(stage, BadSamples(type(encoder).__qualname__, encoder.decoder))
     return dataset
+
+
+def _judge(stage: MapDataset[Any, Any], bad: BadSamples) -> None:
+    stage._map_failure_handler = _SkippedSamples(stage._map_failure_handler, bad)
 
 
 class _SkippedSamples(ErrorContext):

@@ -11,9 +11,10 @@ from typing import Any
 
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, sample_entries, token_entries
+from energon_ext.config.references import subset_of
 from energon_ext.encoders.document_task import read_documents
 from energon_ext.encoders.measured import ensure_measured
-from energon_ext.encoders.plan_mix import MAX_BUFFER_DOCS, document_range, shuffles_over_epochs
+from energon_ext.encoders.plan_mix import MAX_BUFFER_DOCS, shuffles_over_epochs
 from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.splicing import refuse_splices
 from energon_ext.encoders.task import EncoderTask, Passes
@@ -99,7 +100,7 @@ class SampleTask(EncoderTask):
         self, methods: SampleMethods, entry: Entry, columns: Lengths, spec: Spec
     ) -> SampleReader:
         """Open what reads the rows of samples with some methods."""
-        numbers = document_range(entry, len(columns))
+        numbers = subset_of(entry.dataset, len(columns))
         excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
         samples = NumberedSamples(open_alone(self.encoder, entry), str(entry.dataset.paths[0]))
         table = columns if methods.are_packed else None
@@ -157,9 +158,8 @@ def _reason_of_source(entry: Entry) -> str | None:
     """Return why the samples of a source must be streamed, if they must."""
     if shuffles_over_epochs(entry):
         return f"{entry.key} has a shuffle_over_epochs_multiplier"
-    repetitions = entry.loaded.repetitions or 1
-    if int(repetitions) != repetitions:
-        return f"{entry.key} is repeated {repetitions} times"
+    if entry.repetitions != int(entry.repetitions):
+        return f"{entry.key} is repeated {entry.repetitions} times"
     return None
 
 

@@ -12,19 +12,20 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.config.mix import Entry, Mix
-from energon_ext.encoders.plan_mix import check_blend, document_range
+from energon_ext.config.references import subset_of
+from energon_ext.encoders.plan_mix import check_blend
 from energon_ext.encoders.quiet import quiet_energon, quiet_errors
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import stable_hash
 from energon_ext.mixture.tree import INTERLEAVE
 from energon_ext.plan.clock import Clock
-from energon_ext.samples.numbered import guard_readers
+from energon_ext.samples.numbered import guard_readers, loader_in
 from energon_ext.samples.stored_files import fingerprint_files, num_samples
 from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset, StreamedBlend
 from energon_ext.streamed.samples import RepeatUpTo, num_tokens_of
 from energon_ext.streamed.source import StreamedSource
-from energon_ext.streamed.spread import Slices, Spread, line_up, loader_in
+from energon_ext.streamed.spread import Slices, Spread, line_up
 
 
 def stream_mix(
@@ -79,10 +80,9 @@ def load_source(
     dataset = quiet_errors(guard_readers(dataset), entry.key, task_encoder.decoder)
     if repeat:
         return RepeatUpTo(dataset, repeats=entry.max_epochs, restart=False, worker_config=config)
-    repetitions = entry.loaded.repetitions or 1
-    if repetitions == 1:
+    if entry.repetitions == 1:
         return dataset
-    return RepeatDataset(dataset, repeats=repetitions, worker_config=config)
+    return RepeatDataset(dataset, repeats=entry.repetitions, worker_config=config)
 
 
 def _stream_source(entry: Entry, dataset: SavableDataset) -> StreamedSource:
@@ -101,7 +101,7 @@ def _spread_of(entry: Entry, dataset: SavableDataset) -> Spread | None:
     loader = loader_in(dataset)
     if loader is None:
         return None
-    count = len(document_range(entry, num_samples(entry.dataset)))
+    count = len(subset_of(entry.dataset, num_samples(entry.dataset)))
     slices_from = functools.partial(_slices_from, entry.dataset)
     return Spread(loader, slices_from, count, _worker_by_name(entry, dataset.worker_config))
 

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Text as stored, as a sample and as an encoded document."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -13,6 +12,7 @@ from megatron.energon.edataclass import edataclass
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext.batch.columns import NO_COLUMNS, Column
+from energon_ext.data_files import parse_record
 from energon_ext.errors import SampleError
 from energon_ext.tokenizers.protocol import Tokenizer
 
@@ -120,4 +120,4 @@ def _decode(name: str, value: Any) -> Any:
     suffix = name.rpartition(".")[2].lower()
     if not isinstance(value, bytes) or name.startswith("__") or suffix not in ("json", "txt"):
         return value
-    return json.loads(value) if suffix == "json" else value.decode("utf-8")
+    return parse_record(value) if suffix == "json" else value.decode("utf-8")

@@ -17,7 +17,6 @@ The state is that after the last batch the trainer took, no matter what was read
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from typing import Any, Iterator, Mapping
@@ -31,6 +30,7 @@ from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
 from energon_ext.loader.ahead import rounds_ahead, with_later_rows
 from energon_ext.loader.compare import Comparison
+from energon_ext.loader.fork import WorkerContext
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.processes import (
     Failure,
@@ -41,6 +41,7 @@ from energon_ext.loader.processes import (
 from energon_ext.loader.reader import RoundReader
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.loader.slots import SlotBatch, Slots
+from energon_ext.loader.state_names import SavesState
 from energon_ext.plan.cursor import restore_cursor, save_cursor
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
@@ -53,7 +54,7 @@ from energon_ext.storage.range_reader import READ_REQUESTS, use_requests
 PLANNED_STEPS = 2
 
 
-class ExactDataLoader:
+class ExactDataLoader(SavesState):
     """Iterates a planned dataset; its state is one JSON object, the same on every rank.
 
     The dataset determines a pass: endless, a virtual epoch, or once through the data. The next
@@ -242,7 +243,7 @@ class ExactDataLoader:
 
     def state_dict(self, mark: Progress | None = None) -> dict[str, Any]:
         """Return the cursor after the last or the marked batch: JSON values, equal on all ranks."""
-        return seal(json.loads(json.dumps(save_cursor(self._run, mark))))
+        return seal(save_cursor(self._run, mark))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict` of any rank, with any number of ranks and workers.
@@ -260,13 +261,6 @@ class ExactDataLoader:
         self.changes = restore_cursor(self._run, content)
         if self.worker_config.rank == 0:
             log_resume(self.changes, content, self._run)
-
-    save_state_rank = state_dict  # the name in Energon's loader
-
-    def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
-        """Call :meth:`load_state_dict`; this is the name in Energon's loader."""
-        if state is not None:
-            self.load_state_dict(state)
 
     def close(self) -> None:
         """End the processes; the state can still be saved."""
@@ -316,7 +310,7 @@ def _options(workers: int, prefetch_factor: int, timeout: float) -> dict[str, An
     return {
         "batch_size": None,
         "num_workers": workers,
-        "multiprocessing_context": "fork" if workers else None,  # as in Energon
+        "multiprocessing_context": WorkerContext() if workers else None,
         "collate_fn": _identity,
         "prefetch_factor": prefetch_factor if workers else None,
         "timeout": timeout if workers else 0,

@@ -37,8 +37,8 @@ class BatchReader:
         padding: makes a row that counts as nothing, to complete the last step, given the number of
             a source and a function that reads one of its rows; None if an incomplete last step is
             dropped.
-        parts: keys that the rows of each source may have in batches; needed for weights in the
-            loss.
+        parts: keys that the rows of each source may have in batches; empty if no source has a
+            weight in the loss.
     """
 
     readers: Sequence[Reader]
@@ -64,16 +64,16 @@ class BatchReader:
 
     def _weigh(self, batch: Any, rows: Sequence[DescribedRow]) -> Any:
         """Return the batch with the weights of its sources in the loss."""
-        weights = {source: weight for source, _, _, weight in rows if weight is not None}
-        if not weights:
+        if not self.parts:
             return batch
         if not isinstance(batch, PackedBatch):
-            key = self.parts[next(iter(weights))][0]
             raise ConfigError(
-                f"loss_weight: {key} has one, but the encoder makes batches of type "
+                f"loss_weight: a source has one, but the encoder makes batches of type "
                 f"{type(batch).__name__}, whose weights are unknown; return a PackedBatch, or "
                 f"remove it."
             )
+        # All batches of a run have the same columns, also those without such a source.
+        weights = {source: weight for source, _, _, weight in rows if weight is not None}
         return weigh_sources(
             batch, {key: each for source, each in weights.items() for key in self.parts[source]}
         )

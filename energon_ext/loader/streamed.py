@@ -7,6 +7,7 @@ Its state belongs to one rank, and only continues with the same number of ranks 
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, Iterator, Mapping
 
@@ -18,9 +19,11 @@ from energon_ext.compat import end_workers
 from energon_ext.errors import ConfigError
 from energon_ext.loader.compare import Comparison
 from energon_ext.loader.data_loader import ExactDataLoader
+from energon_ext.loader.fork import WorkerContext
 from energon_ext.loader.processes import explain_deaths, explain_deaths_in_signals
 from energon_ext.loader.resume_log import log_resume
-from energon_ext.plan.lookup import find_blend
+from energon_ext.loader.state_names import SavesState
+from energon_ext.plan.lookup import find_blend, stages_in
 from energon_ext.state.match import SourceChange, check_fingerprint, compare_sources
 from energon_ext.state.plain import from_plain, to_plain
 from energon_ext.state.schema import COUNT, check_class, check_seal, seal
@@ -47,7 +50,7 @@ def open_loader(dataset: SavableDataset, **options: Any) -> Any:
     return StreamedLoader(dataset, **options)
 
 
-class StreamedLoader:
+class StreamedLoader(SavesState):
     """Iterates a streamed dataset.
 
     A resume is exact at every batch, with two limits of Energon's loader. Without workers, it does
@@ -78,6 +81,8 @@ class StreamedLoader:
         self.changes: list[SourceChange] = []
         self._blend: StreamedBlend = find_blend(dataset)
         self._loader: SavableDataLoader | None = SavableDataLoader(dataset, **options)
+        if self.worker_config.num_workers:
+            self._loader.multiprocessing_context = WorkerContext()
         self._topology = {
             "ranks": self.worker_config.world_size,
             "workers": self.worker_config.num_workers,
@@ -159,13 +164,6 @@ class StreamedLoader:
         if self.worker_config.rank == 0:
             log_resume(self.changes, blends[0], self._blend)
 
-    save_state_rank = state_dict  # the name in Energon's loader
-
-    def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
-        """Call :meth:`load_state_dict`; this is the name in Energon's loader."""
-        if state is not None:
-            self.load_state_dict(state)
-
     def close(self) -> None:
         """End the processes; save the state first."""
         if self._loader is not None:
@@ -175,9 +173,9 @@ class StreamedLoader:
 
 def _stages_of(dataset: Any) -> list[str]:
     """Return the class names of the datasets wrapped around a blend."""
-    if isinstance(dataset, StreamedBlend):
-        return []
-    return [type(dataset).__name__, *_stages_of(dataset.datasets[0])]
+    stages = stages_in(dataset)
+    around = itertools.takewhile(lambda stage: not isinstance(stage, StreamedBlend), stages)
+    return [type(stage).__name__ for stage in around]
 
 
 def _blend_in(worker: Any) -> Mapping[str, Any]:

@@ -8,24 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from energon_ext.batch.columns import DOCUMENT, DOCUMENT_PARTS, DOCUMENT_SHARE, PARTS, VISIT
 from energon_ext.errors import ConfigError
 from energon_ext.losses.sources import separate_weights
 
 if TYPE_CHECKING:
     from energon_ext.batch.packed_batch import PackedBatch
-
-#: Column of a batch: ``1 / n`` on each of the ``n`` trained labels of a document, 0 elsewhere.
-DOCUMENT_SHARE = "document_share"
-
-#: Column of a batch: at the first trained label of each piece of a document, the part of the
-#: document that the piece is, in multiples of ``1 / PARTS``; 0 elsewhere. The parts of all pieces
-#: of a document add up to exactly 1.
-DOCUMENT_PARTS = "document_parts"
-PARTS = 4096
-
-#: Values of segments: the number of the document in its source, and how often the source had been
-#: read when it was drawn. Both are -1 on padding.
-DOCUMENT, VISIT = "document", "visit"
 
 
 def document_mean(batch: PackedBatch, log_probs: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from energon_ext.arguments import check_choice, check_number
+from energon_ext.batch.columns import RESPONSE_MASK
 from energon_ext.errors import ConfigError, SampleError
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 #: Denominators of :func:`unified_loss`.
 DENOMINATORS = ("weights", "tokens")
-
-#: The column of a batch that is 1 on the response tokens to train on, also where the weight is 0.
-RESPONSE_MASK = "response_mask"
 
 
 def unified_loss(

@@ -4,13 +4,13 @@
 
 The other ranks need the number of segments before they launch any kernel, so it must not come from
 a GPU. The whole batch is sent over the CPU as one message in page-locked memory: the length of the
-message, the length of its header, the header as JSON and the bytes of the batch. The buffer is as
+message, the length of its header, the header and the bytes of the tensors. The buffer is as
 long as the longest message so far; the start of a longer one announces its length, and the message
 is sent again.
 """
 
 import datetime
-import json
+from pickle import PicklingError
 from typing import Any, Callable, Sequence
 
 import numpy as np
@@ -20,7 +20,7 @@ from megatron.core import parallel_state
 
 from energon_ext.batch.host_memory import ALIGNMENT, host_buffer, write_bytes
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.batch.transport import take_apart
+from energon_ext.batch.transport import put_together, take_apart, values_of
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.megatron.rank_data import rank_data
 
@@ -51,8 +51,8 @@ def create_broadcast_groups(timeout: datetime.timedelta | None = None) -> None:
     data.channel = _Channel(own_group, own[0])
 
 
-def broadcast(draw: Callable[[], PackedBatch]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Draw a batch on the first tensor-parallel rank; return its bytes and header on every rank."""
+def broadcast(draw: Callable[[], PackedBatch], device: torch.device) -> tuple[str, dict[str, Any]]:
+    """Draw a batch on the first tensor-parallel rank; return its class and fields on every rank."""
     channel: _Channel | None = rank_data().channel
     if channel is None:
         raise ConfigError(
@@ -71,18 +71,26 @@ def broadcast(draw: Callable[[], PackedBatch]) -> tuple[torch.Tensor, dict[str, 
     if not len(message):
         raise SampleError(f"Rank {channel.source} failed to draw a batch; see its own error.")
     begin = _PREFIX_BYTES + int(message[8:_PREFIX_BYTES].view(torch.int64))
-    header = json.loads(message[_PREFIX_BYTES:begin].numpy().tobytes())
-    return message[begin:], header
+    content = message[begin:].to(device, non_blocking=True)
+    name, values = put_together(message[_PREFIX_BYTES:begin].numpy(), content)
+    return name, values
 
 
 def _message(batch: PackedBatch) -> list[np.ndarray]:
     """Return the parts of a message, each uint8 [bytes]."""
-    fields, contents = take_apart(batch)
-    header = json.dumps(fields).encode()
+    name = type(batch).__name__
+    try:
+        header, tensors = take_apart((name, values_of(batch)))
+    except PicklingError as error:
+        raise ConfigError(
+            f"{name}: a field cannot be pickled for the other ranks ({error}); change it, or do "
+            f"without tensor parallelism."
+        ) from error
     header += b" " * (-len(header) % ALIGNMENT)
-    length = _PREFIX_BYTES + len(header) + sum(map(len, contents))
-    prefix = np.array([length, len(header)], np.int64)
-    return [prefix.view(np.uint8), np.frombuffer(header, np.uint8), *contents]
+    content = np.empty(tensors.end, np.uint8)
+    tensors.write(content)
+    prefix = np.array([_PREFIX_BYTES + len(header) + len(content), len(header)], np.int64)
+    return [prefix.view(np.uint8), np.frombuffer(header, np.uint8), content]
 
 
 class _Channel:

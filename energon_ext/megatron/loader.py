@@ -16,13 +16,14 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.errors import ConfigError
 from energon_ext.loader.compare import Peers
+from energon_ext.loader.state_names import SavesState
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.match import SourceChange
 from energon_ext.state.together import end_together
 
 
-class MegatronEnergonLoader:
+class MegatronEnergonLoader(SavesState):
     """An endless iterator over an Energon dataset, for ``--dataloader-type external``.
 
     A state is always saved between two batches, so a resumed run draws nothing twice.
@@ -92,23 +93,6 @@ class MegatronEnergonLoader:
         """Restore a :meth:`state_dict`; call this before the first batch is drawn."""
         self.loader.load_state_dict(state)
 
-    def save_state(self) -> dict[str, Any]:
-        """Call :meth:`state_dict`, under the name that Megatron's loops use."""
-        return self.state_dict()
-
-    def restore_state(self, state: Mapping[str, Any] | None) -> None:
-        """Call :meth:`load_state_dict`, under the name that Megatron's loops use."""
-        if state is not None:
-            self.load_state_dict(state)
-
-    def save_state_rank(self) -> dict[str, Any]:
-        """Call :meth:`save_state`; this is the name in Energon's loader."""
-        return self.save_state()
-
-    def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
-        """Call :meth:`restore_state`; this is the name in Energon's loader."""
-        self.restore_state(state)
-
     @property
     def changes(self) -> list[SourceChange]:
         """Effect of the last restore on each source."""
@@ -136,11 +120,11 @@ class RerunLoader(MegatronEnergonLoader):
             self._step, self._before_step = machine.current_iteration, self.loader.mark()
         return super().__next__()
 
-    def save_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state after the last completed step."""
         if is_inside_step() and self._before_step is not None:
-            return self.loader.state_dict(self._before_step)
-        return super().save_state()
+            return dict(self.loader.state_dict(self._before_step))
+        return super().state_dict()
 
 
 def is_inside_step() -> bool:

@@ -11,13 +11,13 @@ import torch
 from megatron.core import parallel_state
 
 from energon_ext.arguments import check_choice, check_integer
+from energon_ext.batch.columns import DOCUMENT, PARTS, RESPONSE_MASK
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.losses.documents import DOCUMENT, PARTS, document_columns, document_losses
+from energon_ext.losses.documents import document_columns, document_losses
 from energon_ext.losses.sources import separate_weights
 from energon_ext.losses.unified import (
     DENOMINATORS,
-    RESPONSE_MASK,
     check_ratio_limit,
     column_of,
     truncated_ratios,

@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.utils import StragglerDetector
 
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.batch.transport import put_together
+from energon_ext.batch.transport import build
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.broadcast import broadcast
 from energon_ext.megatron.chunked_output import loss_in_chunks
@@ -60,8 +60,9 @@ def get_batch(
 
     Raises:
         ConfigError: tensor-parallel rank 0 has no iterator; the batch is not of ``batch_class``, or
-            has a field that cannot travel; :func:`~energon_ext.megatron.create_broadcast_groups`
-            was not called; the batch cannot be cut for context parallelism.
+            has a field that cannot be pickled;
+            :func:`~energon_ext.megatron.create_broadcast_groups` was not called; the batch cannot
+            be cut for context parallelism.
         SampleError: tensor-parallel rank 0 failed to draw; it raises the original error.
         StopIteration: the iterator has ended.
     """
@@ -91,9 +92,14 @@ def get_batch(
         if not is_shared:
             batch = draw().to(device)
             return drawn[0], batch
-        buffer, header = broadcast(draw)
+        name, values = broadcast(draw, device)
         sent_class: type[B] = batch_class if size == 1 else slice_class(batch_class)
-        batch = put_together(sent_class, header, buffer.to(device, non_blocking=True))
+        if name != sent_class.__name__:
+            raise ConfigError(
+                f"get_batch: a batch of class {name} arrived where {sent_class.__name__} was "
+                f"expected; name the same batch_class on all ranks."
+            )
+        batch = build(sent_class, values).to(device)
         return (drawn[0] if drawn else None), batch
 
     return take_for_stage(vp_stage, data_iterator, get)

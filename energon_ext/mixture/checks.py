@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from typing import Any, Collection, Iterator, Mapping
 
-from energon_ext.errors import ConfigError
+from energon_ext.mixture.mixture import zero_weights_error
 from energon_ext.mixture.tree import Tree
 from energon_ext.weights import ScheduleAxis, WeightSpec
 from energon_ext.weights.schedule import Weights
@@ -86,10 +86,8 @@ def _check_never_all_zero(
         present = [key for key in keys if key not in missing]
         who = f" for {worker}, which only has samples of {present}" if worker else ""
         weights = ", ".join(repr(weight) for node in tree.nodes() for weight in node.weights)
-        raise ConfigError(
-            f"Every weight is 0 at {axis.one} {position}{who}: {weights} for {', '.join(keys)}. "
-            f"Give one of them a weight > 0 there{', or use fewer workers' * bool(worker)}."
-        )
+        whose = f"{who}: {weights} for {', '.join(keys)}"
+        raise zero_weights_error(axis.one, position, whose, "use fewer workers" * bool(worker))
 
 
 def _first_empty(tree: Tree, missing: Collection[str]) -> int | None:

@@ -7,10 +7,19 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
+from energon_ext.errors import ConfigError
 from energon_ext.mixture.blend import BlendSampler, InOrderSampler
 from energon_ext.mixture.interleave import Credits, InterleaveSampler
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, ZERO, Tree
 from energon_ext.weights import Weights
+
+
+def zero_weights_error(unit: str, position: int, whose: str, remedy: str = "") -> ConfigError:
+    """Return the error that nothing can be drawn at a position, counted in a unit."""
+    return ConfigError(
+        f"Every weight is 0 at {unit} {position}{whose}. Give one of them a weight > 0 there"
+        + (f", or {remedy}." if remedy else ".")
+    )
 
 
 class Mixture:
@@ -41,8 +50,16 @@ class Mixture:
         [1, 0, 1, 1]
     """
 
-    def __init__(self, tree: Tree, keys: Sequence[str], *, seed: str, row_tokens: int = 0):
-        self.keys = tuple(keys)
+    def __init__(
+        self,
+        tree: Tree,
+        keys: Sequence[str],
+        *,
+        seed: str,
+        row_tokens: int = 0,
+        unit: str = "position",
+    ):
+        self.keys, self._unit = tuple(keys), unit
         self.ended = np.zeros(len(self.keys), bool)
 
         numbers = {key: number for number, key in enumerate(self.keys)}
@@ -62,6 +79,17 @@ class Mixture:
     def open(self, position: int) -> bool:
         """Set the weights for a position on the schedule axis; False if nothing can be drawn."""
         return self._root.open(position, self.ended)
+
+    def error_of_weights(self, position: int, what: str, remedy: str) -> ConfigError:
+        """Return the error that sources that have not ended have no weight at a position.
+
+        Args:
+            what: what they have left, such as "rows".
+            remedy: what else to do than give a weight.
+        """
+        left = [key for key, ended in zip(self.keys, self.ended) if not ended]
+        whose = f" for the sources with {what} left: {', '.join(left)}"
+        return zero_weights_error(self._unit, position, whose, remedy)
 
     def shares(self, position: int) -> np.ndarray:
         """Return the share of each source, float64 [sources]; all 0 if nothing can be drawn."""

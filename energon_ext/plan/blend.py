@@ -55,7 +55,7 @@ class Blend:
     def topology(self) -> Topology:
         return self.clock.topology
 
-    @property
+    @functools.cached_property
     def live_weights(self) -> list[LiveWeights]:
         """The files through which a controller sets weights."""
         return [node.live for node in self.tree.nodes() if node.live is not None]

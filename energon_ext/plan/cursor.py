@@ -38,7 +38,7 @@ _WORKERS = "workers"
 
 
 def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
-    """Return the cursor of a run, now or at some earlier progress."""
+    """Return the cursor of a run, now or at some earlier progress, as JSON would give it back."""
     progress = progress or run.progress
     names = list(run.source_names.values())
     plan = run.plan.to_json(progress.plan, names)
@@ -50,7 +50,7 @@ def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
     return {
         "__class__": STATE_CLASS,
         "version": STATE_VERSION,
-        "spec": run.spec.to_json(),
+        "spec": json.loads(json.dumps(run.spec.to_json())),  # may have tuples or enums of a user
         "axis": run.clock.axis.counted,
         "rows_per_step": run.topology.rows_per_step,
         "row_lengths": [list(each) for each in progress.plan.row_lengths],
@@ -60,15 +60,14 @@ def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
         "done": progress.done,
         "read": progress.read,
         "skipped": [list(each) for each in progress.skipped],
-        "inside": run.step_settings if progress.done else None,
+        "inside": dict(run.step_settings) if progress.done else None,
         **({"loss_weights": run.loss_weights_as_json} if run.loss_weights else {}),
     }
 
 
 def save_cursor_of_plan(run: Run) -> dict[str, Any]:
-    """Return the cursor after the last step that a fork has drawn, as JSON gives it back."""
-    progress = Progress(run.plan.save_whole_state())
-    return dict(json.loads(json.dumps(save_cursor(run, progress))))
+    """Return the cursor after the last step that a fork has drawn."""
+    return save_cursor(run, Progress(run.plan.save_whole_state()))
 
 
 def fork_at(run: Run, state: Mapping[str, Any]) -> Run:

@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Iterator
 
 from energon_ext.plan.blend import Blend
-from energon_ext.plan.packed_rows import PackedRows
-from energon_ext.plan.run import Run
 
 #: Sources that are named.
 MAX_NAMED = 5
@@ -19,11 +17,10 @@ def describe_short_sources(blend: Blend) -> Iterator[str]:
     Rows are not filled with copies: a step would weight these documents by chance. The share of
     rows stays as configured, and the row has padding.
     """
-    found = zip(blend.keys, blend.rows) if isinstance(blend, Run) else ()
     short = {
         blend.names.get(key, key): fullest
-        for key, rows in found
-        if isinstance(rows, PackedRows) and (fullest := rows.fullest) < 1
+        for key, source in blend.sources.items()
+        if (fullest := source.fullest) < 1
     }
     for name, fullest in itertools.islice(short.items(), MAX_NAMED):
         yield (

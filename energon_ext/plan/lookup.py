@@ -4,13 +4,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterator
 
 from energon_ext.errors import ConfigError
 from energon_ext.plan.blend import Blend
 
 #: Attribute that marks a validation dataset as one that Energon streams.
 STREAMED = "_is_streamed_validation"
+
+
+def stages_in(dataset_or_loader: Any) -> Iterator[Any]:
+    """Yield a dataset or loader and the datasets inside, from the outermost on.
+
+    The last one is that with no dataset or several inside, which may be sources of a blend.
+    """
+    stage = dataset_or_loader
+    while True:
+        yield stage
+        inner = getattr(stage, "datasets", None)
+        if inner is None:
+            inner = [stage.dataset] if hasattr(stage, "dataset") else []  # of a loader
+        if len(inner) != 1:
+            return
+        (stage,) = inner
 
 
 def find_blend(dataset_or_loader: Any) -> Any:
@@ -25,16 +41,10 @@ def find_blend(dataset_or_loader: Any) -> Any:
             "Validation whose samples are streamed, for the reason in the log, has no blend; read "
             "it by megatron.energon.get_savable_loader."
         )
-    candidates = [dataset_or_loader]
-    while candidates:
-        candidate = candidates.pop()
-        for blend in (candidate, getattr(candidate, "run", None)):  # of a planned dataset
+    for stage in stages_in(dataset_or_loader):
+        for blend in (stage, getattr(stage, "run", None)):  # of a planned dataset
             if isinstance(blend, Blend):
                 return blend
-        if hasattr(candidate, "datasets"):
-            candidates += candidate.datasets
-        elif hasattr(candidate, "dataset"):  # a loader
-            candidates.append(candidate.dataset)
     raise ConfigError(
         f"No blend of sources in {type(dataset_or_loader).__name__}; build the dataset with "
         f"energon_ext.PackedTaskEncoder, or a TaskEncoder with energon_ext.DynamicBlendMixin."

@@ -19,7 +19,7 @@ from typing import Any
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.cursor import save_cursor
 from energon_ext.plan.run import Run
-from energon_ext.plan.source import PlannedSource, Source
+from energon_ext.plan.source import Source
 from energon_ext.state.match import ENCODER
 from energon_ext.state.schema import digest_of
 from energon_ext.tokens.documents import FileFacts
@@ -84,7 +84,7 @@ class Outline:
     def source(self, number: int) -> dict[str, Any]:
         """Return what the data of a source is known by, as JSON values."""
         source = self.sources[number]
-        files = _files_of(source)[:_MOST_FILES]
+        files = source.describe_files()[:_MOST_FILES]
         return _as_sent({"key": source.key, "facts": _facts_of(source), "files": files})
 
 
@@ -144,12 +144,8 @@ def _cursor_of(blend: Blend) -> dict[str, Any]:
 _OF_SOURCE = ("rows", "documents", "tokens")
 
 
-def _files_of(source: Source) -> list[FileFacts]:
-    return source.reader.describe_files() if isinstance(source, PlannedSource) else []
-
-
 def _digest_of_source(source: Source) -> str:
-    facts = [file.facts for file in _files_of(source)]
+    facts = [file.facts for file in source.describe_files()]
     return digest_of([source.identity(), facts])[:16]
 
 

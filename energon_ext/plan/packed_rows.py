@@ -21,14 +21,17 @@ from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.packing import BestFitPacker, Packer, PackPlan, Pieces, load_packer, pack_apart
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.pack_window import PackWindow
-from energon_ext.plan.rows import Rows
+from energon_ext.plan.rows import Rows, TakenRows
 from energon_ext.plan.spec import DOCUMENTS
-from energon_ext.plan.taken_rows import TakenPackedRows
 from energon_ext.state.match import check_fingerprint
 from energon_ext.tokens.documents import Lengths
 
 #: Builds a packer from ``(its JSON, positions of a row, the current packer)``.
 LoadPacker = Callable[[Mapping[str, Any], int, Packer], Packer]
+
+#: ``(documents, starts, stops, visits, ended, tokens)`` of a row: its pieces, how many documents
+#: end in it, and the number of its tokens.
+Description = tuple[list[int], list[int], list[int], list[int], int, int]
 
 #: Documents in the first pack plan of a run.
 _FIRST_DOCS = 64
@@ -328,3 +331,45 @@ def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:
     """Return whether each number is excluded, bool [n]."""
     # Most sources exclude nothing, and np.isin is slow even then.
     return np.isin(numbers, excluded) if len(excluded) else np.zeros(len(numbers), bool)
+
+
+class TakenPackedRows(TakenRows):
+    """Packed rows, not yet read."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+        self._rows: list[tuple[PackPlan, int]] = []  # pack plan, row in the plan
+        self.num_tokens = self.num_documents = 0
+
+    def add(self, plan: PackPlan, first: int, stop: int) -> None:
+        """Append rows of a plan."""
+        self._rows += [(plan, row) for row in range(first, stop)]
+        tokens, documents = (plan.totals[:, stop] - plan.totals[:, first]).tolist()
+        self.num_tokens += tokens
+        self.num_documents += documents
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        lengths = [plan.sizes[plan.extent(row)] for plan, row in self._rows]
+        return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
+
+    def further_costs(self) -> np.ndarray:
+        costs = [self._lengths.costs(self._pieces(row).documents).sum() for row in range(len(self))]
+        return np.array(costs, np.float64)
+
+    def contents(self, number: int) -> list[tuple[int, int, int]]:
+        return self._pieces(number).ranges()
+
+    def description(self, number: int) -> Description:
+        plan, row = self._rows[number]
+        pieces, part = plan.pieces, plan.extent(row)
+        columns = pieces.documents, pieces.starts, pieces.stops, pieces.visits
+        documents, starts, stops, visits = (column[part].tolist() for column in columns)
+        ended, tokens = int(plan.documents[row]), int(plan.tokens[row])
+        return documents, starts, stops, visits, ended, tokens
+
+    def _pieces(self, number: int) -> Pieces:
+        plan, row = self._rows[number]
+        return plan.pieces[plan.extent(row)]

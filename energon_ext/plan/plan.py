@@ -14,7 +14,6 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from energon_ext.errors import ConfigError
 from energon_ext.mixture.interleave import Credits
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.plan.clock import RowLengths
@@ -156,13 +155,9 @@ class Plan:
             missing = self._draw(step, missing, attempt)
             attempt += 1  # draw again where a source had no row left
         if len(missing) == count:
-            left = [key for key, ended in zip(self.mixture.keys, self.mixture.ended) if not ended]
-            if not left:
+            if self.mixture.ended.all():
                 return None
-            raise ConfigError(
-                f"Every weight is 0 at position {position} for the sources with rows left: "
-                f"{', '.join(left)}. Give one of them a weight > 0 there, or raise a max_epochs."
-            )
+            raise self.mixture.error_of_weights(position, "rows", "raise a max_epochs")
         self.step += 1
         self.row += count
         for number in self._finite:

@@ -77,6 +77,7 @@ class Rows(ABC):
         next_row: number of rows taken from the window.
         may_be_repacked: whether rows may be packed with other options after a resume.
         can_exclude: whether single documents can be left out.
+        fullest: the largest part of a row that the documents can fill, 1 for all of it.
     """
 
     kind: str
@@ -120,6 +121,10 @@ class Rows(ABC):
     def parts(self) -> dict[str, tuple[float, float]]:
         """``(documents, share of tokens)`` of each part that batches name; empty if one."""
         return {}
+
+    @property
+    def fullest(self) -> float:
+        return 1.0
 
     @property
     def tokens_per_document(self) -> float | None:

@@ -92,8 +92,13 @@ class Run(Blend):
         self.retained: dict[str, Any] = {}
         self.earlier_digests: tuple[tuple[int, str], ...] = ()
         self.dropped_rows = 0
-        seed, row_tokens = str(self.spec.seed), self.clock.row_tokens
-        mixture = Mixture(self.tree, self.keys, seed=seed, row_tokens=row_tokens)
+        mixture = Mixture(
+            self.tree,
+            self.keys,
+            seed=str(self.spec.seed),
+            row_tokens=self.clock.row_tokens,
+            unit=self.clock.axis.one,
+        )
         first_rows = [source.first_rows for source in self.sources.values()]
         self.plan = Plan(first_rows, mixture, repeats=self.options.repeats)
         self.progress = Progress(self.plan.save_state())

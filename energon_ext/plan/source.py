@@ -103,6 +103,15 @@ class Source(ABC):
         """True if single documents can be left out."""
         return False
 
+    @property
+    def fullest(self) -> float:
+        """The largest part of a row that its documents can fill, 1 for all of it."""
+        return 1.0
+
+    def describe_files(self) -> list[FileFacts]:
+        """Return its files in order, with what the plan depends on; empty if they are unknown."""
+        return []
+
 
 @dataclass(frozen=True, eq=False)
 class PlannedSource(Source):
@@ -135,3 +144,10 @@ class PlannedSource(Source):
     @property
     def can_exclude(self) -> bool:
         return self.first_rows.can_exclude
+
+    @property
+    def fullest(self) -> float:
+        return self.first_rows.fullest
+
+    def describe_files(self) -> list[FileFacts]:
+        return self.reader.describe_files()

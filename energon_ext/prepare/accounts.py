@@ -192,7 +192,21 @@ def skipped_documents(prepared: Record, kind: str) -> tuple[int, str]:
     return sum(kinds["count"] for kinds in skipped), skipped[0]["first"] if skipped else ""
 
 
-def kinds_of_refused(prepared: Record) -> list[tuple[int, str]]:
+def list_refused(prepared: Record) -> list[str]:
+    """Return the first error of the refused documents; if several kinds, that and their number."""
+    kinds = _kinds_of_refused(prepared)
+    if len(kinds) > 1:
+        return [f"{count:,}, the first: {first}" for count, first in kinds]
+    count, first = skipped_documents(prepared, "refused")
+    return [f"the first: {first}"] if count else []
+
+
+def are_most_refused(prepared: Record) -> bool:
+    """Return True if more documents were refused than written, which is rarely what was meant."""
+    return skipped_documents(prepared, "refused")[0] > sum(prepared["documents"].values())
+
+
+def _kinds_of_refused(prepared: Record) -> list[tuple[int, str]]:
     """Return the number of refused documents of each kind with the first one's error."""
     counts: Counter[str] = Counter()
     firsts: dict[str, str] = {}

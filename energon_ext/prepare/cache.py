@@ -26,6 +26,7 @@ from energon_ext.prepare.accounts import (
     changed_files,
     files_of,
     has_units,
+    list_refused,
     name_units,
     read_record,
     skipped_documents,
@@ -45,6 +46,9 @@ SPLIT = "tokens"
 #: Approximate tokenizer speed of one core, and the longest work that starts automatically.
 BYTES_PER_SECOND = 2_500_000
 MAX_SECONDS = 60.0
+
+#: Most kinds of failures that one line names.
+_MAX_KINDS = 5
 
 #: Failed samples that are tried again together, and the most of a unit that raised SkipSample.
 _TRIED_TOGETHER, _TRIED_SKIPPED = 32, 256
@@ -126,19 +130,20 @@ class Cached:
 
         That entry is removed: it is of no use, and corrected code of the same name would find it.
         """
-        count, first = skipped_documents(prepared, "refused")
-        first = first.rstrip(".")
+        count, _ = skipped_documents(prepared, "refused")
+        listed = [each.rstrip(".") for each in list_refused(prepared)]
+        more = f"; and {len(listed) - _MAX_KINDS} more kinds" * (len(listed) > _MAX_KINDS)
+        kinds = (": " if len(listed) > 1 else ", ") + "; ".join(listed[:_MAX_KINDS]) + more
         if count and not any(prepared["tokens"].values()):
             shutil.rmtree(self.folder, ignore_errors=True)
             raise ConfigError(
-                f"{self.name}: none of its {self.count:,} samples could be {self.verb}, the first: "
-                f"{first}. {self.advice}".rstrip()
+                f"{self.name}: none of its {self.count:,} samples could be {self.verb}{kinds}. "
+                f"{self.advice}".rstrip()
             )
         if count:
             logger.warning(
-                "%s: %d of %d samples cannot be %s, the first: %s. They are left out; `%s` tries "
-                "them again.",
-                *(self.name, count, self.count, self.verb, first, self.command()),
+                "%s: %d of %d samples cannot be %s%s. They are left out; `%s` tries them again.",
+                *(self.name, count, self.count, self.verb, kinds, self.command()),
             )
 
 

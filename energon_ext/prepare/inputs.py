@@ -5,7 +5,6 @@
 import glob
 import gzip
 import io
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from energon_ext.arguments import optional_module
+from energon_ext.data_files import RepeatedKeyError, parse_record
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
 from energon_ext.prepare.input_files import describe, input_files, open_input
@@ -150,7 +150,9 @@ def _unpack(file: BinaryIO, path: StoredObject) -> Any:
 
 def _read_line(read_row: RowReader, line: bytes, origin: str, num_bytes: int) -> InputDocument:
     try:
-        row = json.loads(line)
+        row = parse_record(line)
+    except RepeatedKeyError as error:
+        raise ConfigError(f"{origin}: {error}.") from error
     except (ValueError, RecursionError) as error:
         refuse_returns(line, origin)
         reason = error if len(line) < MAX_LINE_BYTES else f"over {MAX_LINE_BYTES:,} bytes"

@@ -3,7 +3,6 @@
 """Writes the documents of a unit to token files, one pair per split."""
 
 import json
-import os
 import re
 import tempfile
 from collections import Counter
@@ -18,7 +17,7 @@ import numpy as np
 from energon_ext.errors import ConfigError, SampleError, log_of, one_line
 from energon_ext.keyed import sha256_of_file, stable_hash
 from energon_ext.prepare.documents import InputDocument, Unit
-from energon_ext.storage.whole_file import fsync, name_path
+from energon_ext.storage.whole_file import fsync, move_files, name_path
 
 logger = log_of(__name__)
 
@@ -120,11 +119,7 @@ def write_unit(
             file = f"{path.parent.name}/{path.name}"
             files[file] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
             fsync(path)  # before the account of the unit says that it is complete
-        for file in files:
-            (folder / file).parent.mkdir(exist_ok=True)
-            os.replace(Path(staging, file), folder / file)
-        for split in writers:
-            fsync(folder / split)
+        move_files(files, Path(staging), folder)
     return {
         "documents": {split: writer.num_documents for split, writer in writers.items()},
         "characters": dict(characters),

@@ -8,7 +8,6 @@ part each; the last of them to finish publishes.
 """
 
 import contextlib
-import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,7 +37,7 @@ from energon_ext.storage.claim import (
     claim,
     living_parts,
 )
-from energon_ext.storage.whole_file import fsync
+from energon_ext.storage.whole_file import fsync, move_files
 from energon_ext.tokens.index import META_SUFFIX, PREPARED, SUFFIXES
 from energon_ext.tokens.origins import ORIGINS_SUFFIX
 from energon_ext.tokens.splits import SPLITS
@@ -242,10 +241,8 @@ def _publish(prepared: Record, preparation: Preparation) -> None:
         fsync(output.parent)
         shutil.rmtree(old, ignore_errors=True)
         return
-    for file in [*sorted(wanted), PREPARED]:
-        if (work / file).is_file():
-            (output / file).parent.mkdir(exist_ok=True)
-            os.replace(work / file, output / file)
+    move_files((file for file in sorted(wanted) if (work / file).is_file()), work, output)
+    move_files([PREPARED], work, output)
     shutil.rmtree(work)
 
 

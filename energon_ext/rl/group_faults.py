@@ -8,10 +8,9 @@ from typing import Any, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from energon_ext.batch.columns import Column
+from energon_ext.batch.columns import RESPONSE_MASK, Column
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.losses.unified import RESPONSE_MASK
 from energon_ext.rl.scored_group import ScoredGroup
 
 #: Largest log-probability: half precision may round that of a certain token above 0.

@@ -9,10 +9,9 @@ from typing import Mapping, Sequence
 import numpy as np
 import torch
 
-from energon_ext.batch.columns import NO_COLUMNS, Column
+from energon_ext.batch.columns import NO_COLUMNS, RESPONSE_MASK, Column
 from energon_ext.batch.rows import Row
 from energon_ext.errors import SampleError
-from energon_ext.losses.unified import RESPONSE_MASK
 from energon_ext.rl.scored_group import ScoredGroup
 
 

@@ -18,7 +18,7 @@ from energon_ext.rl.rewards import RewardFunction, Rewards, score
 from energon_ext.rl.sampler import Unanswered
 from energon_ext.rl.scored_group import ScoredGroup
 from energon_ext.rl.server_apis import APIS, NEUTRAL, Question
-from energon_ext.rl.server_call import ServerCall
+from energon_ext.rl.server_call import Server, ServerCall
 
 _logger = log_of(__name__)
 
@@ -27,7 +27,7 @@ _FINISH_REASONS = ("stop", "length", None)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class OpenAISampler:
+class OpenAISampler(Server):
     """A :class:`~energon_ext.rl.BatchSampler` that sends all prompts of a call to a server at once.
 
     It keeps nothing between calls. The server must have the weights in training: see
@@ -71,19 +71,9 @@ class OpenAISampler:
     :class:`~energon_ext.rl.Unanswered`; the other prompts of the call get their groups.
     """
 
-    base_url: str = field(kw_only=False)
     reward: RewardFunction = field(kw_only=False)
-    group_size: int
-    max_new_tokens: int
-    model: str = ""
-    api: str = "vllm"
     sampling: Mapping[str, Any] | None = None
-    api_key: str | None = None
-    timeout_seconds: float = 1800.0
     call_timeout_seconds: float = 3600.0
-    max_retries: int = 5
-    outage_seconds: float = 600.0
-    max_concurrent: int = 64
 
     def __post_init__(self) -> None:
         install = "energon_ext[openai]"

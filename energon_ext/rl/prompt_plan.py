@@ -7,7 +7,6 @@ plan, and a run continues there with any number of ranks.
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,7 +146,7 @@ class PromptPlan:
 
     def save_state(self) -> dict[str, Any]:
         """Return the cursor after the last drawn batch, equal on all ranks."""
-        return dict(json.loads(json.dumps(save_cursor(self.run))))
+        return save_cursor(self.run)
 
     def restore_state(self, cursor: Mapping[str, Any]) -> None:
         """Continue from a cursor; raises as :func:`~energon_ext.plan.cursor.restore_cursor`."""

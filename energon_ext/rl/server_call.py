@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, AsyncIterator
 
 from energon_ext.compat import http_timeout_of
 from energon_ext.data_files import parse_json
@@ -14,9 +15,6 @@ from energon_ext.errors import SamplerError, log_of, printable
 from energon_ext.rl.response import Response
 from energon_ext.rl.sampler import Unanswered
 from energon_ext.rl.server_apis import APIS, Question
-
-if TYPE_CHECKING:
-    from energon_ext.rl.openai_sampler import OpenAISampler
 
 _logger = log_of(__name__)
 
@@ -40,16 +38,35 @@ _ABORTED = "abort"
 _CONNECT_SECONDS = 30.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
+class Server:
+    """A server, what is asked of it, and for how long.
+
+    See :class:`~energon_ext.rl.OpenAISampler` for the meaning of each field.
+    """
+
+    base_url: str = field(kw_only=False)
+    group_size: int
+    max_new_tokens: int
+    model: str = ""
+    api: str = "vllm"
+    api_key: str | None = None
+    timeout_seconds: float = 1800.0
+    max_retries: int = 5
+    outage_seconds: float = 600.0
+    max_concurrent: int = 64
+
+
 class ServerCall:
     """Asks about the prompts of a call; an asynchronous context manager."""
 
-    def __init__(self, sampler: OpenAISampler, openai: Any):
-        self._sampler = sampler
+    def __init__(self, server: Server, openai: Any):
+        self._server = server
         self._openai = openai
-        self._api = APIS[sampler.api]
-        self._turn = asyncio.Semaphore(sampler.max_concurrent)
-        self._outage = _Outage(sampler.base_url, sampler.outage_seconds)
-        limit = sampler.timeout_seconds
+        self._api = APIS[server.api]
+        self._turn = asyncio.Semaphore(server.max_concurrent)
+        self._outage = _Outage(server.base_url, server.outage_seconds)
+        limit = server.timeout_seconds
         http_client = openai.DefaultAsyncHttpxClient(
             event_hooks={"request": [self._strip_headers], "response": [self._limit_size]},
             follow_redirects=False,  # prompts and the key are for this server only
@@ -57,10 +74,10 @@ class ServerCall:
         http_client.send = self._limit_time(http_client.send, http_timeout_of(http_client))
         self._client = openai.AsyncOpenAI(
             http_client=http_client,
-            base_url=sampler.base_url,
-            api_key=sampler.api_key or "none",  # otherwise the client reads the environment's
+            base_url=server.base_url,
+            api_key=server.api_key or "none",  # otherwise the client reads the environment's
             timeout=openai.Timeout(limit, connect=min(limit, _CONNECT_SECONDS)),
-            max_retries=sampler.max_retries,
+            max_retries=server.max_retries,
         )
 
     async def __aenter__(self) -> "ServerCall":
@@ -77,7 +94,7 @@ class ServerCall:
             SamplerError: the server kept failing, or sent something else; names the prompt.
         """
         body = self._api.build_request(question)
-        url, api = self._sampler.base_url, self._sampler.api
+        url, api = self._server.base_url, self._server.api
         other = next(each for each in APIS if each != api)
         try:
             async with self._turn:
@@ -96,8 +113,8 @@ class ServerCall:
             raise SamplerError(reason, key=key) from None
         except self._openai.APITimeoutError as error:
             raise SamplerError(
-                f"{url} sent no complete answer in {self._sampler.timeout_seconds:g} seconds "
-                f"(timeout_seconds), {self._sampler.max_retries + 1} times",
+                f"{url} sent no complete answer in {self._server.timeout_seconds:g} seconds "
+                f"(timeout_seconds), {self._server.max_retries + 1} times",
                 key=key,
             ) from error
         except self._openai.OpenAIError as error:
@@ -134,7 +151,7 @@ class ServerCall:
 
     async def _strip_headers(self, request: Any) -> None:
         """Remove all headers that a request does not need."""
-        api_key = self._sampler.api_key
+        api_key = self._server.api_key
         key = f"Bearer {api_key}" if api_key else None
         if request.url.userinfo:  # a login in the URL, which the client has turned into a header
             key = request.headers.get("Authorization")
@@ -149,7 +166,7 @@ class ServerCall:
         async def limited(request: Any, **options: Any) -> Any:
             try:
                 sent = send(request, **options)
-                return await asyncio.wait_for(sent, self._sampler.timeout_seconds)
+                return await asyncio.wait_for(sent, self._server.timeout_seconds)
             except asyncio.TimeoutError as error:
                 raise timeout("the whole answer", request=request) from error
 
@@ -157,7 +174,7 @@ class ServerCall:
 
     async def _limit_size(self, response: Any) -> None:
         """Make reading a response raise an error once its decompressed bytes exceed the maximum."""
-        tokens = self._sampler.group_size * self._sampler.max_new_tokens
+        tokens = self._server.group_size * self._server.max_new_tokens
         limit = _MAX_BYTES + _MAX_BYTES_PER_TOKEN * tokens
         parts = response.aiter_bytes
 
@@ -173,7 +190,7 @@ class ServerCall:
 
     def _excerpt(self, text: str) -> str:
         """Return the beginning of a server's text without the key, which it may repeat."""
-        api_key = self._sampler.api_key
+        api_key = self._server.api_key
         return (text.replace(api_key, "***") if api_key else text)[:200]
 
 

@@ -7,6 +7,7 @@ index. Its loaders read by number, then apply functions that decode and cook a s
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,31 +21,59 @@ from megatron.energon.flavors.webdataset.sample_loader import (
 )
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from energon_ext.errors import ConfigError, EnergonExtError
+from energon_ext.data_files import RepeatedKeyError, parse_record
+from energon_ext.errors import ConfigError, EnergonExtError, SampleError
+from energon_ext.plan.lookup import stages_in
 from energon_ext.samples.line_reader import LineReader
 from energon_ext.samples.shards import StoredShards
 from energon_ext.samples.tar_reader import TarReader
 from energon_ext.tokens.documents import FileFacts
+
+_LOADER = WebdatasetSampleLoaderDataset
 
 #: One rank without workers.
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
 
 def guard_readers(dataset: Any) -> Any:
-    """Make a dataset check what it reads against its index; returns the dataset."""
-    _, inner = _unwrap(dataset)
-    if isinstance(inner, WebdatasetSampleLoaderDataset):
-        inner.join_readers = [_guard(reader) for reader in inner.join_readers]
+    """Make a dataset check what it reads: against its index, and for keys that are there twice.
+
+    Returns the dataset.
+    """
+    if (loader := loader_in(dataset)) is None:
+        return dataset
+    loader.join_readers = [_guard(reader) for reader in loader.join_readers]
+    lines = [n for n, reader in enumerate(loader.join_readers) if isinstance(reader, LineReader)]
+    *around, _ = stages_in(dataset)
+    if lines and around and isinstance(first := around[-1], MapDataset):
+        load = functools.partial(_load_lines, first.map_fn, lines)
+        first.map_fn = functools.update_wrapper(
+            load, first.map_fn
+        )  # named alike in Energon's states
     return dataset
 
 
-def _unwrap(dataset: Any) -> tuple[list[Callable[[Any], Any]], Any]:
-    """Return the functions that a dataset maps over its samples, in order, and its loader."""
-    stages: list[Callable[[Any], Any]] = []
-    while isinstance(dataset, MapDataset):
-        stages.insert(0, dataset.map_fn)
-        dataset = dataset.dataset
-    return stages, dataset
+def _load_lines(load: Callable[[Any], Any], lines: list[int], stored: RawSampleData) -> Any:
+    """Load a stored sample of which some parts are lines; Energon would keep the last of two keys.
+
+    Raises:
+        SampleError: a key is there twice.
+    """
+    try:
+        for number in lines:
+            if (part := stored.data[number]) is not None:
+                parse_record(part["json"])
+    except RepeatedKeyError as error:
+        raise SampleError(str(error)) from error
+    except (ValueError, RecursionError):
+        pass  # which Energon reports
+    return load(stored)
+
+
+def loader_in(dataset: Any) -> WebdatasetSampleLoaderDataset | None:
+    """Return the loader of samples inside a dataset; None if there is none."""
+    loaders = (each for each in stages_in(dataset) if isinstance(each, _LOADER))
+    return next(loaders, None)
 
 
 def _guard(reader: Any) -> Any:
@@ -58,12 +87,15 @@ class NumberedSamples:
 
     def __init__(self, dataset: SavableDataset, path: str):
         self.path = path
-        self._stages, inner = _unwrap(guard_readers(dataset))
-        if not isinstance(inner, WebdatasetSampleLoaderDataset):
-            raise ConfigError(
-                f"{path}: a {type(inner).__name__} cannot be read by number; write it as JSON "
-                f"Lines."
-            )
+        *stages, inner = stages_in(guard_readers(dataset))
+        for stage, kind in ((inner, _LOADER), *((stage, MapDataset) for stage in stages)):
+            if not isinstance(stage, kind):
+                raise ConfigError(
+                    f"{path}: a {type(stage).__name__} cannot be read by number; write it as JSON "
+                    f"Lines."
+                )
+        #: The functions that it maps over its samples, in order.
+        self._stages: list[Callable[[Any], Any]] = [stage.map_fn for stage in reversed(stages)]
         self._readers = inner.join_readers
         self._numbered = [
             each for each in self._readers if isinstance(each, TarReader | LineReader)

@@ -88,7 +88,7 @@ class SampleReader:
                 self.samples.prefetch(number)
 
     def read(self, rows: Sequence[Any]) -> list[Any]:
-        """Read and encode rows of :data:`~energon_ext.plan.taken_rows.Description`."""
+        """Read and encode rows of :data:`~energon_ext.plan.packed_rows.Description`."""
         return [self._read_row(numbers, visits) for numbers, _, _, visits, *_ in rows]
 
     def _read_row(self, numbers: Sequence[int], visits: Sequence[int]) -> Any:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from fnmatch import translate
+from typing import Any, TypeVar
 
 from energon_ext.errors import ConfigError
 
@@ -23,17 +24,34 @@ MAX_FOLDERS = 50_000  # below one; links may turn few folders into very many
 #: What a folder contains, by name.
 Names = Mapping[str, "os.DirEntry[str]"]
 
+_T = TypeVar("_T")
+
 _LISTED: ContextVar[dict[str, Names] | None] = ContextVar("listed", default=None)
+_FOUND: ContextVar[dict[Any, Any] | None] = ContextVar("found", default=None)
 
 
 @contextlib.contextmanager
 def list_folders_once() -> Iterator[None]:
     """List each folder at most once in the block; what is written meanwhile may be overlooked."""
-    token = _LISTED.set({})
+    listed, found = _LISTED.set({}), _FOUND.set({})
     try:
         yield
     finally:
-        _LISTED.reset(token)
+        _LISTED.reset(listed)
+        _FOUND.reset(found)
+
+
+def find_once(find: Callable[[str], _T | None], path: str) -> _T | None:
+    """Return what a function finds at a path; in a load it is called once, unless it finds nothing.
+
+    A load may write a folder, such as tokenized text.
+    """
+    known = _FOUND.get()
+    if known is None:
+        return find(path)
+    if (found := known.get((find, path))) is None and (found := find(path)) is not None:
+        known[find, path] = found
+    return found
 
 
 def names_in(folder: str) -> Names:

@@ -7,7 +7,9 @@ import contextlib
 import math
 import os
 import queue
+import sys
 import time
+from asyncio import BaseEventLoop
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -36,7 +38,7 @@ _SECONDS_BETWEEN_CHECKS = 600.0
 _SECONDS_BETWEEN_LINES = 60.0
 
 #: Longest time that a store that no longer answers delays the exit of a process.
-_SECONDS_TO_CLOSE = 5.0
+_SECONDS_TO_CLOSE = 20.0
 
 _Result = TypeVar("_Result")
 
@@ -110,9 +112,10 @@ class RangeReader:
     def close(self) -> None:
         """Cancel the queued requests and wait for the open ones.
 
-        Python crashes with a segmentation fault if it exits while a thread is in the Rust client.
+        Python crashes with a segmentation fault if it exits while a thread is in the Rust client,
+        or while a thread of the Rust client is in Python.
         """
-        if self.process != os.getpid():
+        if self.process != os.getpid() or not self._threads:
             return
         with contextlib.suppress(queue.Empty):
             while work := self._work.get_nowait():
@@ -120,7 +123,9 @@ class RangeReader:
         for _ in self._threads:
             self._work.put(None)
         last = time.monotonic() + _SECONDS_TO_CLOSE
-        while time.monotonic() < last and any(map(_is_alive, self._threads)):
+        while time.monotonic() < last:
+            if not any(map(_is_alive, self._threads)) and not _is_client_in_python():
+                return
             time.sleep(0.001)
 
     def _run_calls(self) -> None:
@@ -170,6 +175,17 @@ class RangeReader:
 def _is_alive(thread: Thread) -> bool:
     """Return True if Linux has the thread; to Python it ends before it has left the Rust client."""
     return os.path.exists(f"/proc/self/task/{thread.native_id}")
+
+
+def _is_client_in_python() -> bool:
+    """Return True if a thread of the Rust client reports a result, after the caller may have it."""
+    report = BaseEventLoop.call_soon_threadsafe.__code__
+    for frame in sys._current_frames().values():
+        while frame.f_back:
+            frame = frame.f_back
+        if frame.f_code is report:
+            return True
+    return False
 
 
 _reader = RangeReader()

@@ -11,7 +11,7 @@ import errno
 import glob
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,17 +29,27 @@ def open_whole(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written; it names the path, and an existing file is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with name_path(path, temporary):
-            with open(temporary, "xb") as file:
-                yield file
-                _flush(file)
-            os.replace(temporary, path)
-            fsync(path.parent)
-    finally:
-        with contextlib.suppress(OSError):  # it was renamed, or the file system is read-only
-            temporary.unlink()  # also frees the space if the disk is full
+    with _temporary(path) as temporary:
+        with open(temporary, "xb") as file:
+            yield file
+            _flush(file)
+        os.replace(temporary, path)
+        fsync(path.parent)
+
+
+def move_files(files: Iterable[str], source: Path, target: Path) -> None:
+    """Move complete files, by their paths below a folder, to another one that may have them.
+
+    They are on disk when the call returns, under their new names.
+    """
+    folders = set()
+    for file in files:
+        moved = target / file
+        moved.parent.mkdir(exist_ok=True)
+        os.replace(source / file, moved)
+        folders.add(moved.parent)
+    for folder in sorted(folders):
+        fsync(folder)
 
 
 def create(path: Path, content: bytes) -> bool:
@@ -52,24 +62,32 @@ def create(path: Path, content: bytes) -> bool:
     """
     if os.path.lexists(path):
         return False
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    with _temporary(path) as temporary:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            _flush(file)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _create_in_place(path, content)
+    return True
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """Yield a path for the content of another one, and remove the file that is left there."""
+    name = path.name.removeprefix(".")
+    temporary = path.with_name(f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with name_path(path, temporary):
-            with open(temporary, "xb") as file:
-                file.write(content)
-                _flush(file)
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return False
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                return _create_in_place(path, content)
+            yield temporary
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return True
+        with contextlib.suppress(OSError):  # it was renamed, or the file system is read-only
+            temporary.unlink()  # also frees the space if the disk is full
 
 
 def _create_in_place(path: Path, content: bytes) -> bool:

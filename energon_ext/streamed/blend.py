@@ -167,12 +167,8 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         if mixture.ended.all():
             return None
         if not mixture.open(position):
-            left = [key for key, ended in zip(self.keys, mixture.ended) if not ended]
-            raise ConfigError(
-                f"Every weight is 0 at position {position} for the sources with samples left: "
-                f"{', '.join(left)}. Give one of them a weight > 0 there, raise a max_epochs, or "
-                f"use fewer workers."
-            )
+            remedy = "raise a max_epochs, or use fewer workers"
+            raise mixture.error_of_weights(position, "samples", remedy)
         return int(mixture.draw(np.array([self._drawn]))[0])
 
     @functools.cached_property
@@ -199,7 +195,8 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             config = self.worker_config
             worker = config.rank * self.topology.workers + config.rank_worker_id()
             key = f"{config.seed_offset}/worker {worker}"
-            mixture = self._mixture = Mixture(self.tree, self.keys, seed=key)
+            unit = self.clock.axis.one
+            mixture = self._mixture = Mixture(self.tree, self.keys, seed=key, unit=unit)
             if worker and mixture.credits() and mixture.open(self.clock.at(0, 0)):
                 drawn = mixture.draw(np.arange(1 + stable_hash(key) % _MAX_DRAWS_BEFORE))
                 mixture.settle(np.bincount(drawn, minlength=len(self.keys)))

@@ -85,13 +85,3 @@ def line_up(
         if key not in saved:
             spread.place(end)
             end += spread.samples
-
-
-def loader_in(dataset: Any) -> WebdatasetSampleLoaderDataset | None:
-    """Return the loader of samples inside one dataset around another; None if there is none."""
-    while not isinstance(dataset, WebdatasetSampleLoaderDataset):
-        inner: Sequence[Any] = getattr(dataset, "datasets", ())
-        if len(inner) != 1:
-            return None
-        dataset = inner[0]
-    return dataset

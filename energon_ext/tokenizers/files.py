@@ -15,6 +15,10 @@ from energon_ext.data_files import open_data, read_data
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256
 
+#: Files of which one is in the Hub's cache if a tokenizer was loaded before, and how long to wait
+#: for the Hub otherwise.
+_HUB_FILES, _HUB_SECONDS = ("tokenizer_config.json", "tokenizer.json", "config.json"), 10.0
+
 #: Size limit of each tokenizer file; the largest known ones have about 40 MB.
 MAX_FILE_BYTES = 2**28
 _FILE_SUFFIXES = (".json", ".jinja", ".model", ".txt")
@@ -40,12 +44,26 @@ def load_with_transformers(name: str, what: str) -> Any:
         if path.name == "tokenizer.json":
             _check_ids(read_data(path, MAX_FILE_BYTES), what)
     with errors_of_library(f"{what}: transformers cannot load it", "Check the path or the name."):
+        _check_on_hub(name)
         loaded = transformers.AutoTokenizer.from_pretrained(
             name, use_fast=True, trust_remote_code=False
         )
     if hasattr(loaded, "backend_tokenizer"):
         _check_growth(loaded.backend_tokenizer, what)
     return loaded
+
+
+def _check_on_hub(name: str) -> None:
+    """Raise an error of the Hub's client for a name that is nowhere; one request, not tried again.
+
+    ``transformers`` would ask for one file after another, each six times, for about a minute.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if Path(name).exists():
+        return
+    if not any(isinstance(try_to_load_from_cache(name, file), str) for file in _HUB_FILES):
+        HfApi().model_info(name, timeout=_HUB_SECONDS)
 
 
 def load_backend(name: str, what: str) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.errors import ConfigError
-from energon_ext.storage.folders import files_below
+from energon_ext.storage.folders import files_below, find_once
 from energon_ext.storage.object_store import file_name, is_remote
 from energon_ext.tokens.documents import Documents, sample_numbers
 from energon_ext.tokens.file_set import open_token_files
@@ -99,7 +99,10 @@ def find_format(path: Any) -> Format | None:
 
     ConfigError for a folder with files of two formats, except that pairs come before all others.
     """
-    text = file_name(path).rstrip("/")
+    return find_once(_format_at, file_name(path).rstrip("/"))
+
+
+def _format_at(text: str) -> Format | None:
     for each in FORMATS:
         is_named = text.endswith(each.suffix)
         if is_named and (is_remote(text) or os.path.exists(text) or glob.has_magic(text)):

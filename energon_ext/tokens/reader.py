@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 
 from energon_ext.arguments import choices
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column
+from energon_ext.batch.columns import (
+    DOCUMENT,
+    LABEL_WEIGHTS,
+    NUMBERS,
+    TOKENS,
+    VISIT,
+    Column,
+)
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, StoreError
-from energon_ext.losses.documents import DOCUMENT, VISIT
 from energon_ext.tokens.column_folder import ColumnFolder
 from energon_ext.tokens.documents import Documents, FileFacts, Origin
 from energon_ext.tokens.transformed import Changes, columns_of, read_columns
 
 #: Approximate bytes per token in an object store.
 _TOKEN_BYTES = 4
-
-#: Columns that say which document a segment belongs to.
-NUMBERS = {
-    DOCUMENT: Column(np.dtype(np.int64), per="document", fill=-1),
-    VISIT: Column(np.dtype(np.int32), per="document", fill=-1),
-}
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DocumentReader:
         changes: changes documents as they are read; None to read them as they are.
         counts_parts: whether rows have ``parts``.
         untrained: a token that is never trained as a label; None if there is none.
-        numbers_documents: whether rows have the columns :data:`NUMBERS`.
+        numbers_documents: whether rows have the columns :data:`~energon_ext.batch.columns.NUMBERS`.
     """
 
     documents: Documents
@@ -70,7 +70,7 @@ class DocumentReader:
         return found if self.convert is None else list(map(self.convert, found))
 
     def read_rows(self, rows: Sequence[Any]) -> list[Row]:
-        """Read rows of :data:`~energon_ext.plan.taken_rows.Description`; look them up together."""
+        """Read rows of :data:`~energon_ext.plan.packed_rows.Description`; look them up together."""
         pieces = _pieces_of(rows)
         try:
             found = self._read_columns(rows)

@@ -215,3 +215,23 @@ def test_a_pair_with_too_many_levels_is_refused():
     for record in ({"prompt": "q", "chosen": "a"}, {"chosen": "q a"}):
         with pytest.raises(SampleError, match="has more than 100 lists and objects"):
             read_preference({**record, "rejected": "q b", "note": deep})
+
+
+TWICE = '{"role": "assistant", "content": "4", "content": "5"}'
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": f'[{{"role": "user", "content": "2 + 2"}}, {TWICE}]'},
+        {"messages": [json.dumps(ASKED[0]), TWICE]},
+        {"messages": f'{{"messages": [{json.dumps(ASKED[0])}, {TWICE}]}}'},
+        {"prompt": ASKED, "completion": TWICE},
+    ],
+)
+def test_messages_as_json_text_with_a_key_twice_are_refused(record):
+    """One of the two values would be dropped; a text that is not messages is only a text."""
+    with pytest.raises(SampleError, match="`(messages|completion)`: the key 'content' is there tw"):
+        read_conversation(record)
+    text = '{"a": 1, "a": 2}'
+    assert read_conversation({"prompt": text, "completion": "4"}).messages[0]["content"] == text

@@ -66,9 +66,9 @@ def test_help_and_version_are_fast_and_import_nothing_heavy(option):
 
 def test_the_module_runs_the_command():
     command = [sys.executable, "-m", "energon_ext"]
-    failed = subprocess.run([*command, "plan", "--no"], capture_output=True, text=True)
+    failed = subprocess.run([*command, "report", "--no"], capture_output=True, text=True)
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
-    assert failed.stderr.startswith("Usage: python -m energon_ext plan ")
+    assert failed.stderr.startswith("Usage: python -m energon_ext report ")
 
 
 def test_bash_completes_commands_and_their_options():

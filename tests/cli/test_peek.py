@@ -153,7 +153,10 @@ def test_samples_are_shown_as_stored_with_image_sizes(photos):
 
 def test_the_rows_of_packed_samples_are_shown_and_drawn(photos, tmp_path):
     encoder = ("--encoder", "tests.samples.vision:PackedCaptions")
+    (tmp_path / "kept.png").write_bytes(b"kept")
+    (tmp_path / "sheet.png").symlink_to("kept.png")
     shown = peek(photos, *encoder, "--rows", 2, "--png", tmp_path / "sheet.png")
+    assert (tmp_path / "kept.png").read_bytes() == b"kept"  # as other pictures: whole, or not
     samples = [line for line in shown if "sample 0" in line]
     assert sum(int(line.split()[2]) for line in shown if line.startswith("row")) == len(samples)
     images = [line.count("6x") for line in samples]

@@ -235,6 +235,26 @@ def test_conversations_are_written_whole_and_refused_ones_are_counted(tmp_path):
     assert f"the first: Sample {lines}:2: message 0 answers no question" in out
 
 
+def test_most_conversations_refused_are_an_exit_status_unless_that_is_accepted(tmp_path):
+    bad = [{"messages": [ANSWER]}, {"prompt": "ab"}]
+    twice = '{"prompt": "e", "prompt": "f", "response": "g"}\n'
+    lines = write_jsonl(tmp_path / "chat.jsonl", [{"prompt": "a", "response": "b"}, *bad])
+    command = ("--tokenizer", "bytes", *CHAT, "--jsonl", lines)
+    result = energon_ext("prepare", tmp_path / "out", *command)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].strip() == (
+        "Most documents were refused; --on-error skip accepts it."
+    )
+    assert documents(tmp_path / "out" / "train") == [byte_ids("ab")]
+    assert energon_ext("prepare", tmp_path / "out", *command).exit_code == 1  # nothing left to do
+    with lines.open("a") as file:
+        file.write(twice)
+    result = energon_ext("prepare", tmp_path / "more", *command, "--on-error", "skip")
+    assert result.exit_code == 0
+    assert "skipped as unreadable: 1" in result.stdout
+    assert f"{lines}:4: the key 'prompt' is there twice." in result.stdout
+
+
 def test_an_input_of_refused_conversations_is_an_error(tmp_path):
     few = write_jsonl(tmp_path / "few.jsonl", [{"messages": [ANSWER]}] * 3)
     line = error_line(

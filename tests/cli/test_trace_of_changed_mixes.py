@@ -208,11 +208,21 @@ def test_a_run_without_a_state_is_planned_from_its_beginning(tmp_path):
                 inputs += [65 + document % 26] * (stop - start)
             found.append(tuple((inputs[:SEQ_LEN] + [0] * SEQ_LEN)[:SEQ_LEN]))
         assert sorted(found) == expected[step]
+    settings = ("--encoder", "tests.cli.test_trace_of_changed_mixes:encoder", *settings)
+    message = error_line(trace(tmp_path / "run", mix, "--step", 2, *settings))
+    assert "--seq-length: is set by --encoder; remove it." in message  # as `plan` says
+    settings = settings[:2] + settings[4:]
+    result = trace(tmp_path / "run", mix, "--step", 2, "--json", *settings)
+    assert len(result.stdout.splitlines()) == ROWS and "text" in result.stdout
+
+
+def encoder():
+    return PackedTaskEncoder(ByteTokenizer(), SEQ_LEN)
 
 
 def test_settings_that_a_state_contains_are_refused(data, mixes):
     message = error_line(trace(data[0] / "run", *mixes, "--step", 1, "--seq-length", 32))
-    assert "seq_len: " in message and "has states, which contain it; leave it out." in message
+    assert "--seq-length: " in message and "has states, which contain it; leave it out." in message
 
 
 # Lines for `exclude` ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 """A process with its own mounts, where memory is short or a folder is read-only."""
 
 import ctypes
+import faulthandler
 import os
 import resource
 import signal
@@ -42,7 +43,8 @@ def outcome(work, *arguments, stderr, is_killed=False):
     process.start()
     there.close()
     try:
-        assert here.poll(TIMEOUT_SECONDS), "it hangs"
+        if not here.poll(TIMEOUT_SECONDS):
+            pytest.fail(f"it hangs\n{Path(stderr).read_text()}")
         found = here.recv()
         process.join(TIMEOUT_SECONDS)
         assert process.exitcode == (-signal.SIGKILL if is_killed else 0)
@@ -66,6 +68,7 @@ def said(call, *arguments):
 def _call(work, arguments, pipe, stderr, is_killed):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stderr = open(stderr, "w", buffering=1)  # noqa: SIM115
+    faulthandler.dump_traceback_later(TIMEOUT_SECONDS - 10)
     try:
         found = work(*arguments)
     except NoMounts as error:

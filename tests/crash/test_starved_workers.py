@@ -9,7 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Timer
 
@@ -34,8 +36,8 @@ def mix(tmp_path):
     return write_mix(tmp_path / "mix.yaml", [("tokens", 1)])
 
 
-def new_loader(mix, workers, seq_len=SEQ_LEN):
-    encoder = PackedTaskEncoder(ByteTokenizer(), seq_len, packing_buffer_docs=6)
+def new_loader(mix, workers, seq_len=SEQ_LEN, encoder=PackedTaskEncoder):
+    encoder = encoder(ByteTokenizer(), seq_len, packing_buffer_docs=6)
     options = {"worker_config": config(workers), "batch_size": 2, "task_encoder": encoder}
     return ExactDataLoader(get_train_dataset(mix, **options))
 
@@ -114,8 +116,13 @@ def read_from_a_failing_disk(mix):
     """The kernel sends this signal if a page of a mapped file cannot be read."""
     loader = new_loader(mix, 1, seq_len=64)
     hashes(loader, 1)
-    os.kill(pids()[0], signal.SIGBUS)
-    return said(take, loader, 500), pids()
+    reader = pids()[0]
+
+    def go_on():
+        os.kill(reader, signal.SIGBUS)  # here, since the error may be raised at once
+        take(loader, 500)
+
+    return said(go_on), pids()
 
 
 def test_a_disk_that_fails_under_a_map_is_suspected_in_the_trainer(mix, tmp_path):
@@ -185,6 +192,53 @@ def test_a_process_that_dies_while_the_trainer_computes_is_reported_at_once(mix,
         "It may have run out of memory, or a disk cannot be read: see `dmesg`."
     )
     assert (cause, keeps_state) == ("RuntimeError", True)
+    assert not still_alive(left)
+
+
+class LargeMessages(PackedTaskEncoder):
+    def encode_batch(self, batch):
+        return super().encode_batch(batch), bytes(100_000)
+
+
+def at_its_start(frame, event):
+    return True
+
+
+def in_the_event_that_ends_it(frame, event):
+    return frame.f_code.co_name == "is_set" and event == "return"
+
+
+def in_the_middle_of_a_message(frame, event):
+    header = 4
+    is_sending = frame.f_code.co_name == "_send" and event == "return"
+    return is_sending and len(frame.f_locals["buf"]) == header
+
+
+def lose_one_at(mix, moment):
+    """Kill the reader at a moment of its own; torch gets no signal, as the trainer is a thread."""
+
+    def trace(frame, event, _):
+        if moment(frame, event):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    def die_at_the_moment():
+        threading.settrace(trace)
+        sys.settrace(trace)
+
+    os.register_at_fork(after_in_child=die_at_the_moment)
+    loader = new_loader(mix, 1, seq_len=64, encoder=LargeMessages)
+    with ThreadPoolExecutor(1) as trainer:
+        words = trainer.submit(said, take, loader, 9).result()
+    return words, pids()
+
+
+@pytest.mark.parametrize(
+    "moment", [at_its_start, in_the_event_that_ends_it, in_the_middle_of_a_message]
+)
+def test_a_reader_killed_at_its_worst_moment_is_reported_in_any_thread(mix, tmp_path, moment):
+    words, left = outcome(lose_one_at, mix, moment, stderr=tmp_path / "stderr")
+    assert words.startswith("WorkerError: A data worker died: DataLoader worker (pid(s) ")
     assert not still_alive(left)
 
 

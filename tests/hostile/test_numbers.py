@@ -184,7 +184,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # an overflow of NumPy's integers
-@pytest.mark.parametrize("packing", ["bin", "sequential"])
+@pytest.mark.parametrize("packing", ["bin", pytest.param("sequential", marks=pytest.mark.nightly)])
 def test_a_cursor_with_a_valid_seal_and_huge_numbers_is_continued_or_refused(packing, folder):
     """It may be restored into other rows, for which the old packer is built again."""
     options = {"packing": packing, **({"alignment": 4} if packing == "bin" else {})}

@@ -163,7 +163,7 @@ def test_a_planner_error_comes_after_all_batches_of_earlier_steps(folder, worker
     found, raised = drawn_before(loader, ConfigError)
     assert len(found) % 3 == 0 and len(found) > 9
     step = len(found) // 3
-    assert str(raised).startswith(f"Every weight is 0 at position {step} for the sources ")
+    assert str(raised).startswith(f"Every weight is 0 at step {step} for the sources ")
     assert "rows left: a. " in str(raised)
     if workers:
         assert "draw_own_steps" in str(raised.__cause__)

@@ -4,6 +4,8 @@
 
 import warnings
 
+import tests.fast  # noqa: F401
+
 warnings.simplefilter("ignore")
 
 import hypothesis  # noqa: E402, F401

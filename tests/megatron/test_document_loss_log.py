@@ -18,10 +18,10 @@ from megatron.core.rerun_state_machine import get_rerun_state_machine
 
 from energon_ext import ConfigError
 from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.columns import NUMBERS
 from energon_ext.batch.rows import Row
 from energon_ext.megatron import DocumentLossLog, forward_step, make_loss_func
 from energon_ext.metrics.document_losses import DocumentLosses
-from energon_ext.tokens.reader import NUMBERS
 from tests.megatron.pretend_gpu import pretend_gpu
 from tests.megatron.small_gpt import (
     VOCABULARY,

@@ -274,6 +274,7 @@ def test_a_save_within_a_step_resumes_at_its_start(launch, planned, workers, rer
     for rerun_machine.current_iteration in (1, 2, 3):
         step = hashes(loader, 8)
     rerun_machine.state = RerunState.WILL_RERUN_FROM_CHECKPOINT
+    assert loader.state_dict() == loader.save_state() == loader.save_state_rank()  # all its names
     save_as_megatron_does(loader, launch, iteration=2)
     launch.iteration = 2
     launch.num_workers = 1
@@ -478,6 +479,12 @@ def test_a_streamed_run_continues_with_the_file_of_its_rank(launch, monkeypatch,
     paths[1].unlink()
     with pytest.raises(StateFormatError, match="data-parallel rank 1 at iteration 5 is missing in"):
         provide_samples()
+
+
+def test_an_encoder_without_the_mixin_is_refused(launch):
+    message = "Megatron-LM draws whole steps, but a DefaultTaskEncoder plans no steps; put energon"
+    with pytest.raises(ConfigError, match=message):
+        train_valid_test_dataloaders_provider([100, 0, 0], task_encoder=DefaultTaskEncoder())
 
 
 # Two real processes -------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def test_a_run_left_with_zero_weights_raises_an_error(data, folder, rule, rows_p
     loader = loader_for(
         build(write_split(data / "gap.yaml", {rule: entries}), rows_per_step=rows_per_step)
     )
-    with pytest.raises(ConfigError, match=r"Every weight is 0 at position \d+ .*long"):
+    with pytest.raises(ConfigError, match=r"Every weight is 0 at step \d+ .*long"):
         for _ in loader:
             pass
 

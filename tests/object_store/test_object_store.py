@@ -231,8 +231,13 @@ def test_the_rust_client_finds_the_objects_it_lists(pairs):
     assert len(listed) > 5 and listed == [object_store.find_object(each.url) for each in listed]
 
 
+#: The Rust client wakes the thread that waits for a result, and is then itself not done yet.
 ENDS_DURING_REQUESTS = """
 import sys
+import time
+from asyncio.selector_events import BaseSelectorEventLoop
+wake = BaseSelectorEventLoop._write_to_self
+BaseSelectorEventLoop._write_to_self = lambda loop: (wake(loop), time.sleep(0.1))
 from energon_ext.storage.object_store import find_object
 from energon_ext.storage.range_reader import range_reader
 stored = find_object(sys.argv[1])

@@ -100,7 +100,7 @@ def check_long_run(folder, packing, scale, every):
     return count, sizes, resident
 
 
-@pytest.mark.parametrize("packing", ["bin", "sequential"])
+@pytest.mark.parametrize("packing", ["bin", pytest.param("sequential", marks=pytest.mark.nightly)])
 def test_a_long_run_reads_every_document_up_to_its_limit(folder, packing):
     count, sizes, _ = check_long_run(folder, packing, scale=1, every=300)
     assert count > 1000 and max(sizes) <= MAX_STATE_BYTES

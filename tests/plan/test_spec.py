@@ -120,6 +120,7 @@ def test_both_ways_of_planning_give_the_same_steps_cursors_and_digests(folder, k
     loader = open_loader(path, encoder)
     take(loader, 5)
     run, state = find_blend(loader), save_cursor(find_blend(loader))
+    assert state == json.loads(json.dumps(state))  # nothing converts it, as that takes long
     if kind == "samples packed by their encoder":
         with pytest.raises(EncoderNeededError, match="packer 'select_samples_to_pack', which is"):
             planned_again(path, state)
@@ -214,6 +215,14 @@ def test_token_files_that_the_run_cannot_read_are_refused(folder):
         other, _ = write(folder, "token files")
         with pytest.raises(ConfigError, match=words):
             planned_again(other, state)
+
+
+def test_a_splice_of_the_spec_must_be_for_a_source_of_the_metadataset(folder):
+    path, encoder = write(folder, "spliced by the encoder")
+    state = save_cursor(find_blend(open_loader(path, encoder)))
+    state["spec"]["kinds"]["documents"]["splice"]["subflavors"] = {"part": 1}
+    with pytest.raises(ConfigError, match="No source to splice among .*subflavors is {'part': 1}"):
+        planned_again(path, state)
 
 
 #: Runs commands, each given as JSON, where no tokenizer and no user's encoder can be imported.

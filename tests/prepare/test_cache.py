@@ -143,8 +143,10 @@ def test_a_rejected_or_empty_sample_is_a_document_without_tokens(tmp_path, caplo
     (source,) = dataset.run.sources.values()
     assert source.first_rows.lengths.lengths(np.arange(4)).tolist() == [3, 0, 0, 5]
     (message,) = caplog.messages
-    assert (
-        "lines.jsonl: 2 of 4 samples cannot be tokenized, the first: Sample 1: no `text`" in message
+    assert (  # each kind, as `prepare` lists them
+        "lines.jsonl: 2 of 4 samples cannot be tokenized: 1, the first: Sample 1: no `text`; it "
+        "has ['other']; 1, the first: Sample 2: JSONDecodeError (Expecting value: line 1 column "
+        "10 (char 9)). They are left out; `energon-ext tokenize " in message
     )
     (tmp_path / "excluded.txt").write_text("lines.jsonl:0\n")
     content = {**json.loads(mix.read_text()), "exclude": "excluded.txt"}

@@ -73,8 +73,16 @@ def test_the_groups_of_two_versions_are_asked_for_at_the_start(sums):
     assert sum(count for _, count in policy.calls) == 12
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-@pytest.mark.parametrize("in_a_file", [False, True])
+@pytest.mark.parametrize(
+    ("ahead", "in_a_file"),
+    [
+        *[(0, True), (1, False), (3, True)],
+        *(
+            pytest.param(*each, marks=pytest.mark.nightly)
+            for each in [(0, False), (1, True), (3, False)]
+        ),
+    ],
+)
 def test_a_resume_continues_exactly_at_every_step(sums, ahead, in_a_file, tmp_path):
     policy = Policy()
     reference, saved = build(sums, policy, ahead=ahead), []

@@ -88,7 +88,7 @@ def test_the_parts_of_a_version_are_the_steps_of_a_run_that_asks_at_each_step(su
     assert dataset.step == 9
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("passes", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_resume_continues_exactly_inside_a_version(sums, passes):
     def run(dataset, policy, batches):
         found = []

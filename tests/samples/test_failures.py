@@ -68,7 +68,8 @@ def test_failures_are_reported_at_each_start_and_measured_again(mix, monkeypatch
         with caplog.at_level(logging.WARNING, "energon_ext"):
             assert read(mix) == {number for number in WANTED if number % 2 == 0}
         (line,) = [each for each in caplog.messages if "measured" in each]
-        assert "photos: 24 of 40 samples cannot be measured, the first: Sample 000000" in line
+        assert "photos: 24 of 40 samples cannot be measured: 20, the first: Sample 000001" in line
+        assert "; 4, the first: Sample 000000: SkipSample. They" in line
         assert f"left out; `energon-ext measure {mix} --encoder MODULE:FUNCTION` tries them" in line
     files = mix.parent.glob(f"{DEFAULT_CACHE}/photos-*/tokens/part-*.failures.jsonl")
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]

@@ -196,9 +196,18 @@ def test_lines_that_are_not_json_are_skipped_and_reported_by_number(folder, capl
     text = " ".join(ByteTokenizer().decode(batch.tokens.flatten()) for batch in batches)
     assert "one" in text and "four" in text and "tw" not in text and "thr" not in text
     assert (
-        "broken.jsonl: 2 of 4 samples cannot be tokenized, the first: Sample 1: JSONDecodeError ("
+        "jsonl: 2 of 4 samples cannot be tokenized: 1, the first: Sample 1: JSONDecodeError ("
         in caplog.text
     )
+
+
+def test_a_line_with_a_key_twice_is_skipped_and_the_key_named(folder, caplog):
+    """Energon keeps the last of the two values in silence."""
+    lines = [b'{"text": "one"}', b'{"text": "two", "id": 1, "text": "six"}', b'{"text": "four"}']
+    loader = only_lines(folder, lines)
+    text = "".join(ByteTokenizer().decode(batch.tokens.flatten()) for batch in take(loader, 1))
+    assert "one" in text and "four" in text and "two" not in text and "six" not in text
+    assert "1 of 3 samples cannot be tokenized, the first: Sample 1: the key 'text'" in caplog.text
 
 
 def test_a_file_without_any_json_line_is_one_typed_error(folder):

@@ -13,9 +13,12 @@ import pytest
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
+from megatron.energon.wrappers.limit_dataset import LimitDataset
 
+from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError
 from energon_ext.samples import shards
+from energon_ext.samples.numbered import ALONE, guard_readers, loader_in
 from energon_ext.samples.tar_reader import TarReader, plain_files
 from tests.samples.vision import CRUDE, write_images
 from tests.support import add_sample, prepare_shards
@@ -57,6 +60,14 @@ def test_samples_read_in_any_order_equal_those_of_energon(tmp_path, kind, monkey
         assert reader[number] == expected[number]
     is_plain = plain_files((folder / "shard_0.tar").read_bytes()[:2048]) is not None
     assert is_plain == (kind in ("plain", "folders"))
+
+
+def test_readers_are_guarded_below_any_stage_of_a_users_encoder(tmp_path):
+    """Some encoders add a stage to what `_load_dataset` returns, under which they are streamed."""
+    folder = write_shards(tmp_path / "data", "plain")
+    (entry,) = load_split(folder, "train", None, ())
+    dataset = LimitDataset(entry.dataset.build(), 5, worker_config=ALONE)
+    assert isinstance(loader_in(guard_readers(dataset)).join_readers[0], TarReader)
 
 
 def test_energons_filters_apply(tmp_path):

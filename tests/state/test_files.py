@@ -11,9 +11,12 @@ import pytest
 
 from energon_ext.errors import StateFormatError
 from energon_ext.state.files import first_line, read_small_file, read_small_json, write_file
+from tests.prepare.runs import memory_unit, run
 
 
-def test_content_is_flushed_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
+@pytest.fixture
+def events(monkeypatch):
+    """Record what is flushed and renamed, in order."""
     events = []
     fsync, replace = os.fsync, os.replace
 
@@ -28,9 +31,24 @@ def test_content_is_flushed_before_the_rename_and_the_folder_after(tmp_path, mon
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "replace", recorded_replace)
+    return events
+
+
+def test_content_is_flushed_before_the_rename_and_the_folder_after(tmp_path, events):
     write_file(tmp_path / "a", b"new")
     assert events == [("fsync", ".a.PROCESS.tmp"), ("rename", "a"), ("fsync", tmp_path.name)]
     assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_units_added_to_an_output_are_flushed_before_the_file_that_lists_them(tmp_path, events):
+    """A power failure that keeps prepared.json must keep what it lists."""
+    run([memory_unit(["one"])], tmp_path / "out")
+    events.clear()
+    run([memory_unit(["one"]), memory_unit(["two"], "more")], tmp_path / "out")
+    *_, begin, end = (n for n, event in enumerate(events) if event == ("rename", "prepared.json"))
+    moved = [("rename", f"part-00001{suffix}") for suffix in (".bin", ".idx", ".meta.json")]
+    assert [event for event in events[begin:end] if event in moved] == moved
+    assert events[end - 1] == ("fsync", "train") and events[end + 1] == ("fsync", "out")
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path):

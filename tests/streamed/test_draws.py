@@ -81,7 +81,7 @@ def test_the_error_for_all_zero_weights_names_position_and_sources():
     weights = {"a": {"step": {0: 1, 7: 0}}, "b": 0}
     loader = loader_for(blend([source(key, weight=weight) for key, weight in weights.items()]))
     assert order_of(take(loader, 7)) == "a" * 7
-    with pytest.raises(ConfigError, match="^Every weight is 0 at position 7 .* left: a, b. Give"):
+    with pytest.raises(ConfigError, match="^Every weight is 0 at step 7 .* left: a, b. Give"):
         take(loader, 1)
 
 
@@ -240,7 +240,7 @@ def drawn_by_ranks(weights, *, ranks, batches, tokens):
     return counts
 
 
-@pytest.mark.parametrize("tokens", [1, 700])
+@pytest.mark.parametrize("tokens", [pytest.param(1, marks=pytest.mark.nightly), 700])
 def test_workers_do_not_draw_in_lockstep(tokens):
     """The bounds are five standard deviations of 64 independent draws per batch.
 

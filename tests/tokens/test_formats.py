@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_
 from energon_ext.storage import folders
 from energon_ext.tokens.documents import Documents
 from energon_ext.tokens.formats import find_format, open_documents, register_documents
+from energon_ext.tokens.paths import is_token_file
 from tests.cli.command import energon_ext as command
 from tests.plan.runs import SEQ_LEN, Run, write_split
 from tests.support import LargeTokenizer, config, loader_for, write_dataset, write_mix, write_tokens
@@ -379,3 +381,25 @@ def test_chats_need_label_weights_in_every_store(tmp_path):
         mix = mix_of(tmp_path / store, store)
         with pytest.raises(ConfigError, match="has no label weights, so questions would be"):
             Run(mix, encoder=energon_ext.SFTTaskEncoder(LargeTokenizer(), SEQ_LEN))
+
+
+def test_a_load_looks_for_the_format_of_each_source_once(tmp_path):
+    """It is asked when the YAML is checked, when the path is resolved and when it is opened."""
+    names = [f"s{number}" for number in range(5)]
+    for name in names:
+        write_tokens(tmp_path / name, DOCUMENTS)
+    mix = write_mix(tmp_path / "mix.yaml", [(name, 1) for name in names])
+    looked = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code is is_token_file.__code__:
+            looked.append(str(frame.f_locals["path"]))
+
+    sys.setprofile(note)
+    try:
+        Run(mix, rows=4).close()
+    finally:
+        sys.setprofile(None)
+    assert sorted(each for each in looked if each.endswith(tuple(names))) == [
+        str(tmp_path / name) for name in names
+    ]

@@ -116,7 +116,7 @@ def _build_loaders(
     args: argparse.Namespace, task_encoder: TaskEncoder, dataset_options: Mapping[str, Any]
 ) -> tuple[MegatronLMLoader, ValidationLoader | None, ValidationLoader | None]:
     check_vocabulary(args, task_encoder)
-    planned = require_mixin(task_encoder, "Megatron-LM trains on planned steps")
+    planned = require_mixin(task_encoder, "Megatron-LM draws whole steps")
     if args.energon_balance and planned.cost is None:
         raise ConfigError(
             f"--energon-balance: your own {type(task_encoder).__name__} has no `cost`; set one, or "
