@@ -115,12 +115,16 @@ def test_visits_and_steps_of_a_document_are_counted(tmp_path):
             numbers.append(batch.segments["document"].tolist()[0])
             file.add(step, batch.sources, [losses_in(batch)])
     assert sorted(numbers[:3]) == sorted(numbers[3:6]) == [0, 1, 2]
+    plan = ("--seq-length", SEQ_LEN, "--global-batch-size", 1, "--tokenizer", "bytes")
     by_number = {each.document: each for each in DocumentLosses(tmp_path).highest(9)}
     for number in range(3):
         steps = [step for step, other in enumerate(numbers, 1) if other == number]
         each = by_number[number]
         assert (each.visits, each.first, each.last) == (len(steps), steps[0], steps[-1])
         assert each.tokens == 15 * len(steps)
+        named = ("--document", f"web:{number}", "--step", 6)
+        traced = energon_ext("trace", tmp_path, path, *named, *plan).stdout.splitlines()
+        assert [int(line.split(",")[0].removeprefix("step ")) + 1 for line in traced] == steps
 
 
 def test_loss_weights_of_sources_and_labels_only_decide_what_counts(tmp_path):
