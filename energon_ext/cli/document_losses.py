@@ -29,7 +29,9 @@ document_options = option.together(
     ),
     click.option("--after", type=option.Count(0), help="Count their losses after this step only."),
     click.option(
-        "--min-tokens", type=click.IntRange(1), help="List only documents with so many labels."
+        "--min-tokens",
+        type=click.IntRange(1),
+        help="List only documents with at least this many labels.",
     ),
     click.option(
         "--metadataset", type=option.INPUT, help="Metadataset that says where documents come from."

@@ -138,7 +138,8 @@ def test_loss_weights_of_sources_and_labels_only_decide_what_counts(tmp_path):
     batch = next(iter(loader_of(path, encoder_of())))
     assert not batch.token_weights.any()
     report = make_loss_func(batch, "tokens")(torch.arange(1.0, 17.0)[None])[2]
-    assert report["document losses"][0].tolist() == [0, 0, 0, 1 + 2 + 3, 3]
+    for found in (report["document losses"], document_losses(batch, -torch.arange(1.0, 17.0))):
+        assert found[0].tolist() == [0, 0, 0, 1 + 2 + 3, 3]
 
 
 def test_a_batch_has_the_numbers_only_on_request(data):
@@ -157,6 +158,20 @@ def test_a_batch_has_the_numbers_only_on_request(data):
         assert "document losses" not in report
         with pytest.raises(ConfigError, match="document_numbers=True"):
             losses_in(batch)
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_resumed_run_may_begin_and_stop_to_number_documents(data, numbers):
+    path, _ = data
+    whole = loader_of(path, encoder_of(numbers))
+    batches = iter(whole)
+    for _ in range(3):
+        next(batches)
+    other = loader_of(path, encoder_of(not numbers))
+    other.load_state_dict(whole.state_dict())
+    for batch, resumed, _ in zip(batches, other, range(4)):
+        assert torch.equal(batch.tokens, resumed.tokens)
+        assert bool(batch.segments) is numbers and bool(resumed.segments) is not numbers
 
 
 def test_means_of_a_step_do_not_contain_them(data, one_rank):
