@@ -256,7 +256,7 @@ def _load_packer(name: str, kind: KindSpec, spec: Spec) -> Packer:
 
 
 def _arrangement_of(entry: Entry) -> Arrangement | None:
-    """Return the order that is not random, if an entry or Energon's own field asks for one."""
+    """Return the order that is not random, as an entry or Energon's own field asks."""
     if entry.order is not None and (entry.block_docs or 1) > 1:
         raise ConfigError(
             f"{entry.where}.block_docs: {entry.block_docs} found, but blocks are for a random "

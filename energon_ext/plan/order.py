@@ -151,7 +151,7 @@ class EpochOrder:
         return replace(self.arranged, digest=digest).to_json()
 
     def restore_arrangement(self, saved: Arrangement | None) -> None:
-        """Go on with the arrangement of an epoch that has begun.
+        """Continue an epoch that has begun in its own arrangement.
 
         Raises:
             ConfigError: its column is gone.

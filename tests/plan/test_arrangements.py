@@ -194,6 +194,12 @@ def test_a_state_with_another_value_in_place_of_an_order_is_refused(tmp_path, or
         loader_of(mix).load_state_dict(seal(state))
 
 
+def test_token_files_are_read_as_stored_with_energons_own_field(tmp_path, begun):
+    write_levels(tmp_path / "web")
+    mix = mix_with(tmp_path / "mix.yaml", None, shuffle_over_epochs_multiplier=None)
+    assert read_epochs(begun, mix, 2) == [[*range(COUNT)]] * 2
+
+
 def test_samples_are_read_as_stored_with_energons_own_field(tmp_path):
     texts = [f"text {number:02d}" for number in range(COUNT)]
     write_dataset(tmp_path / "web", texts)
