@@ -38,9 +38,9 @@ MISTAKES = [
     # Fields of an entry.
     ("a misspelt field", entry("{path: code, wieght: 1}"),
      "@: splits.train.blend[0]: no field 'wieght' in a ScheduledMetadataset; it has aux, "
-     "block_docs, dataset_config, key, loss_weight, max_epochs, name, path, "
+     "block_docs, columns, dataset_config, key, loss_weight, max_epochs, name, order, path, "
      "shuffle_over_epochs_multiplier, splice, split_config, split_part, subflavors, subset, "
-     "weight; did you mean weight?"),
+     "transform, weight; did you mean weight?"),
     ("a misspelt path", entry("{pth: code}"), "blend[0]: no field 'pth'", "did you mean path?"),
     ("no path", entry("{weight: 1}"),
      "blend[0]: {'weight': 1} found, it needs join or path."),

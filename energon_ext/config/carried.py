@@ -19,6 +19,7 @@ from energon_ext.config.run_fields import RunFields
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, Node, Tree
+from energon_ext.plan.arrangement import Arrangement
 from energon_ext.splice.config import SpliceFields
 from energon_ext.tokens.transforms import Transform
 from energon_ext.weights import ConstantWeight, WeightSpec
@@ -39,6 +40,7 @@ class Leaf:
     block_docs: int | None = None  # documents of a block, None for the default of the data
     columns: Mapping[str, str] = field(default_factory=dict)  # folders of columns of others
     transform: Transform | None = None  # change of its documents when they are read
+    order: Arrangement | None = None  # of its documents in an epoch, None for a random one
     loss_weight: WeightSpec | None = None  # factor of its labels in the loss, None for 1
     metadataset: EPath | None = None  # the outermost one of ours, if any
     run: RunFields | None = None  # run-wide fields of its metadatasets
@@ -109,8 +111,8 @@ class CarriedWeight(float):
         if self.not_constant is not None:
             raise ConfigError(
                 f"{self.not_constant}: this TaskEncoder does not support schedules, weights of 0, "
-                f"a weights_file, an interleave, a key, columns, a transform or a loss_weight; "
-                f"make energon_ext.DynamicBlendMixin its first base class, or use "
+                f"a weights_file, an interleave, a key, columns, a transform, an order or a "
+                f"loss_weight; make energon_ext.DynamicBlendMixin its first base class, or use "
                 f"energon_ext.PackedTaskEncoder."
             )
         return float.__add__(self, 0.0)
@@ -186,6 +188,7 @@ def _not_constant(tree: Tree) -> str | None:
         leaf.text_key_where
         or (f"{leaf.where}.columns" if leaf.columns else None)
         or (f"{leaf.where}.transform" if leaf.transform else None)
+        or (f"{leaf.where}.order" if leaf.order else None)
         or (f"{leaf.where}.loss_weight" if leaf.loss_weight else None)
         for leaf in leaves_of(tree)
     )

@@ -46,6 +46,7 @@ from energon_ext.config.references import AnyDatasetReference, check_blocks
 from energon_ext.config.run_fields import RunFields, run_fields
 from energon_ext.errors import ConfigError, EnergonExtError, one_line
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
+from energon_ext.plan.arrangement import order_from_config
 from energon_ext.splice.config import splice_from_config
 from energon_ext.storage.object_store import file_name
 from energon_ext.tokens.transforms import transform_from_config
@@ -85,6 +86,7 @@ class ScheduledEntryMixin:
     block_docs: Any = None  # documents of a shuffled source that are read close to each other
     columns: Any = None  # folder of each column of others, by its name
     transform: Any = None  # change of its documents when they are read
+    order: Any = None  # how its documents follow one another in an epoch
     loss_weight: Any = None  # factor of its labels in the loss: a number or a schedule
 
     where: str = field(default="", init=False)  # place in the YAML, for messages
@@ -109,6 +111,8 @@ class ScheduledEntryMixin:
             self.columns = _folders_of_columns(self.columns, f"{where}.columns", mds_path)
         if self.transform is not None:
             self.transform = transform_from_config(self.transform, f"{where}.transform")
+        if self.order is not None:
+            self.order = order_from_config(self.order, f"{where}.order")
 
     def around(self, leaf: Leaf) -> Leaf:
         """Return a leaf below this entry with the fields of the entry.
@@ -128,6 +132,7 @@ class ScheduledEntryMixin:
             block_docs=leaf.block_docs or self._block_docs_of(leaf),
             columns={**(self.columns or {}), **leaf.columns},
             transform=leaf.transform or self.transform,
+            order=leaf.order or self.order,
             loss_weight=leaf.loss_weight or self.loss_weight,
         )
 

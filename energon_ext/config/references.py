@@ -27,6 +27,9 @@ class DocumentFactory(BaseCoreDatasetFactory):
     # No sample type: rows of token files are complete, so there is nothing to cook.
     __sample_type__ = None
 
+    #: As Energon has it: 1 for a random order in each epoch, None for the stored one.
+    shuffle_over_epochs: int | None = 1
+
     def __init__(
         self,
         path: EPath,
@@ -99,13 +102,16 @@ class TokenFileLoader(DatasetLoader):
     """Loads the token files that a reference names."""
 
     def get_dataset(self, *, shuffle_over_epochs: int | None = 1, **options: Any) -> Any:
-        if shuffle_over_epochs != 1:
+        if shuffle_over_epochs not in (1, None):
             raise ConfigError(
-                f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets only; token files "
-                f"have a new order in every epoch. Remove it."
+                f"{self.path}: shuffle_over_epochs_multiplier: {shuffle_over_epochs} is for "
+                f"webdatasets only; token files have a new order in every epoch, or the `order` of "
+                f"the entry. Remove it."
             )
         path = self.path if isinstance(self.path, EPath) else EPath(self.path)
-        return DocumentFactory(path, **options)
+        found = DocumentFactory(path, **options)
+        found.shuffle_over_epochs = shuffle_over_epochs
+        return found
 
 
 def _try_none_first(reference: type) -> type:

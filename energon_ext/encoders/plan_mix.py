@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from megatron.energon import WorkerConfig
 
+from energon_ext.arguments import choices
 from energon_ext.batch.columns import merge_columns
 from energon_ext.config.mix import Entry, Mix
 from energon_ext.config.references import subset_of
@@ -27,6 +29,7 @@ from energon_ext.loader.reader import BatchReader
 from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import IN_ORDER, blend_of
 from energon_ext.packing import Packer, load_packer
+from energon_ext.plan.arrangement import LENGTH, Arrangement, sort_numbers
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.packed_rows import LoadPacker, PackedRows
@@ -36,11 +39,12 @@ from energon_ext.plan.source import PlannedSource, Reader, Source
 from energon_ext.plan.spec import SAMPLES, KindSpec, Spec
 from energon_ext.plan.topology import Topology
 from energon_ext.samples.context import EncoderContext, encoder_context
+from energon_ext.samples.one_each import OneEach
 from energon_ext.samples.packers import OnePerRow, load_whole_packer, rebuild_packer
 from energon_ext.tokens.cut import CutLengths
 from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.tokens.reader import open_others
-from energon_ext.tokens.transformed import TransformedLengths, bind
+from energon_ext.tokens.transformed import TransformedLengths, bind, columns_of, look_up
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 
 #: Documents of planned sources that are packed together, unless ``packing_buffer_docs`` is more:
@@ -191,6 +195,8 @@ def _plan_packed(
         f"{spec.seed}/{entry.names.shuffle_key}",
         epochs=epochs,
         shuffled=not passes.validating,
+        arrangement=_arrangement_of(entry),
+        rank=functools.partial(_rank, entry, found, lengths, documents),
         **_blocks_of(entry, found, kind),
     )
     return PackedRows(
@@ -249,6 +255,51 @@ def _load_packer(name: str, kind: KindSpec, spec: Spec) -> Packer:
     return whole or load_packer(kind.packer, spec.row_tokens)
 
 
+def _arrangement_of(entry: Entry) -> Arrangement | None:
+    """Return the order that is not random, as an entry or Energon's own field asks."""
+    if entry.order is not None and (entry.block_docs or 1) > 1:
+        raise ConfigError(
+            f"{entry.where}.block_docs: {entry.block_docs} found, but blocks are for a random "
+            f"order; remove one of the two."
+        )
+    if entry.order is None and _shuffle_over_epochs(entry) is None:
+        return Arrangement()
+    return entry.order
+
+
+def _rank(
+    entry: Entry, found: Lengths, lengths: Lengths, documents: range, by: Arrangement
+) -> np.ndarray:
+    """Return the documents of a source in an order, counted from its first one.
+
+    Raises:
+        ConfigError: they have no such value.
+    """
+    where, numbers = f"{entry.where}.order", np.arange(documents.start, documents.stop)
+    assert by.by is not None, "documents are sorted by a value"
+    columns: list[str] = []
+    if isinstance(found, Documents):
+        others = open_others(entry.columns, found, f"{entry.where}.columns")
+        columns = [name for name, c in columns_of(found, others).items() if c.per == "document"]
+    if by.by in columns:
+        assert isinstance(found, Documents), "samples have no columns"
+        values = look_up(found, others, by.by, numbers)
+    elif by.by == LENGTH and not isinstance(found, OneEach):
+        values = lengths.lengths(numbers)
+    else:
+        has = choices(by.by, columns if isinstance(found, OneEach) else [*columns, LENGTH])
+        raise ConfigError(
+            f"{where}: {entry.key} has no {by.by!r} of each document to sort by; it has {has}"
+        )
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise ConfigError(
+            f"{where}: the column {by.by} has {list(values.shape[1:])} values of each document, "
+            f"some of which may be no number; one number of each is needed."
+        )
+    ranked = sort_numbers(values, by.descending)
+    return ranked.astype(np.uint32) if len(ranked) < 1 << 32 else ranked
+
+
 def _blocks_of(entry: Entry, found: Lengths, kind: KindSpec) -> dict[str, Any]:
     """Return the arguments ``block`` and ``mixed`` of the order of a source."""
     if not isinstance(found, Documents):
@@ -280,6 +331,14 @@ def check_shuffling(entry: Entry) -> None:
 
 
 def shuffles_over_epochs(entry: Entry) -> bool:
-    """Return True if training asks not to shuffle each epoch separately, as a plan does."""
+    """Return True if training asks to shuffle over epochs or with replacement, as no plan does."""
+    return _shuffle_over_epochs(entry) not in (None, 1)
+
+
+def _shuffle_over_epochs(entry: Entry) -> int | None:
+    """Return Energon's multiplier: 1 to shuffle each epoch, None for the stored order."""
     dataset = entry.dataset
-    return getattr(dataset, "training", True) and getattr(dataset, "shuffle_over_epochs", 1) != 1
+    if not getattr(dataset, "training", True):
+        return 1
+    found: int | None = getattr(dataset, "shuffle_over_epochs", 1)
+    return found

@@ -8,6 +8,8 @@ contains the step that it resumed after: what earlier folders have of later step
 does not count.
 """
 
+import contextlib
+import errno
 import json
 import os
 import re
@@ -108,8 +110,9 @@ class DocumentLossFile:
     def flush(self) -> None:
         """Write everything that was added, and flush it to disk."""
         self._write_waiting()
-        os.fsync(self._descriptor)
-        fsync(self.path.parent)
+        with self._errors():
+            os.fsync(self._descriptor)
+            fsync(self.path.parent)
 
     def _write_waiting(self) -> None:
         if self._waiting is None:
@@ -131,21 +134,23 @@ class DocumentLossFile:
         self._append(records.tobytes())
 
     def _append(self, content: bytes) -> None:
-        try:
-            rest = memoryview(content)
+        rest = memoryview(content)
+        with self._errors():
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
-            is_removed = os.fstat(self._descriptor).st_nlink == 0
+            if os.fstat(self._descriptor).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "the file was removed")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise what prevents writing as ConfigError."""
+        try:
+            yield
         except OSError as error:
             raise ConfigError(
-                f"{self.path}: cannot be written ({error.strerror}); free some space, and resume "
-                f"from the last checkpoint."
+                f"{self.path}: cannot be written ({error.strerror}); free or restore its folder, "
+                f"and resume from the last checkpoint, or go on without losses of documents."
             ) from error
-        if is_removed:
-            raise ConfigError(
-                f"{self.path}: was removed while the run writes to it; resume from the last "
-                f"checkpoint, or without losses of documents."
-            )
 
     def __enter__(self) -> "DocumentLossFile":
         return self

@@ -3,12 +3,16 @@
 """The order of documents, epoch after epoch."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from energon_ext.arguments import check_integer
 from energon_ext.keyed import KeyedPermutation, keyed_draws, stable_hash
+from energon_ext.plan.arrangement import Arrangement, digest_of_numbers, mix_in_buckets
+from energon_ext.state.match import check_fingerprint
 
 #: Size of an endless sequence.
 ENDLESS = 2**62
@@ -39,6 +43,8 @@ class EpochOrder:
         shuffled: False reads in order.
         block: documents that are kept together.
         mixed: blocks whose documents are shuffled together; no effect if ``block`` is 1.
+        arrangement: an order that is not random; None for a random one.
+        rank: returns the numbers of all documents as an arrangement sorts them, [size].
 
     Attributes:
         epoch, position: finished epochs, and documents taken from the current one. Together with
@@ -46,6 +52,7 @@ class EpochOrder:
         first: passes that do not count towards ``epochs``; see :meth:`begin_again`.
         blocks: ``(block, mixed)`` of the current epoch. After a restore it may differ from the
             arguments, which then apply from the next epoch on.
+        arranged: the arrangement of the current epoch, likewise.
 
     Raises:
         ConfigError: ``block`` or ``mixed`` is less than 1.
@@ -69,11 +76,16 @@ class EpochOrder:
     shuffled: bool = True
     block: int = 1
     mixed: int = 256
+    arrangement: Arrangement | None = None
+    rank: Callable[[Arrangement], np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         check_integer("block", self.block, 1)
         check_integer("mixed", self.mixed, 1)
         self._permutation: tuple[tuple[int, int], KeyedPermutation] | None = None
+        self._ranked: dict[Arrangement, np.ndarray] = {}
+        if self.shuffled and self.arrangement is not None and self.arrangement.by is not None:
+            self._numbers_by(self.arrangement)  # a missing column ends the start, not a step
         self.restart()
 
     def restart(self) -> None:
@@ -88,6 +100,7 @@ class EpochOrder:
 
     def _begin(self, epoch: int) -> None:
         self.epoch, self.position, self.blocks = epoch, 0, (self.block, self.mixed)
+        self.arranged = self.arrangement
 
     @property
     def _end(self) -> float:
@@ -124,9 +137,46 @@ class EpochOrder:
         stop = min(self.position + count, self.size)
         if not self.shuffled:
             return np.arange(self.position, stop)
+        if self.arranged is not None:
+            return self._arrange(np.arange(self.position, stop), self.arranged)
         if self.blocks[0] == 1:
             return self._permute(np.arange(self.position, stop))
         return self._in_blocks(self._mixed_places(stop))
+
+    def saved_arrangement(self) -> Any:
+        """Return the arrangement of the current epoch as a state contains it, None for random."""
+        if self.arranged is None or self.arranged.by is None:
+            return None if self.arranged is None else self.arranged.to_json()
+        digest = digest_of_numbers(self._numbers_by(self.arranged))
+        return replace(self.arranged, digest=digest).to_json()
+
+    def restore_arrangement(self, saved: Arrangement | None) -> None:
+        """Continue an epoch that has begun in its own arrangement.
+
+        Raises:
+            ConfigError: its column is gone.
+            StateMismatchError: its values have changed.
+        """
+        self.arranged = None if saved is None else saved.plain
+        if saved is not None and saved.by is not None:
+            now = digest_of_numbers(self._numbers_by(saved.plain))
+            advice = "The epoch was begun in the order of its values; use those, or a new run."
+            check_fingerprint({saved.by: saved.digest}, {saved.by: now}, "order", advice)
+
+    def _arrange(self, places: np.ndarray, arranged: Arrangement) -> np.ndarray:
+        if arranged.by is None:
+            return places
+        if arranged.buckets is not None:
+            key = f"{self.key}/{self.epoch}"
+            places = mix_in_buckets(places, self.size, arranged.buckets, key)
+        return self._numbers_by(arranged)[places].astype(np.int64)
+
+    def _numbers_by(self, arranged: Arrangement) -> np.ndarray:
+        """Return all documents in the order of an arrangement, sorted once."""
+        if arranged not in self._ranked:
+            assert self.rank is not None, "what sorts is given with an arrangement"
+            self._ranked[arranged] = self.rank(arranged)
+        return self._ranked[arranged]
 
     def _permute(self, numbers: np.ndarray) -> np.ndarray:
         """Permute documents, or blocks of full length, by the order of the current epoch."""

@@ -25,6 +25,7 @@ class PackWindow(Window):
         epoch, position: of the order, at the first document taken.
         blocks: of the order in this epoch, see :class:`~energon_ext.plan.order.EpochOrder`; None
             for those that it is given.
+        arranged: the order of this epoch as JSON values, None for a random one.
         documents, starts: documents and starts of the carried-over pieces, int64 [n].
         stops: stops of the carried-over pieces; None if the packer can compute them.
         visits: visits of the carried-over pieces, int64 [n].
@@ -38,6 +39,7 @@ class PackWindow(Window):
     epoch: int
     position: int
     blocks: tuple[int, int] | None = None
+    arranged: Any = None
     documents: np.ndarray = field(default_factory=lambda: _NOTHING)
     starts: np.ndarray = field(default_factory=lambda: _NOTHING)
     stops: np.ndarray | None = None
@@ -68,6 +70,7 @@ class PackWindow(Window):
         return {
             **super().to_json(),
             **({"blocks": blocks} if blocks[0] > 1 else {}),
+            **({} if self.arranged is None else {"order": self.arranged}),
             "epoch": self.epoch,
             "position": self.position,
             "carried": {
@@ -93,6 +96,7 @@ class PackWindow(Window):
             epoch=state["epoch"],
             position=state["position"],
             blocks=None if blocks is None else tuple(blocks),
+            arranged=state.get("order"),
             documents=np.array(state["carried"]["documents"], np.int64),
             starts=np.array(state["carried"]["starts"], np.int64),
             stops=None if stops is None else np.array(stops, np.int64),

@@ -19,6 +19,7 @@ import numpy as np
 
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.packing import BestFitPacker, Packer, PackPlan, Pieces, load_packer, pack_apart
+from energon_ext.plan.arrangement import arrangement_from_state
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.pack_window import PackWindow
 from energon_ext.plan.rows import Rows, TakenRows
@@ -60,7 +61,7 @@ class PackedRows(Rows):
 
     State: a :class:`PackWindow`, with three integers per carried-over piece. ``buffer_docs``,
     ``excluded`` and the epochs of ``order`` may change between two steps; the current pack plan is
-    then finished as it was begun. So may the blocks of ``order``; the current epoch is then
+    then finished as it was begun. So may the blocks and arrangement of ``order``; the epoch is then
     finished in its own. The packer may change, too: the rest of the current plan is then packed
     again, before any further documents.
     """
@@ -116,6 +117,7 @@ class PackedRows(Rows):
             "packing_buffer_docs": self._buffer_docs,
             "exclude": self.excluded.tolist(),
             **({"block_docs": self._order.block} if has_blocks else {}),
+            **({"order": order.to_json()} if (order := self._order.arrangement) else {}),
             **self.lengths.options(),
         }
 
@@ -210,6 +212,7 @@ class PackedRows(Rows):
             epoch=epoch,
             position=position,
             blocks=self._order.blocks,
+            arranged=self._order.saved_arrangement(),
             documents=carried.documents,
             starts=carried.starts,
             stops=self._saved_stops(carried),
@@ -271,8 +274,9 @@ class PackedRows(Rows):
         self._order.restart()
         self._order.epoch, self._order.position = window.epoch, window.position
         self._order.first = window.pass_start
-        if window.blocks is not None and (window.position or window.taken):
-            self._order.blocks = window.blocks  # of an epoch that has begun
+        if window.position or window.taken:  # of an epoch that has begun
+            self._order.blocks = window.blocks or self._order.blocks
+            self._order.restore_arrangement(arrangement_from_state(window.arranged))
         if window.taken is None:  # saved before the first plan, or the first one after a repacking
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
         else:
@@ -318,6 +322,7 @@ class PackedRows(Rows):
             epoch=self._order.epoch,
             position=self._order.position,
             blocks=self._order.blocks,
+            arranged=self._order.saved_arrangement(),
             documents=rest.documents,
             starts=rest.starts,
             stops=self._saved_stops(rest),

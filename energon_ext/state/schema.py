@@ -69,7 +69,15 @@ def _check_rows(value: Any, where: str) -> None:
     shape = _ROWS[str(kind)]
     if "position" in shape and "blocks" in value:
         shape = {**shape, "blocks": _check_blocks}
+    if "position" in shape and "order" in value:
+        shape = {**shape, "order": _check_order}
     check_shape(value, shape, where)
+
+
+def _check_order(value: Any, where: str) -> None:
+    if value != "stored":
+        fields = {"by": str, "descending": bool, "buckets": (None, COUNT), "digest": str}
+        check_shape(value, fields, where)
 
 
 def _check_blocks(value: Any, where: str) -> None:

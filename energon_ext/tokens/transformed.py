@@ -26,7 +26,7 @@ def bind(
     """Return a transform for the documents of a source; ConfigError if they lack its columns."""
 
     def values(name: str, numbers: np.ndarray) -> np.ndarray:
-        return _look_up(documents, others, name, numbers)
+        return look_up(documents, others, name, numbers)
 
     try:
         return replace(transform, change=transform.change.bind(values))
@@ -157,7 +157,7 @@ def read_columns(
     return found
 
 
-def _look_up(
+def look_up(
     documents: Documents, others: Mapping[str, ColumnFolder], name: str, numbers: np.ndarray
 ) -> np.ndarray:
     """Return a column per document of some documents, [n, *item]; ConfigError if there is none."""

@@ -97,10 +97,10 @@ def test_every_sample_is_read_once_per_epoch_with_its_own_images(data):
 
 
 @pytest.mark.parametrize(
-    ("multiplier", "is_streamed"), [(1, False), (None, True), (2, True), (-1, True)]
+    ("multiplier", "is_streamed"), [(1, False), (None, False), (2, True), (-1, True)]
 )
 def test_samples_that_are_not_shuffled_by_epochs_are_streamed(data, multiplier, is_streamed):
-    """-1 draws with replacement, which no plan of epochs does, and None keeps the stored order."""
+    """-1 draws with replacement, which no plan of epochs does; None is planned as stored."""
     entry = {"path": "photos", "shuffle_over_epochs_multiplier": multiplier}
     dataset = dataset_of(write(data / "alone.yaml", {"blend": [entry]}))
     assert isinstance(find_blend(dataset), StreamedBlend) == is_streamed
