@@ -15,9 +15,8 @@ import numpy as np
 
 from energon_ext.errors import ConfigError, SampleError
 
-#: Names under which a store returns tokens and label weights; they are no names of other columns.
+#: Names under which a store returns tokens and label weights.
 TOKENS, LABEL_WEIGHTS = "tokens", "label_weights"
-_TAKEN = (TOKENS, LABEL_WEIGHTS, "ends")
 
 #: Columns of a batch that the package writes itself. 1 on the response tokens to train on, also
 #: where the weight is 0:
@@ -31,6 +30,19 @@ DOCUMENT_SHARE = "document_share"
 #: exactly 1.
 DOCUMENT_PARTS = "document_parts"
 PARTS = 4096
+
+#: The weight of the source in the loss:
+LOSS_WEIGHT = "loss_weight"
+
+#: Names that no other column may have: those above, and the fields of a batch.
+RESERVED = frozenset(
+    (
+        *(TOKENS, LABEL_WEIGHTS, "ends", RESPONSE_MASK, DOCUMENT_SHARE, DOCUMENT_PARTS),
+        *(LOSS_WEIGHT, "labels", "token_weights", "position_ids", "cu_seqlens", "max_seqlen"),
+        *("source_ids", "sources", "source_documents", "cu_seqlens_padded", "log_probs"),
+        *("rewards", "pair_ids", "columns", "segments"),
+    )
+)
 
 NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
@@ -147,10 +159,15 @@ def _holds(dtype: np.dtype, value: float) -> bool:
 def check_names(columns: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for a name that no column may have."""
     for name in columns:
-        if not (isinstance(name, str) and _NAME.fullmatch(name)) or name in _TAKEN:
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
             raise ConfigError(
                 f"{where}: {name!r:.80} found as the name of a column; letters, digits and _ are "
-                f"needed, and none of {', '.join(_TAKEN)}."
+                f"needed."
+            )
+        if name in RESERVED:
+            raise ConfigError(
+                f"{where}: {name!r} found as the name of a column, which batches use themselves; "
+                f"take another."
             )
 
 
