@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Route each token to the experts that a sampler chose for it.
 
-With ``moe_enable_routing_replay``, Megatron's routers ask an object for their choice. Its own
-object repeats one choice for all tokens of a pass; the one here takes its place, and knows which
-micro-batch a layer computes: the one whose forward pass runs, or, as activation checkpoints are
-recomputed in the order of the forward passes, the oldest one that waits for its backward pass.
+With ``moe_enable_routing_replay``, Megatron's routers ask an object for their choice. That of
+Megatron needs an order before each pass, and has no free choice for single tokens. The one here
+takes its place. It knows which micro-batch a layer computes: the one whose forward pass runs, or,
+as activation checkpoints are recomputed in the order of the forward passes, the oldest one that
+waits for its backward pass.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ def replay_experts(model: torch.nn.Module, batch: PackedBatch, name: str) -> Ite
             MoE layers only.
 
     Raises:
-        ConfigError: the routers of this model cannot be told what to choose, the batch lacks the
+        ConfigError: the routers of this model take no choice from outside, the batch lacks the
             column, or its shape differs from the model's.
     """
     inner = unwrap(model)
@@ -88,7 +89,7 @@ def check_experts(model: torch.nn.Module, batch: PackedBatch, name: str) -> None
 
 
 def check_replayable(model: torch.nn.Module) -> None:
-    """Raise ConfigError if the routers of a model cannot be told what to choose."""
+    """Raise ConfigError if the routers of a model take no choice from outside."""
     config = unwrap(model).config
     if not config.num_moe_experts:
         raise ConfigError("replay_experts: the model has no experts (num_moe_experts).")
@@ -181,7 +182,7 @@ def _replay_of(router: Any) -> "_Replay":
 
 
 class _Replay:
-    """What a router asks for its choice; outside of passes with given experts, Megatron's own."""
+    """Tells a router its choice; outside of passes with given experts, as Megatron's own does."""
 
     def __init__(self, own: Any):
         self._get_own = own.get_replay_topk
