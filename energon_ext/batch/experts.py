@@ -22,7 +22,9 @@ def find_fault(experts: np.ndarray, count: int, layers: Sequence[int]) -> str | 
         experts [3, 1] of token 1, layer 0 found; different ones from 0 to 2, or only -1, are needed
     """
     # One array per place, so that the comparisons below run through memory.
-    places = np.ascontiguousarray(np.moveaxis(experts[:, layers], 2, 0))  # [k, tokens, layers]
+    places = np.ascontiguousarray(np.moveaxis(experts, 2, 0))  # [k, tokens, layers]
+    if len(layers) < experts.shape[1]:
+        places = places[:, :, layers]
     if not places.size:
         return None
     lowest, highest = places.min(0), places.max(0)
