@@ -46,8 +46,8 @@ def replay_experts(model: torch.nn.Module, batch: PackedBatch, name: str) -> Ite
             MoE layers only.
 
     Raises:
-        ConfigError: the routers of this model take no choice from outside, the batch lacks the
-            column, or its shape differs from the model's.
+        ConfigError: the routers of this model take no choice from outside, or one did not ask for
+            it; the batch lacks the column, or its shape differs from the model's.
     """
     inner = unwrap(model)
     check_replayable(inner)
@@ -68,8 +68,15 @@ def replay_experts(model: torch.nn.Module, batch: PackedBatch, name: str) -> Ite
     try:
         yield
     finally:
-        for replay in begun:
-            replay.end()
+        was_asked = [replay.end() for replay in begun]
+    if not all(was_asked):
+        silent = ", ".join(
+            str(router.layer_number) for router, was in zip(routers, was_asked) if not was
+        )
+        raise ConfigError(
+            f"replay_experts: the routers of layers {silent} did not ask for their choice, so that "
+            f"they chose other experts; use Megatron's TopKRouter, without graphs or fusion."
+        )
 
 
 def check_experts(model: torch.nn.Module, batch: PackedBatch, name: str) -> None:
@@ -108,10 +115,11 @@ def check_replayable(model: torch.nn.Module) -> None:
             "replay_experts: TransformerConfig.moe_router_fusion=True found, with which routers "
             "ask nobody for their choice; set it to False."
         )
-    if config.moe_router_load_balancing_type == "sinkhorn":
+    if config.moe_router_load_balancing_type in ("sinkhorn", "quantile_balancing"):
         raise ConfigError(
-            "replay_experts: moe_router_load_balancing_type='sinkhorn' found, with which routers "
-            "ask nobody for their choice; take another."
+            f"replay_experts: moe_router_load_balancing_type="
+            f"{config.moe_router_load_balancing_type!r} found, with which routers ask nobody for "
+            f"their choice; take another."
         )
     if _graphs_contain_routers(config):
         raise ConfigError(
@@ -188,15 +196,17 @@ class _Replay:
         self._get_own = own.get_replay_topk
         self._given: torch.Tensor | None = None  # [tokens, k] of the pass that runs
         self._waiting: deque[torch.Tensor] = deque()
-        self._is_trained = False
+        self._is_trained = self._was_asked = False
 
     def begin(self, experts: torch.Tensor, waiting: deque[torch.Tensor]) -> None:
         """A forward pass begins; ``waiting`` are the experts of passes to recompute."""
         self._given, self._waiting = experts, waiting
-        self._is_trained = torch.is_grad_enabled()
+        self._is_trained, self._was_asked = torch.is_grad_enabled(), False
 
-    def end(self) -> None:
+    def end(self) -> bool:
+        """The forward pass ends; return True if the router asked for its choice."""
         self._given = None
+        return self._was_asked
 
     def get_replay_topk(
         self,
@@ -217,6 +227,7 @@ class _Replay:
     def _take(self) -> torch.Tensor | None:
         if self._given is None:
             return self._waiting.popleft() if self._waiting else None
+        self._was_asked = True
         if self._is_trained and not torch.is_grad_enabled():
             # The pass runs inside an activation checkpoint: the backward pass repeats it.
             self._waiting.append(self._given)

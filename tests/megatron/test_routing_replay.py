@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from energon_ext import ConfigError
-from energon_ext.megatron import create_broadcast_groups, forward_step, replay_experts
+from energon_ext.megatron import create_broadcast_groups, forward_step
 from energon_ext.megatron.rank_data import rank_data
+from energon_ext.megatron.routing_replay import check_replayable
 from tests.megatron.forced_routing import (
     NEEDS_REPLAY,
     REPLAYED_MOE,
@@ -140,6 +141,7 @@ def test_dense_layers_are_counted(layers):
         ({"moe_enable_routing_replay": False}, "moe_enable_routing_replay=False found; set it to"),
         ({"moe_router_fusion": True}, "moe_router_fusion=True"),
         ({"moe_router_load_balancing_type": "sinkhorn"}, "'sinkhorn'"),
+        ({"moe_router_load_balancing_type": "quantile_balancing"}, "'quantile_balancing'"),
         ({"num_moe_experts": None}, "the model has no experts"),
         ({"cuda_graph_impl": "local", "cuda_graph_scope": []}, "cuda_graph_impl='local'"),
     ],
@@ -174,9 +176,15 @@ class Without:
 def test_graphs_of_attention_alone_are_accepted():
     model = small_model(small_config(**REPLAYED_MOE))
     model.config.cuda_graph_impl, model.config.cuda_graph_scope = "transformer_engine", ["attn"]
-    batch = with_experts(synthetic_batch(0), 2)
-    with replay_experts(model, batch, "experts"):
-        pass
+    check_replayable(model)
+
+
+def test_a_router_that_does_not_ask_for_its_choice_is_refused():
+    model = small_model(small_config(**REPLAYED_MOE))
+    router, batch = model.decoder.layers[1].mlp.router, with_experts(synthetic_batch(0), 2)
+    router.routing = lambda logits, **_: (torch.full_like(logits[:, 0], 0.25), logits[:, 0] < 1e9)
+    with pytest.raises(ConfigError, match="the routers of layers 2 did not ask for their choice"):
+        replaying_step(iter([batch]), model)
 
 
 def spoil(place, value):
