@@ -36,7 +36,9 @@ def replay_experts(model: torch.nn.Module, batch: PackedBatch, name: str) -> Ite
     """Inside the context, the routers of a model choose the experts of a batch's column.
 
     Tokens whose experts are all -1, as those of padding, are routed as without the context. So are
-    the batches of an evaluation that lack the column.
+    the batches of an evaluation that lack the column. A pass that no backward pass follows runs
+    under ``torch.no_grad``, as Megatron's evaluations do: the experts of others wait to be used
+    again when their layers are recomputed.
 
     Args:
         model: a ``GPTModel`` or a hybrid model, wrapped or not; its forward pass on the batch, and
