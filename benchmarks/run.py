@@ -27,6 +27,7 @@ BENCHMARKS = (
     "simulation",
     "token_source",
     "assembly",
+    "experts",
     "packing",
     "sample_order",
     "balance",

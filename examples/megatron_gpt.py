@@ -149,6 +149,7 @@ def _experts(args):
         "expert_model_parallel_size": args.expert_model_parallel_size,
         "sequence_parallel": args.tensor_model_parallel_size > 1,
         "qk_layernorm": True,
+        **({"moe_enable_routing_replay": True} if hasattr(args, "experts") else {}),
     }
 
 
@@ -209,6 +210,7 @@ def _run_batches(args, model, batches, token_losses=None, forward_only=False):
         ratio_limit=getattr(args, "ratio_limit", None),
         denominator=getattr(args, "denominator", "weights"),
         loss_chunk=getattr(args, "loss_chunk", None),
+        experts=getattr(args, "experts", None),
     )
     step = partial(model_step or text_step, weight_scale=_weight_scale(args))
 

@@ -25,6 +25,7 @@ from energon_ext.megatron.loss import LossFunc, PositionLosses, check_loss_input
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for, unwrap
 from energon_ext.megatron.mtp import loss_mask_for
 from energon_ext.megatron.packed_params import build_packed_seq_params
+from energon_ext.megatron.routing_replay import check_experts, check_replayable, replay_experts
 from energon_ext.megatron.virtual_stages import take_for_stage
 from energon_ext.state.together import collective_device
 
@@ -33,6 +34,8 @@ B = TypeVar("B", bound=PackedBatch)
 #: Megatron-core has one for the process; it measures with --log-straggler only. Made on import, as
 #: by Megatron-LM's scripts, because this switches it off.
 _straggler_detector = StragglerDetector()
+
+_NOTHING = contextlib.nullcontext()
 
 _CORE_VERSION = tuple(map(int, megatron.core.__version__.split(".")[:2]))
 
@@ -132,6 +135,7 @@ def forward_step(
     position_losses: PositionLosses | None = None,
     loss_chunk: int | None = None,
     batch_class: type[PackedBatch] = PackedBatch,
+    experts: str | None = None,
 ) -> tuple[torch.Tensor, LossFunc]:
     """Run one micro-batch through the model, as Megatron's schedules call it.
 
@@ -148,6 +152,8 @@ def forward_step(
             for all of them. The backward pass then computes the logits again. With sequence
             parallelism, positions of each tensor-parallel rank.
         batch_class: see :func:`get_batch`.
+        experts: the column with the experts that routers choose, see
+            :func:`energon_ext.megatron.replay_experts`.
 
     Returns:
         The model's output (on the last stage the loss at each position, [1, N]) and the loss
@@ -159,21 +165,31 @@ def forward_step(
             ``"documents"``; multi-token prediction with a ``weight_scale``, a ``loss_chunk``,
             ``"documents"`` or context parallelism;
             a ``loss_chunk`` with ``defer_embedding_wgrad_compute``; context parallelism with a
-            ``cp_partition_mode`` other than ``"zigzag"``; state-space layers in megatron-core 0.15.
+            ``cp_partition_mode`` other than ``"zigzag"``; state-space layers in megatron-core 0.15;
+            ``experts`` that are not experts of the model, or routers that take no choice.
     """
     check_router_losses(model, weight_scale, denominator)
     _check_state_spaces(model)
     _check_context_parallel(model)
+    if experts is not None:
+        check_replayable(model)
     options = (denominator, weight_scale, ratio_limit, position_losses)
+
+    def check(drawn: PackedBatch) -> None:
+        check_loss_inputs(drawn, *options)
+        if experts is not None:
+            check_experts(model, drawn, experts)
+
     with _measure_batch(model):
         batch = get_batch(
             data_iterator,
-            lambda drawn: check_loss_inputs(drawn, *options),
+            check,
             batch_class=batch_class,
             vp_stage=getattr(unwrap(model), "vp_stage", None),
         )
     _count_work(batch, model)
-    with _straggler_detector, loss_in_chunks(model, loss_chunk):
+    replay = replay_experts(model, batch, experts) if experts is not None else _NOTHING
+    with _straggler_detector, loss_in_chunks(model, loss_chunk), replay:
         output = model(
             batch.tokens[None],
             batch.position_ids[None],

@@ -11,9 +11,10 @@ import torch
 from megatron.core import parallel_state
 
 from energon_ext.losses import dpo_loss
-from energon_ext.megatron import forward_step, mean_losses
+from energon_ext.megatron import forward_step, mean_losses, replay_experts
+from tests.megatron.forced_routing import NEEDS_REPLAY, REPLAYED_MOE, with_experts
 from tests.megatron.pretend_gpu import OnGpu, pretend_gpu
-from tests.megatron.small_gpt import model_parallel, synthetic_batch
+from tests.megatron.small_gpt import model_parallel, small_config, small_model, synthetic_batch
 from tests.megatron.small_training import run_ranks
 from tests.megatron.test_context_parallel import LENGTHS, aligned_batch
 from tests.pair_rows import batch_of, random_pair, row_of
@@ -128,6 +129,25 @@ def test_the_loss_of_pairs_waits_for_nothing(kind, one_rank):
         loss, count, _ = loss_func(output)
     assert counts.found()["syncs"] == {}
     assert count.item() == 3 and loss.item() > 0
+
+
+@NEEDS_REPLAY
+def test_given_experts_wait_for_nothing(one_rank):
+    model = small_model(small_config(**REPLAYED_MOE))
+    batch = with_experts(synthetic_batch(0), 2)
+
+    def free_choice(scores, topk, num_groups, group_topk):
+        return scores.topk(topk)
+
+    with pretend_gpu() as counts:
+        batch = batch.to(torch.device("cuda"))
+        scores = torch.rand(batch.num_tokens, 4).to("cuda", non_blocking=True)
+        with replay_experts(model, batch, "experts"):
+            for layer in model.decoder.layers:
+                replay = layer.mlp.router.router_replay
+                _, chosen = replay.get_replay_topk(scores, 2, None, None, free_choice)
+                assert isinstance(chosen, OnGpu)
+    assert counts.found() == {"syncs": {}, "collectives": {}, "copies": {"in the background": 2}}
 
 
 WAITING = {
