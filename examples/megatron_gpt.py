@@ -218,7 +218,7 @@ def _run_batches(args, model, batches, token_losses=None, forward_only=False):
         output, loss_func = step(data_iterator, model)
 
         def record(output):
-            token_losses.append(output.float().view(-1).cpu())
+            token_losses.append(output[0].float().cpu())
             return loss_func(output)
 
         return output, record

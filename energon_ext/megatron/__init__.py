@@ -18,6 +18,7 @@ from energon_ext.megatron.replica import create_replica_group
 from energon_ext.megatron.rope import rope_by_position_ids
 from energon_ext.megatron.routing_replay import check_experts, replay_experts
 from energon_ext.megatron.step import forward_step, get_batch
+from energon_ext.megatron.teacher import write_teacher_of
 from energon_ext.megatron.validation import ValidationLoader
 
 __all__ = [
@@ -46,4 +47,5 @@ __all__ = [
     "slice_for_context_parallel",
     "train_valid_test_dataloaders_provider",
     "write_reference_of",
+    "write_teacher_of",
 ]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from megatron.core import parallel_state
 
-from energon_ext.losses import dpo_loss
+from energon_ext.losses import Distillation, dpo_loss
 from energon_ext.megatron import forward_step, mean_losses, replay_experts
 from tests.megatron.forced_routing import NEEDS_REPLAY, REPLAYED_MOE, with_experts
 from tests.megatron.pretend_gpu import OnGpu, pretend_gpu
@@ -148,6 +148,29 @@ def test_given_experts_wait_for_nothing(one_rank):
                 _, chosen = replay.get_replay_topk(scores, 2, None, None, free_choice)
                 assert isinstance(chosen, OnGpu)
     assert counts.found() == {"syncs": {}, "collectives": {}, "copies": {"in the background": 2}}
+
+
+class Student(Model):
+    post_process, vocab_size = True, 64
+
+    def forward(self, tokens, position_ids, mask, labels, **_):
+        words = torch.arange(self.vocab_size, device=tokens.device) * 0.01
+        return self.compute_language_model_loss(labels, tokens.view(-1, 1, 1) * words)
+
+    def compute_language_model_loss(self, labels, logits):
+        raise AssertionError("a student has another loss")
+
+
+def test_the_loss_of_a_student_waits_for_nothing(one_rank):
+    batch = synthetic_batch(0)
+    ids = torch.arange(3, dtype=torch.int32).repeat(batch.num_tokens, 1)
+    batch.columns = {"teacher_ids": ids, "teacher_log_probs": torch.full(ids.shape, -2.0)}
+    with pretend_gpu() as counts:
+        step = functools.partial(forward_step, distillation=Distillation())
+        output, loss_func = step(iter([batch]), Student())
+        loss, _, report = loss_func(output)
+    assert counts.found()["syncs"] == {}
+    assert loss.item() > 0 and report["teacher_kl"][0].item() > 0
 
 
 WAITING = {
