@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draw distillation.png from runs of examples/11_distillation.py.
+"""Draw distillation.png from runs of examples/12_distillation.py.
 
 python draw_distillation.py RUN RUN ... -- CONTROL CONTROL ...    (controls: --alpha 0)
 """

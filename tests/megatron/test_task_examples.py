@@ -243,9 +243,9 @@ FEW_WORDS = [
 
 @pytest.mark.nightly
 def test_a_student_is_stopped_and_resumed_exactly(tmp_path):
-    run("11_distillation.py", tmp_path / "whole", *FEW_WORDS)
-    run("11_distillation.py", tmp_path / "parts", *FEW_WORDS, "--stop-after", 3)
-    run("11_distillation.py", tmp_path / "parts", *FEW_WORDS, "--resume")
+    run("12_distillation.py", tmp_path / "whole", *FEW_WORDS)
+    run("12_distillation.py", tmp_path / "parts", *FEW_WORDS, "--stop-after", 3)
+    run("12_distillation.py", tmp_path / "parts", *FEW_WORDS, "--resume")
     whole = steps_of(tmp_path / "whole" / "student")
     assert steps_of(tmp_path / "parts" / "student") == whole and list(whole) == [1, 2, 3, 4]
     assert whole[4]["teacher_kl"] < whole[1]["teacher_kl"]
@@ -256,7 +256,7 @@ def test_a_student_is_stopped_and_resumed_exactly(tmp_path):
 def test_a_student_nears_its_teacher_and_loses_less_than_on_labels_alone(tmp_path):
     found = {}
     for alpha in ("0.9", "0"):
-        run("11_distillation.py", tmp_path / alpha, "--alpha", alpha, seconds=LEARNING_SECONDS)
+        run("12_distillation.py", tmp_path / alpha, "--alpha", alpha, seconds=LEARNING_SECONDS)
         by_step = evaluations(tmp_path / alpha / "student")
         found[alpha] = by_step[max(by_step)]
         assert found[alpha]["val/teacher_kl"] < by_step[0]["val/teacher_kl"] - 1

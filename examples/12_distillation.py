@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Distil a small GPT into a smaller one, on a CPU, in about a minute.
 
-    python examples/11_distillation.py --run-dir runs/distilled
-    python examples/11_distillation.py --run-dir runs/plain --alpha 0     (learns from labels alone)
-    torchrun --nproc-per-node 2 examples/11_distillation.py --run-dir runs/split \
+    python examples/12_distillation.py --run-dir runs/distilled
+    python examples/12_distillation.py --run-dir runs/plain --alpha 0     (learns from labels alone)
+    torchrun --nproc-per-node 2 examples/12_distillation.py --run-dir runs/split \
         --tensor-model-parallel-size 2     (or pipeline; by default data parallel)
 
 1. A teacher is trained on the English reference of Python.
@@ -37,7 +37,7 @@ TOKENIZER = ByteTokenizer()
 
 
 def parse_args():
-    example = "python examples/11_distillation.py --run-dir runs/distilled"
+    example = "python examples/12_distillation.py --run-dir runs/distilled"
     parser = new_parser(__doc__.splitlines()[0], example)
     add = parser.add_argument
     add_arguments(parser)
