@@ -37,7 +37,7 @@ LOSS_WEIGHT = "loss_weight"
 #: Names that no other column may have: those above, and the fields of a batch.
 RESERVED = frozenset(
     (
-        *(TOKENS, LABEL_WEIGHTS, "ends", RESPONSE_MASK, DOCUMENT_SHARE, DOCUMENT_PARTS),
+        *(TOKENS, LABEL_WEIGHTS, "ends", "digests", RESPONSE_MASK, DOCUMENT_SHARE, DOCUMENT_PARTS),
         *(LOSS_WEIGHT, "labels", "token_weights", "position_ids", "cu_seqlens", "max_seqlen"),
         *("source_ids", "sources", "source_documents", "cu_seqlens_padded", "log_probs"),
         *("rewards", "pair_ids", "columns", "segments"),

@@ -110,7 +110,9 @@ def read_documents(
             )
         transform = bind(entry.transform, columns, others, f"{entry.where}.transform")
         key = f"{spec.seed}/{entry.names.shuffle_key}"
-        changes = Changes(transform, key, functools.partial(_token_id, entry, tokenizer))
+        vocab_size = 2**31 if tokenizer is None else tokenizer.vocab_size
+        token_id = functools.partial(_token_id, entry, tokenizer)
+        changes = Changes(transform, key, token_id, vocab_size)
     fields = {"others": others, "changes": changes, **options}
     return DocumentReader(columns, entry.key, spec.row_tokens, **fields)
 

@@ -192,6 +192,16 @@ def test_validation_and_a_pass_that_is_padded_have_every_column(tmp_path):
             check_columns(batch)
 
 
+def test_a_meta_file_may_describe_columns_and_no_tokenizer(tmp_path):
+    texts = documents(1)
+    write_tokens(tmp_path / "web", texts)
+    np.save(tmp_path / "web.double.npy", np.array(sum(texts, []), np.int32) * 2)
+    described = {"columns": {"double": {"dtype": "int32"}}}
+    (tmp_path / "web.meta.json").write_text(json.dumps(described))
+    (found,) = open_documents(tmp_path / "web").read([7], [0], [1])["double"]
+    assert found.tolist() == [texts[7][0] * 2]
+
+
 # Files that do not fit --------------------------------------------------------------------------
 
 
