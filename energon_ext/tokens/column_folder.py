@@ -46,7 +46,7 @@ ENDS_COLUMN = Column(np.dtype(np.int64), per="document")
 DIGESTS = "digests"
 DIGESTS_COLUMN = Column(np.dtype(np.int64), per="document")
 
-#: The files of each part beside those of the columns.
+#: The files of each part in addition to those of the columns.
 OWN_FILES = {ENDS: ENDS_COLUMN, DIGESTS: DIGESTS_COLUMN}
 
 _MAX_BYTES = 2**30
@@ -202,7 +202,7 @@ def digest_of_tokens(tokens: np.ndarray) -> int:
 
 @functools.lru_cache(MAX_MAPS)
 def _open(folder: ColumnFolder, part: int, name: str) -> Any:
-    """Open a file of a part; in an object store, those beside the columns are copied."""
+    """Open a file of a part; in an object store, the further ones are copied."""
     prefix, documents, tokens = folder.parts[part]
     column = OWN_FILES.get(name) or folder.columns[name]
     path, stored = prefix + suffix_of(name), None
