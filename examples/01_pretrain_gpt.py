@@ -52,6 +52,7 @@ def pretrain(args):
         args.seq_length,
         packing_buffer_docs=64,
         document_means=args.denominator == "documents",
+        document_numbers=args.document_losses,
     )
     source = build_source(args, encoder)
     train(args, args.run_dir, model, source, evaluate=validation(args, encoder, model))

@@ -53,6 +53,7 @@ def fine_tune(args):
         over_long=args.over_long,
         packing_buffer_docs=64,
         document_means=args.denominator == "documents",
+        document_numbers=args.document_losses,
     )
     source = build_source(args, encoder)
     train(args, args.run_dir, model, source, evaluate=validation(args, encoder, model))

@@ -179,13 +179,19 @@ def build_optimizer(args, model):
     return optimizer
 
 
-def train_step(args, step, model, optimizer, batches):
-    """Take one optimizer step; return its mean losses, on the last pipeline stage."""
+def train_step(args, step, model, optimizer, batches, documents=None):
+    """Take one optimizer step; return its mean losses, on the last pipeline stage.
+
+    Args:
+        documents: the DocumentLossLog of the run, if there is one.
+    """
     model.zero_grad_buffer()
     optimizer.zero_grad()
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(args, step)
     reports = _run_batches(args, model, batches)
+    if documents is not None:
+        documents.add(step, reports)
     losses = mean_losses(reports)
     on_all_ranks(lambda: check_losses(losses, step))
     _, grad_norm, _ = optimizer.step()

@@ -65,6 +65,9 @@ def add_loss_arguments(parser):
     parser.add_argument(
         "--loss-chunk", type=count, help="positions with logits at any time; default: all"
     )
+    parser.add_argument(
+        "--document-losses", action="store_true", help="write the loss of every document"
+    )
 
 
 def add_data_arguments(parser):

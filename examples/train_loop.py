@@ -28,6 +28,7 @@ from tqdm import tqdm
 from energon_ext import ConfigError
 from energon_ext.cli.shown_rows import describe_answers
 from energon_ext.errors import DataExhaustedError
+from energon_ext.megatron import DocumentLossLog
 from energon_ext.plan.cursor import digest_of_state
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.consumption import Consumption
@@ -37,6 +38,7 @@ from energon_ext.state.together import on_all_ranks
 #: Arguments that a resumed run may change; the data state checks those that the data depends on.
 FREE_ARGUMENTS = {"metadataset", "run_dir", "resume", "stop_after", "save_interval"}
 FREE_ARGUMENTS |= {"tensorboard", "wandb_project", "eval_interval", "eval_iters", "num_workers"}
+FREE_ARGUMENTS |= {"document_losses"}
 FREE_ARGUMENTS |= {"train_iters", "log_interval", "balance", "micro_batch_rows", "micro_batches"}
 FREE_ARGUMENTS |= {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
 FREE_ARGUMENTS |= {"seq_length", "global_batch_rows"}
@@ -62,6 +64,8 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         checkpoints = Checkpoints(folder / "checkpoints")
         step = saved_step = run.restore(checkpoints, may_begin)
         log = stack.enter_context(run.start_log(folder, step))
+        if getattr(args, "document_losses", False):
+            run.documents = stack.enter_context(DocumentLossLog(folder, step))
         last_step = min(args.train_iters, args.stop_after or args.train_iters)
         log.show("sampling the first answers" if run.is_rl else "reading the first rows")
         log.write_evaluation(step, evaluate(step))
@@ -124,6 +128,7 @@ class Run:
         self.optimizer = build_optimizer(args, model)
         self.consumed = Consumption()
         self.data_ended = False
+        self.documents = None  # the log of their losses
         self.is_rl = hasattr(source, "prompts")
         if source is not None:
             self.blend = find_blend(source.prompts if self.is_rl else source.loader)
@@ -135,7 +140,7 @@ class Run:
         if not batches:
             return None
         data_seconds = time.perf_counter() - start
-        losses = train_step(self.args, step, self.model, self.optimizer, batches)
+        losses = train_step(self.args, step, self.model, self.optimizer, batches, self.documents)
         seconds = time.perf_counter() - start
         if self.source is None:
             return losses
@@ -197,6 +202,8 @@ class Run:
 
     def save(self, checkpoints, step, log):
         """Save the model and the data state; return the step."""
+        if self.documents is not None:
+            on_all_ranks(self.documents.flush)
         run, cursor, states = {}, None, []
         if self.source is not None:
             consumed = self.consumed.to_json(list(self.blend.documents))

@@ -31,6 +31,9 @@ DOCUMENT_SHARE = "document_share"
 DOCUMENT_PARTS = "document_parts"
 PARTS = 4096
 
+#: Per document: its number in its source, and how often the source had been read before.
+DOCUMENT, VISIT = "document", "visit"
+
 #: The weight of the source in the loss:
 LOSS_WEIGHT = "loss_weight"
 
@@ -40,7 +43,7 @@ RESERVED = frozenset(
         *(TOKENS, LABEL_WEIGHTS, "ends", "digests", RESPONSE_MASK, DOCUMENT_SHARE, DOCUMENT_PARTS),
         *(LOSS_WEIGHT, "labels", "token_weights", "position_ids", "cu_seqlens", "max_seqlen"),
         *("source_ids", "sources", "source_documents", "cu_seqlens_padded", "log_probs"),
-        *("rewards", "pair_ids", "columns", "segments"),
+        *("rewards", "pair_ids", "columns", "segments", DOCUMENT, VISIT),
     )
 )
 
@@ -116,7 +119,7 @@ class Column:
         return math.prod(self.item) * self.dtype.itemsize
 
     def filled(self, *counts: int) -> np.ndarray:
-        """Return an array [*counts, *item] of fill values."""
+        """Return an array ``[*counts, *item]`` of fill values."""
         return np.full((*counts, *self.item), self.fill, self.dtype)
 
     def to_json(self) -> dict[str, Any]:
@@ -151,6 +154,13 @@ def _holds(dtype: np.dtype, value: float) -> bool:
         return True
     info = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return value == value // 1 and info[0] <= value <= info[1]
+
+
+#: Columns that say which document a segment belongs to; -1 on padding.
+NUMBERS = {
+    DOCUMENT: Column(np.dtype(np.int64), per="document", fill=-1),
+    VISIT: Column(np.dtype(np.int32), per="document", fill=-1),
+}
 
 
 # What a pair says of its columns ----------------------------------------------------------------
@@ -216,7 +226,7 @@ def merge_columns(columns_of: Mapping[str, Mapping[str, Column]]) -> dict[str, C
 
 
 def check_values(name: str, column: Column, values: Any, tokens: int, origin: str) -> np.ndarray:
-    """Return the values of a document in the type of a column, [tokens, *item] or [*item].
+    """Return the values of a document in the type of a column, ``[tokens, *item]`` or ``[*item]``.
 
     Raises:
         SampleError: they have another shape, or do not fit the type.

@@ -14,7 +14,8 @@ import click
 import numpy as np
 
 from energon_ext.arguments import optional_module
-from energon_ext.cli import echo, plural
+from energon_ext.cli import echo, plural, table
+from energon_ext.cli.document_losses import document_options, highest_documents
 from energon_ext.cli.spikes import Spike, spikes_of
 from energon_ext.errors import printable
 from energon_ext.metrics.file import Run, mean_of_finite
@@ -34,18 +35,34 @@ PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"
 @click.argument("run_dir", type=FOLDER)
 @click.option("--out", type=FOLDER, show_default="RUN_DIR", help="Folder to write to.")
 @click.option("--reference", type=FOLDER, help="Another run to compare with, step by step.")
+@document_options
 @click.pass_context
-def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Path | None) -> None:
+def report(
+    ctx: click.Context,
+    /,
+    run_dir: Path,
+    out: Path | None,
+    reference: Path | None,
+    **documents: Any,
+) -> None:
     """Report what a training run read, planned against actual.
 
     Reads RUN_DIR/metrics.jsonl, and writes figures as PNGs and report.html, which contains them
     all. Lists loss spikes, each with the command that shows what was read at that step. With
     --reference, reports whether both runs read the same rows, and exits with status 1 if not.
 
-    Example: energon-ext report runs/a --out report
+    With --documents, also lists the documents with the highest mean loss, if the run has written
+    the loss of every document.
+
+    \b
+    energon-ext report runs/a --out report
+    energon-ext report runs/a --documents 20 --after 1000 --write-exclude excluded.txt
     """
     run = Run.load(run_dir)
-    echo("\n".join(map(str, write_report(run, out or run_dir, run_dir))))
+    highest = highest_documents(run_dir, **documents)
+    echo("\n".join(map(str, write_report(run, out or run_dir, run_dir, highest))))
+    if len(highest) > 1:
+        echo(table(highest))
     for spike, command in spike_table(spikes_of(run), run_dir):
         echo(f"{spike}: {command}")
     if reference is not None:
@@ -83,11 +100,14 @@ def compare(run: Run, other: Run) -> tuple[str, bool]:
     return f"all {steps} steps {verb} the same rows; losses differ by at most {largest:.1e}", True
 
 
-def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]:
+def write_report(
+    run: Run, out: Path, run_dir: Path | None = None, documents: Sequence[Sequence[str]] = ()
+) -> list[Path]:
     """Write the figures of a run and finally ``report.html`` to a folder; return their paths.
 
     Args:
         run_dir: folder of the run, for the commands that trace spikes; ``out`` by default.
+        documents: see :func:`~energon_ext.cli.document_losses.highest_documents`.
     """
     figures = import_figures()
     spikes = spikes_of(run)
@@ -100,6 +120,7 @@ def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]
         ("Sources", HEAD, source_table(run)),
         ("Validation", *validation_table(run)),
         ("Answers", ("step", "source", "reward", "answer («not trained on»)"), answer_table(run)),
+        ("Documents with the highest mean loss", documents[0] if documents else (), documents[1:]),
         ("Loss spikes", ("spike", "what was read"), spike_table(spikes, run_dir or out)),
         ("Configuration of the run", ("setting", "value"), sorted(run.config.items())),
     ]

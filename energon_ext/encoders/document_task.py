@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_ext.arguments import choices
+from energon_ext.batch.columns import NUMBERS
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, sample_entries, token_entries
 from energon_ext.encoders.task import EncoderTask
@@ -23,7 +24,7 @@ from energon_ext.plan.spec import DOCUMENTS, Cut, KindSpec, Spec, SpliceSpec
 from energon_ext.tokenizers.protocol import Tokenizer, check_written
 from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.tokens.reader import DocumentReader, open_others
-from energon_ext.tokens.transformed import Changes, bind
+from energon_ext.tokens.transformed import Changes, bind, columns_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,7 +35,8 @@ class DocumentTask(EncoderTask):
         encoder: tokenizes text, and batches rows.
         buffer_docs, loss, splice, cut: see :class:`~energon_ext.plan.spec.Spec` and
             :class:`~energon_ext.plan.spec.KindSpec`.
-        counts_parts, untrained: see :class:`~energon_ext.tokens.reader.DocumentReader`.
+        counts_parts, untrained, numbers_documents: see
+            :class:`~energon_ext.tokens.reader.DocumentReader`.
     """
 
     encoder: TextEncoder
@@ -44,6 +46,7 @@ class DocumentTask(EncoderTask):
     cut: Cut | None = None
     counts_parts: bool = False
     untrained: int | None = None
+    numbers_documents: bool = False
 
     def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
         documents = KindSpec(
@@ -64,11 +67,23 @@ class DocumentTask(EncoderTask):
 
     def columns(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
         check_text_keys(self.encoder, entries)
+        if self.numbers_documents:
+            self._refuse_splices(entries)
         found: dict[str, Lengths] = {**ensure_tokenized(self.encoder, entries)}
         for entry, documents in token_entries(entries):
             self.check(documents, entry)
             found[entry.key] = documents
         return found
+
+    def _refuse_splices(self, entries: Sequence[Entry]) -> None:
+        """Raise ConfigError for splices, whose segments are not documents of a plan."""
+        own = self.splice is not None and self.splice.config is not None
+        places = [entry.splice_where for entry in entries if entry.splice is not None]
+        for where in [*places, *(["splice of the encoder"] if own else [])]:
+            raise ConfigError(
+                f"{where}: document_numbers cannot number spliced documents, which have losses of "
+                f"their own with named_documents; leave one of the two out."
+            )
 
     def check(self, documents: Documents, entry: Entry) -> None:
         """Raise ConfigError for token files that the encoder cannot read."""
@@ -79,6 +94,7 @@ class DocumentTask(EncoderTask):
         options = {
             "counts_parts": self.counts_parts and self.cut is None,
             "untrained": self.untrained,
+            "numbers_documents": self.numbers_documents,
         }
         return read_documents(entry, columns, spec, self.encoder.tokenizer, **options)
 
@@ -101,6 +117,12 @@ def read_documents(
     """
     assert isinstance(columns, Documents), "a source of documents has some"
     others = open_others(entry.columns, columns, f"{entry.where}.columns")
+    if options.get("numbers_documents"):
+        for name in sorted(NUMBERS.keys() & columns_of(columns, others).keys()):
+            raise ConfigError(
+                f"{entry.key}: has a column {name} of its own, which is the name of what "
+                f"document_numbers adds; rename the column, or leave document_numbers out."
+            )
     changes = None
     if entry.transform is not None:
         if options.get("counts_parts"):

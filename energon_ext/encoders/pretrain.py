@@ -52,6 +52,8 @@ class PackedTaskEncoder(DynamicBlendMixin, TextEncoder):
         train_on_eos: False gives weight 0 to labels that are the end-of-document token.
         document_means: give batches what ``denominator="documents"`` needs: the number of trained
             labels in each document, also if it is cut. Needs ``mask_boundary_loss``.
+        document_numbers: give batches the ``document`` and the ``visit`` of each segment, for
+            losses per document. Needs ``mask_boundary_loss``; spliced sources have none.
         balance: ``attention`` balances the rows of a planned step over ranks and micro-batches.
         cost: cost of a document by its length; by default
             :class:`~energon_ext.plan.cost.AttentionCost`.
@@ -105,6 +107,7 @@ have no transition to train.
         mask_boundary_loss: bool | None = None,
         train_on_eos: bool = True,
         document_means: bool = False,
+        document_numbers: bool = False,
         balance: str | None = None,
         cost: Cost | None = None,
     ):
@@ -130,6 +133,12 @@ have no transition to train.
         self.mask_boundary_loss = (
             not self._packer.cuts_documents if mask_boundary_loss is None else mask_boundary_loss
         )
+        if document_numbers and not self.mask_boundary_loss:
+            raise ConfigError(
+                "document_numbers: the first token of a document would be a label of the one "
+                "before; set mask_boundary_loss=True."
+            )
+        self.document_numbers = document_numbers
         self.train_on_eos = train_on_eos
         self.cost = (cost or AttentionCost()) if balance else None
         self._assembler = BatchAssembler(
@@ -187,6 +196,7 @@ have no transition to train.
             loss=self._loss(),
             counts_parts=self._assembler.document_means,
             untrained=self._assembler.masked_label,
+            numbers_documents=self.document_numbers,
             **options,
         )
 

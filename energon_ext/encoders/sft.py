@@ -68,8 +68,8 @@ class SFTTaskEncoder(PackedTaskEncoder):
         over_long: what happens to a sample of more than T + 1 tokens: ``cut`` keeps its first
             T + 1; ``drop`` leaves it out and counts it; ``error`` does the same, but fails after
             100 in a row.
-        **options: ``packing_buffer_docs``, ``packing_max_docs_per_bin``, ``train_on_eos`` and
-            ``document_means``; see
+        **options: ``packing_buffer_docs``, ``packing_max_docs_per_bin``, ``train_on_eos``,
+            ``document_means`` and ``document_numbers``; see
             :class:`~energon_ext.PackedTaskEncoder`.
 
     Example:

@@ -6,6 +6,7 @@ from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
 from energon_ext.megatron.broadcast import create_broadcast_groups
 from energon_ext.megatron.context_parallel import slice_for_context_parallel
 from energon_ext.megatron.cpu import enable_cpu, select_gpu
+from energon_ext.megatron.document_losses import DocumentLossLog
 from energon_ext.megatron.lm.arguments import add_energon_args
 from energon_ext.megatron.lm.provider import schedule_axis, train_valid_test_dataloaders_provider
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
@@ -22,6 +23,7 @@ from energon_ext.megatron.teacher import write_teacher_of
 from energon_ext.megatron.validation import ValidationLoader
 
 __all__ = [
+    "DocumentLossLog",
     "MegatronEnergonLoader",
     "SegmentAttention",
     "ValidationLoader",

@@ -11,11 +11,11 @@ import torch
 from megatron.core import parallel_state
 
 from energon_ext.arguments import check_choice, check_integer
-from energon_ext.batch.columns import PARTS, RESPONSE_MASK
+from energon_ext.batch.columns import DOCUMENT, PARTS, RESPONSE_MASK
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.losses.distillation import Distillation
-from energon_ext.losses.documents import document_columns
+from energon_ext.losses.documents import document_columns, document_losses
 from energon_ext.losses.sources import separate_weights
 from energon_ext.losses.unified import (
     DENOMINATORS,
@@ -34,6 +34,7 @@ PositionLosses = Callable[[PackedBatch, torch.Tensor], torch.Tensor]
 #: Report of the whole batch; reports of single sources add ``/<source>``.
 LOSS_KEY = "lm loss"
 SOURCE_PREFIX = f"{LOSS_KEY}/"
+DOCUMENTS_KEY = "document losses"  # of losses.document_losses: sums, and no mean
 
 #: Reports that compare the model with its sampler or teacher.
 COMPARED_KEYS = ("log_prob_gap", "ratios_truncated", "teacher_kl")
@@ -82,7 +83,8 @@ def make_loss_func(
         ``[sum_i w_i * nll_i, D]``, where ``D`` is the count before scaling, under ``"lm loss"`` and
         for each source under ``"lm loss/<source>"``. For a batch with ``log_probs`` it also has,
         over the ``n`` positions with ``w_i != 0``, ``"log_prob_gap"``, ``[sum of log mu - log pi,
-        n]``, and with a ``ratio_limit`` ``"ratios_truncated"``, ``[number that reached it, n]``.
+        n]``, and with a ``ratio_limit`` ``"ratios_truncated"``, ``[number that reached it, n]``;
+        if it numbers its documents, the :data:`DOCUMENTS_KEY`.
 
     Raises:
         ConfigError: unknown ``denominator``, a ``weight_scale`` below 1 or too large, a
@@ -175,6 +177,8 @@ def loss_func_of(
         if distillation is not None:
             taught = (weights != 0) & distillation.is_taught(batch)
             report["teacher_kl"] = _pair_of_sums(divergences[0].detach() * taught, taught.float())
+        if DOCUMENT in batch.segments:
+            report[DOCUMENTS_KEY] = document_losses(batch, -nll.detach())
         if _kept is not None:
             _kept.append({key: value for key, value in report.items() if key != LOSS_KEY})
             report = {LOSS_KEY: report[LOSS_KEY]}
@@ -205,17 +209,18 @@ def means_on_device(reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.T
     """Return the mean of each report over micro-batches and ranks, with a single reduction."""
     if not reports:
         return {}
-    totals, counts = _sum(reports).unbind(1)
-    return dict(zip(reports[0], totals / counts))
+    keys, sums = _sum(reports)
+    return dict(zip(keys, sums[:, 0] / sums[:, 1]))
 
 
-def _sum(reports: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-    """Return sums over micro-batches and data-parallel ranks: float32 [number of keys, 2]."""
-    sums = torch.stack([torch.stack(list(report.values())) for report in reports]).sum(0)
+def _sum(reports: list[dict[str, torch.Tensor]]) -> tuple[list[str], torch.Tensor]:
+    """Return keys and sums over micro-batches and data-parallel ranks: float32 [keys, 2]."""
+    keys = [key for key in reports[0] if key != DOCUMENTS_KEY]
+    sums = torch.stack([torch.stack([report[key] for key in keys]) for report in reports]).sum(0)
     torch.distributed.all_reduce(
         sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
     )
-    return sums
+    return keys, sums
 
 
 def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
@@ -232,9 +237,10 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     """
     if not reports:
         return {}
+    keys, sums = _sum(reports)
     means = {
         key.removeprefix(SOURCE_PREFIX): total / count
-        for key, (total, count) in zip(reports[0], _sum(reports).tolist())
+        for key, (total, count) in zip(keys, sums.tolist())
         if key in (LOSS_KEY, *COMPARED_KEYS) or count > 1e6 * _NO_TOKENS  # up to 1e6 micro-batches
     }
     compared = {key: means.pop(key) for key in COMPARED_KEYS if key in means}
@@ -325,6 +331,6 @@ def _compare(
     gap = torch.where(trained, log_probs + nll, 0).sum()
     report = {"log_prob_gap": torch.stack([gap, count])}
     if ratio_limit is not None:
-        reached = truncated_ratios(nll, log_probs, ratio_limit) >= ratio_limit
-        report["ratios_truncated"] = torch.stack([(reached & trained).sum().float(), count])
+        reached = trained & (truncated_ratios(nll, log_probs, ratio_limit) >= ratio_limit)
+        report["ratios_truncated"] = torch.stack([reached.sum().float(), count])
     return report

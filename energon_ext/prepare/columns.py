@@ -88,7 +88,7 @@ def write_columns(
         folder: a new one, or one that an earlier call began.
         columns: by name.
         produce: gets the tokens of some documents, int64 [n] each, and returns the values of each
-            by column: [n, *item], or [*item] of a column per document.
+            by column: ``[n, *item]``, or ``[*item]`` of a column per document.
         made_by: what the values depend on, such as the name of a model; a folder that was begun
             with another one is refused.
         part: the part of the work that this process does, such as ``Part(0, 8)`` on one of eight

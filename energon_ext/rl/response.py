@@ -35,7 +35,7 @@ class Response:
             sampler does not say.
         response_mask: whether the policy drew each token; None if it drew all.
         columns: by name, further values of the tokens of the prompt and the answer,
-            [tokens, *item] each, such as the experts that the sampler chose for them.
+            ``[tokens, *item]`` each, such as the experts that the sampler chose for them.
     """
 
     tokens: list[int]

@@ -49,9 +49,9 @@ class ScoredGroup:
         columns: by name, further values that travel to the batch's ``columns``, such as
             ``ref_log_probs``; the same names in all groups. They are float32 [N, G], of the
             response tokens, unless the ``columns`` of the :class:`~energon_ext.rl.RLDataset`
-            describe others: [N, T, *item] of values that belong to inputs, such as the experts
-            that the sampler chose, [N, G, *item] of those that belong to labels, and [N, *item] per
-            answer. The batch then also has the column ``response_mask``, 1 on the tokens to train
+            describe others: ``[N, T, *item]`` of values that belong to inputs, such as the experts
+            that the sampler chose, ``[N, G, *item]`` of those that belong to labels, and
+            ``[N, *item]`` per answer. The batch then also has the column ``response_mask``, 1 on the tokens to train
             on.
 
     Example:
@@ -202,7 +202,7 @@ class ScoredGroup:
 
 
 def _join(answers: Sequence[Response]) -> dict[str, torch.Tensor]:
-    """Return the columns of answers, [N, T, *item] each."""
+    """Return the columns of answers, ``[N, T, *item]`` each."""
     names = {tuple(sorted(each.columns)) for each in answers}
     if len(names) > 1:
         raise SampleError(f"answers with different columns: {', '.join(map(str, sorted(names)))}")

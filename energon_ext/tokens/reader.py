@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from energon_ext.arguments import choices
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column
+from energon_ext.batch.columns import (
+    DOCUMENT,
+    LABEL_WEIGHTS,
+    NUMBERS,
+    TOKENS,
+    VISIT,
+    Column,
+)
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, StoreError
 from energon_ext.tokens.column_folder import ColumnFolder
@@ -36,6 +43,7 @@ class DocumentReader:
         changes: changes documents as they are read; None to read them as they are.
         counts_parts: whether rows have ``parts``.
         untrained: a token that is never trained as a label; None if there is none.
+        numbers_documents: whether rows have the columns :data:`~energon_ext.batch.columns.NUMBERS`.
     """
 
     documents: Documents
@@ -46,10 +54,12 @@ class DocumentReader:
     changes: Changes | None = None
     counts_parts: bool = False
     untrained: int | None = None
+    numbers_documents: bool = False
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        return columns_of(self.documents, self.others)
+        found = columns_of(self.documents, self.others)
+        return {**found, **NUMBERS} if self.numbers_documents else found
 
     @property
     def row_bytes(self) -> int:
@@ -68,6 +78,9 @@ class DocumentReader:
         except StoreError as error:
             raise StoreError(f"{self.key}: {error}") from error
         tokens, weights = found.pop(TOKENS), found.pop(LABEL_WEIGHTS)
+        if self.numbers_documents:
+            found[DOCUMENT] = [np.int64(number) for number in pieces[0]]
+            found[VISIT] = list(map(np.int32, _visits_of(rows)))
         has_weights = any(each is not None for each in weights)
         read, begin = [], 0
         for numbers, _, _, _, documents, num_tokens in rows:
@@ -89,8 +102,7 @@ class DocumentReader:
         pieces = _pieces_of(rows)
         if self.changes is None:
             return read_columns(self.documents, self.others, *pieces)
-        visits = [visit for row in rows for visit in row[3]]
-        return self.changes.read(self.documents, self.others, pieces, visits)
+        return self.changes.read(self.documents, self.others, pieces, _visits_of(rows))
 
     def _parts_of(
         self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
@@ -161,3 +173,7 @@ def _pieces_of(rows: Sequence[Any]) -> tuple[list[int], list[int], list[int]]:
     """Return the numbers, starts and stops of the pieces of all rows."""
     numbers, starts, stops = (list(itertools.chain(*column)) for column in list(zip(*rows))[:3])
     return numbers, starts, stops
+
+
+def _visits_of(rows: Sequence[Any]) -> list[int]:
+    return [visit for row in rows for visit in row[3]]

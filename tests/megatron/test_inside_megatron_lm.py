@@ -23,6 +23,7 @@ from energon_ext.batch.rows import Row
 from energon_ext.cli.main import main
 from energon_ext.cli.report import write_report
 from energon_ext.megatron.context_parallel import document_ends
+from energon_ext.metrics.document_losses import RECORD, DocumentLosses
 from energon_ext.metrics.file import Run
 from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from tests import support
@@ -162,6 +163,31 @@ def test_a_stopped_run_continues_like_an_uninterrupted_one(layout, mix, tmp_path
         assert resumed[iteration] == losses[iteration]
     assert resumed_evaluations == {"6": evaluations["6"]}
     assert os.listdir(tmp_path / "model")
+
+
+@pytest.mark.parametrize("layout", ["data parallel", "tensor parallel", "virtual stages"])
+def test_losses_of_documents_add_up_to_the_loss_of_each_step(layout, mix, tmp_path):
+    saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data"
+    written = f"--energon-run-dir {tmp_path}/run --energon-document-losses"
+    options = (LAYOUTS[layout], saved, written)
+    run(mix, tmp_path, *options, "--exit-interval 4")  # saved at 3 and at 4
+    (tmp_path / "model/latest_checkpointed_iteration.txt").write_text("3")
+    run(mix, tmp_path, *options, f"--load {tmp_path}/model")
+    losses, labels = [np.zeros(7) for _ in range(2)]
+    files = sorted((tmp_path / "run/document_losses").rglob("rank-*.bin"))
+    starts = ["start-000001-after-0000000000", "start-000002-after-0000000003"]
+    assert {path.parent.name for path in files} == set(starts)
+    assert len(files) == 2 * (2 if layout == "data parallel" else 1)
+    for path in files:
+        records = np.frombuffer(path.read_bytes().partition(b"\n")[2], RECORD)
+        is_first = path.parent.name == starts[0]
+        assert {*records["step"].tolist()} == ({1, 2, 3, 4} if is_first else {4, 5, 6})
+        kept = records[records["step"] <= 3] if is_first else records
+        np.add.at(losses, kept["step"], kept["loss"])
+        np.add.at(labels, kept["step"], kept["tokens"])
+    np.testing.assert_allclose(losses[1:] / labels[1:], Run.load(tmp_path / "run").loss, rtol=1e-5)
+    documents = DocumentLosses(tmp_path / "run").highest(10**6)
+    assert sum(each.tokens for each in documents) == labels.sum()
 
 
 def test_context_parallel_ranks_train_like_one_rank(mix, tmp_path):

@@ -262,7 +262,7 @@ def loop(monkeypatch):
 
 
 def adapt_all():
-    adapt_loop(types.SimpleNamespace(step=lambda *_: None))
+    adapt_loop(types.SimpleNamespace(step=lambda *_: None, documents=None))
     save_for_all_stages()
 
 

@@ -36,6 +36,11 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
         **flag,
     )
     add(
+        "--energon-document-losses",
+        action="store_true",
+        help="Write the loss of every document to the --energon-run-dir.",
+    )
+    add(
         "--energon-tokenizer",
         help="`bytes`, a tokenizer.json, a folder or a Hugging Face name; default: the one that "
         "wrote the token files, else bytes.",
@@ -108,6 +113,9 @@ def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
         ramp = getattr(args, "rampup_batch_size", None)
         allowed = "left out (it is ignored; use --step-batch-size-schedule)"
         yield "--rampup-batch-size", ramp, allowed, ramp is None
+    if getattr(args, "energon_document_losses", False):
+        folder = args.energon_run_dir
+        yield "--energon-run-dir", folder, "given, for --energon-document-losses,", bool(folder)
     kind = args.dataloader_type
     yield "--dataloader-type", kind, "external", kind == "external"
     # Without it the loss of a step is the mean of the means of its micro-batches.

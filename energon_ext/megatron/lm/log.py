@@ -8,6 +8,7 @@ other batches the boards show the planned shares, and there is no file.
 """
 
 import argparse
+import atexit
 import math
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from megatron.core import parallel_state
 
 from energon_ext.batch.row_hashes import NUM_PARTS, hash_of_parts
 from energon_ext.errors import log_of
+from energon_ext.megatron.document_losses import DocumentLossLog
 from energon_ext.megatron.lm.state import MegatronLMLoader
 from energon_ext.megatron.loss import LOSS_KEY, SOURCE_PREFIX
 from energon_ext.metrics.boards import DATA_DIGEST, scalars_of
@@ -51,6 +53,10 @@ class DataLog:
         self._file: MetricsFile | None = None
         on_all_ranks(lambda: self._open_file(args.energon_run_dir))
         self._write("start", args.iteration, **start)
+        self.documents: DocumentLossLog | None = None
+        if getattr(args, "energon_document_losses", False):
+            self.documents = DocumentLossLog(args.energon_run_dir, args.iteration)
+            atexit.register(self.documents.close)  # Megatron-LM tells nobody of its last step
         self._write_digest(args.iteration)
 
     def _open_file(self, folder: str | None) -> None:

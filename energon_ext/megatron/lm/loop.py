@@ -54,9 +54,14 @@ def adapt_loop(log: DataLog | None) -> None:
 
     training.dummy_train_step = skip
     for name in ("train_step", "evaluate"):
-        setattr(training, name, _with_losses_of_sources(find_function(training, name)))
+        function = _with_losses_of_sources(
+            find_function(training, name), is_training=name == "train_step"
+        )
+        setattr(training, name, function)
     if log is not None:
         training.training_log = _with_data(find_function(training, "training_log"))
+        if log.documents is not None:
+            _flush_before_saves()
 
 
 def find_function(module: Any, name: str) -> Any:
@@ -84,6 +89,22 @@ def _unknown_loop(found: str) -> ConfigError:
         f"{found}: energon_ext does not know this version of Megatron-LM's training loop; use that "
         f"of megatron-core 0.15 to 0.20."
     )
+
+
+def _flush_before_saves() -> None:
+    """Make a save write the losses of documents up to its step, on every rank that has some."""
+    from megatron.training import checkpointing
+
+    save = find_function(checkpointing, "maybe_save_dataloader_state")
+    save = getattr(save, "without_flush", save)
+
+    def flush_and_save(train_iterator: Any, *arguments: Any, **options: Any) -> Any:
+        if (log := rank_data().log) is not None and log.documents is not None:
+            log.documents.flush()
+        return save(train_iterator, *arguments, **options)
+
+    flush_and_save.without_flush = save  # type: ignore[attr-defined]
+    checkpointing.maybe_save_dataloader_state = functools.wraps(save)(flush_and_save)
 
 
 def save_for_all_stages() -> None:
@@ -120,16 +141,22 @@ def _with_data(training_log: Any) -> Any:
     return functools.wraps(write)(write_with_data)
 
 
-def _with_losses_of_sources(function: Any) -> Any:
+def _with_losses_of_sources(function: Any, is_training: bool) -> Any:
     """Wrap a function so that the first value it returns, its losses, includes each source's.
 
-    Megatron-LM would reduce the loss of each source over the ranks separately.
+    Megatron-LM would reduce the loss of each source over the ranks separately. In training, the
+    losses of documents are written.
     """
     inner = getattr(function, "without_sources", function)
 
     def with_losses(*arguments: Any, **options: Any) -> Any:
         with keep_reports() as reports:
             result = inner(*arguments, **options)
+        log = rank_data().log
+        if is_training and log is not None and log.documents is not None:
+            # A step that was run again has the reports of each time.
+            step = get_rerun_state_machine().current_iteration
+            log.documents.add(step, reports[-get_num_microbatches() :])
         means = means_on_device(reports)
         # Losses are None if an evaluation has run out of time.
         if not (isinstance(result, tuple) and isinstance(result[0], (dict, type(None)))):

@@ -238,6 +238,7 @@ def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
         alignment=2 * ranks if ranks > 1 else 1,
         mask_boundary_loss=args.energon_mask_boundary_loss,
         train_on_eos=args.energon_train_on_eos,
+        document_numbers=getattr(args, "energon_document_losses", False),
         balance=args.energon_balance,
         cost=cost,
     )
