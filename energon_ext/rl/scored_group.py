@@ -51,8 +51,8 @@ class ScoredGroup:
             response tokens, unless the ``columns`` of the :class:`~energon_ext.rl.RLDataset`
             describe others: ``[N, T, *item]`` of values that belong to inputs, such as the experts
             that the sampler chose, ``[N, G, *item]`` of those that belong to labels, and
-            ``[N, *item]`` per answer. The batch then also has the column ``response_mask``, 1 on the tokens to train
-            on.
+            ``[N, *item]`` per answer. The batch then also has the column ``response_mask``, 1 on
+            the tokens to train on.
 
     Example:
         >>> group = ScoredGroup(

@@ -159,7 +159,7 @@ class ColumnFolder:
     def read(
         self, name: str, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
     ) -> list[np.ndarray]:
-        """Return the values of pieces: ``[stop - start, *item]``, or ``[*item]`` of their documents."""
+        """Return the values of pieces: ``[stop - start, *item]``, or ``[*item]`` per document."""
         found: list[Any] = [None] * len(numbers)
         for place, values, part in self._find(name, numbers, starts, stops):
             found[place] = values[part] if self.columns[name].per == "token" else values[part][0]

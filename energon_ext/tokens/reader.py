@@ -19,6 +19,7 @@ from energon_ext.batch.columns import (
     TOKENS,
     VISIT,
     Column,
+    check_names,
 )
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, StoreError
@@ -157,6 +158,7 @@ def open_others(
         ConfigError: a folder lacks its column, belongs to other documents, or the documents have
             a column of that name themselves.
     """
+    check_names(documents.columns, where)  # those of a user's store, too
     opened = {path: ColumnFolder.open(path) for path in {*folders.values()}}
     for folder in opened.values():
         folder.check_documents(documents, where)

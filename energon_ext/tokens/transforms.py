@@ -27,7 +27,7 @@ DocumentValues = Callable[[str, np.ndarray], np.ndarray]
 
 
 class DocumentColumns(dict[str, Any]):
-    """The columns of one document by name: arrays ``[n, *item]``, ``[*item]`` per document, or None.
+    """The columns of one document: arrays ``[n, *item]``, ``[*item]`` per document, or None.
 
     Attributes:
         described: the columns beside ``tokens`` and ``label_weights``.
