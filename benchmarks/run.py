@@ -28,6 +28,7 @@ BENCHMARKS = (
     "token_source",
     "assembly",
     "experts",
+    "beside_tokens",
     "packing",
     "sample_order",
     "balance",
