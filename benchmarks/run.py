@@ -27,6 +27,8 @@ BENCHMARKS = (
     "simulation",
     "token_source",
     "assembly",
+    "experts",
+    "beside_tokens",
     "packing",
     "sample_order",
     "balance",

@@ -149,6 +149,7 @@ def _experts(args):
         "expert_model_parallel_size": args.expert_model_parallel_size,
         "sequence_parallel": args.tensor_model_parallel_size > 1,
         "qk_layernorm": True,
+        **({"moe_enable_routing_replay": True} if hasattr(args, "experts") else {}),
     }
 
 
@@ -215,6 +216,7 @@ def _run_batches(args, model, batches, token_losses=None, forward_only=False):
         ratio_limit=getattr(args, "ratio_limit", None),
         denominator=getattr(args, "denominator", "weights"),
         loss_chunk=getattr(args, "loss_chunk", None),
+        experts=getattr(args, "experts", None),
     )
     step = partial(model_step or text_step, weight_scale=_weight_scale(args))
 
@@ -222,7 +224,7 @@ def _run_batches(args, model, batches, token_losses=None, forward_only=False):
         output, loss_func = step(data_iterator, model)
 
         def record(output):
-            token_losses.append(output.float().view(-1).cpu())
+            token_losses.append(output[0].float().cpu())
             return loss_func(output)
 
         return output, record

@@ -82,6 +82,7 @@ def validation(args, task_encoder, model):
         memorized = loader.memorized(batches, token_losses) if loader else {}
         return {
             "val/loss": losses["loss"],
+            **{f"val/{name}": losses[name] for name in ("teacher_kl",) if name in losses},
             **{f"val/loss/{key}": loss for key, loss in by_source},
             **{f"val/memorized/{key}": value for key, value in memorized.items()},
         }

@@ -15,9 +15,8 @@ import numpy as np
 
 from energon_ext.errors import ConfigError, SampleError
 
-#: Names under which a store returns tokens and label weights; they are no names of other columns.
+#: Names under which a store returns tokens and label weights.
 TOKENS, LABEL_WEIGHTS = "tokens", "label_weights"
-_TAKEN = (TOKENS, LABEL_WEIGHTS, "ends")
 
 #: Columns of a batch that the package writes itself. 1 on the response tokens to train on, also
 #: where the weight is 0:
@@ -34,6 +33,19 @@ PARTS = 4096
 
 #: Per document: its number in its source, and how often the source had been read before.
 DOCUMENT, VISIT = "document", "visit"
+
+#: The weight of the source in the loss:
+LOSS_WEIGHT = "loss_weight"
+
+#: Names that no other column may have: those above, and the fields of a batch.
+RESERVED = frozenset(
+    (
+        *(TOKENS, LABEL_WEIGHTS, "ends", "digests", RESPONSE_MASK, DOCUMENT_SHARE, DOCUMENT_PARTS),
+        *(LOSS_WEIGHT, "labels", "token_weights", "position_ids", "cu_seqlens", "max_seqlen"),
+        *("source_ids", "sources", "source_documents", "cu_seqlens_padded", "log_probs"),
+        *("rewards", "pair_ids", "columns", "segments", DOCUMENT, VISIT),
+    )
+)
 
 NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
@@ -107,7 +119,7 @@ class Column:
         return math.prod(self.item) * self.dtype.itemsize
 
     def filled(self, *counts: int) -> np.ndarray:
-        """Return an array [*counts, *item] of fill values."""
+        """Return an array ``[*counts, *item]`` of fill values."""
         return np.full((*counts, *self.item), self.fill, self.dtype)
 
     def to_json(self) -> dict[str, Any]:
@@ -157,10 +169,15 @@ NUMBERS = {
 def check_names(columns: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for a name that no column may have."""
     for name in columns:
-        if not (isinstance(name, str) and _NAME.fullmatch(name)) or name in _TAKEN:
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
             raise ConfigError(
                 f"{where}: {name!r:.80} found as the name of a column; letters, digits and _ are "
-                f"needed, and none of {', '.join(_TAKEN)}."
+                f"needed."
+            )
+        if name in RESERVED:
+            raise ConfigError(
+                f"{where}: {name!r} found as the name of a column, which batches use themselves; "
+                f"take another."
             )
 
 
@@ -209,7 +226,7 @@ def merge_columns(columns_of: Mapping[str, Mapping[str, Column]]) -> dict[str, C
 
 
 def check_values(name: str, column: Column, values: Any, tokens: int, origin: str) -> np.ndarray:
-    """Return the values of a document in the type of a column, [tokens, *item] or [*item].
+    """Return the values of a document in the type of a column, ``[tokens, *item]`` or ``[*item]``.
 
     Raises:
         SampleError: they have another shape, or do not fit the type.

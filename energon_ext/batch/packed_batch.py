@@ -70,10 +70,10 @@ class PackedBatch:
         pair_ids: int32 [n] or None, 0.. for the pairs of answers in the batch, the same for both
             segments of a pair; -1 for others. Weights are positive on the chosen answer and
             negative on the rejected one.
-        columns: further values of tokens by name, [N, *item] each, for losses and models of your
-            own: those that a source has as a :class:`~energon_ext.batch.columns.Column`, of its
-            type and at its inputs or labels, and float32 [N] of the labels.
-        segments: further values of documents by name, [n, *item] each, of the document of each
+        columns: further values of tokens by name, ``[N, *item]`` each, for losses and models of
+            your own: those that a source has as a :class:`~energon_ext.batch.columns.Column`, of
+            its type and at its inputs or labels, and float32 [N] of the labels.
+        segments: further values of documents by name, ``[n, *item]`` each, of the document of each
             segment; fill values for padding.
 
     Example:

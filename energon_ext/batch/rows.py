@@ -27,8 +27,8 @@ class Row:
         log_probs: per slice, float [len(slice)], log-probability of each of its tokens; or None.
         rewards: per slice, or None.
         pairs: per slice, 0.. for the pairs of answers in this row, in order; or None.
-        columns: further values by name, per slice: [len(slice), *item] each, or [*item] of a column
-            per document, or None for fill values; or None. Those that no
+        columns: further values by name, per slice: ``[len(slice), *item]`` each, or ``[*item]`` of
+            a column per document, or None for fill values; or None. Those that no
             :class:`~energon_ext.batch.columns.Column` describes are float, as log_probs.
         slice_sources: key of each slice, if they differ; each slice then counts as a document. A
             row without slices has an empty list here and is padding.

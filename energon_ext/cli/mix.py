@@ -30,7 +30,6 @@ from energon_ext.encoders.splicing import choose_splices
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.mixture.checks import check_mixture
-from energon_ext.packing import PACKERS
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.topology import Topology
@@ -51,7 +50,7 @@ mix_options = option.together(
         "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions per row."
     ),
     click.option(
-        "--packing", type=click.Choice(list(PACKERS)), default="bin", help="Packing of documents."
+        "--packing", type=option.PackerName(), default="bin", help="Packing of documents."
     ),
     click.option(
         "--tokenizer",

@@ -15,6 +15,7 @@ import click
 from energon_ext.chats.answers import ANSWERS
 from energon_ext.chats.encoding import ANSWER_ENDS
 from energon_ext.errors import one_line
+from energon_ext.packing import PACKERS
 from energon_ext.storage.claim import Part
 from energon_ext.weights.axis import EXAMPLES, count_from
 
@@ -62,6 +63,20 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 metadataset = click.argument("metadataset", type=INPUT)
 split = click.option("--split", "split_part", default="train", help="Split of the metadataset.")
+
+
+class PackerName(click.ParamType):  # type: ignore[type-arg]  # a class without any in older click
+    """The name of a packer, also of one that a module of the user's has registered."""
+
+    name = "packer"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if value not in PACKERS:
+            self.fail(f"{value!r} is not one of {', '.join(map(repr, PACKERS))}", param, ctx)
+        return str(value)
+
+    def get_metavar(self, param: Any, ctx: Any = None) -> str:
+        return f"[{'|'.join(PACKERS)}]"
 
 
 def import_module(ctx: click.Context, param: click.Parameter, name: str | None) -> None:

@@ -15,7 +15,6 @@ from energon_ext.cli.replay import PlannedStep, Replay, StepRange
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError, EnergonExtError, printable
-from energon_ext.packing import PACKERS
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.run import Run
 from energon_ext.plan.trace import TracedRow, rows_of
@@ -44,7 +43,7 @@ from energon_ext.tokenizers.tokenizers import load_tokenizer
 )
 @click.option("--tokenizer", help="Tokenizer, to show the beginning of each document as text.")
 @click.option("--seq-length", type=click.IntRange(2), help="Positions per row, without a state.")
-@click.option("--packing", type=click.Choice(list(PACKERS)), help="Packing, without a state.")
+@click.option("--packing", type=option.PackerName(), help="Packing, without a state.")
 @click.option("--seed", type=int, help="Seed of the run, without a state.")
 @click.option(
     "--exclude-lines", is_flag=True, help="Print lines for the file of `exclude`, nothing else."

@@ -56,6 +56,14 @@ class Leaf:
         return getattr(self.dataset, "subflavors", None) or {}
 
 
+#: What an entry may ask for that only our encoders do, and what a field is called in the YAML.
+_FIELDS_OF_ENTRIES = (
+    *("max_epochs", "splice", "text_key", "block_docs", "columns", "transform", "order"),
+    "loss_weight",
+)
+_YAML_NAMES = {"text_key": "key"}
+
+
 def leaves_of(tree: Tree | Leaf) -> list[Leaf]:
     """Return the leaves of a tree in YAML order."""
     return [tree] if isinstance(tree, Leaf) else list(tree.keys())
@@ -111,8 +119,8 @@ class CarriedWeight(float):
         if self.not_constant is not None:
             raise ConfigError(
                 f"{self.not_constant}: this TaskEncoder does not support schedules, weights of 0, "
-                f"a weights_file, an interleave, a key, columns, a transform, an order or a "
-                f"loss_weight; make energon_ext.DynamicBlendMixin its first base class, or use "
+                f"a weights_file, an interleave or further fields of entries; make "
+                f"energon_ext.DynamicBlendMixin its first base class, or use "
                 f"energon_ext.PackedTaskEncoder."
             )
         return float.__add__(self, 0.0)
@@ -184,12 +192,10 @@ def _not_constant(tree: Tree) -> str | None:
             is_constant = isinstance(weight, ConstantWeight) and weight.value > 0
             if not is_constant or node.rule != BLEND or node.live is not None:
                 return where
-    wheres = (
-        leaf.text_key_where
-        or (f"{leaf.where}.columns" if leaf.columns else None)
-        or (f"{leaf.where}.transform" if leaf.transform else None)
-        or (f"{leaf.where}.order" if leaf.order else None)
-        or (f"{leaf.where}.loss_weight" if leaf.loss_weight else None)
+    given = (
+        f"{leaf.where}.{_YAML_NAMES.get(name, name)}"
         for leaf in leaves_of(tree)
+        for name in _FIELDS_OF_ENTRIES
+        if getattr(leaf, name)
     )
-    return next(filter(None, wheres), None)
+    return next(given, None)

@@ -132,7 +132,7 @@ class ScheduledEntryMixin:
             block_docs=leaf.block_docs or self._block_docs_of(leaf),
             columns={**(self.columns or {}), **leaf.columns},
             transform=leaf.transform or self.transform,
-            order=leaf.order or self.order,
+            order=self.order if leaf.order is None else leaf.order,
             loss_weight=leaf.loss_weight or self.loss_weight,
         )
 

@@ -47,7 +47,10 @@ SAMPLE_TYPES = {("megatron.energon", name) for name in (
 # fmt: on
 
 #: Fields that Energon's own metadatasets do not have.
-_ONLY_OURS = {"interleave", "max_epochs", "splice", "name", "weights_file", "block_docs"}
+_ONLY_OURS = {
+    *("interleave", "max_epochs", "splice", "name", "weights_file", "block_docs", "key"),
+    *("columns", "transform", "order", "loss_weight"),
+}
 _OURS = (
     "Use a metadataset with `__module__: energon_ext` and `__class__: ScheduledMetadataset` for it."
 )

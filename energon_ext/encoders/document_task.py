@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_ext.arguments import choices
-from energon_ext.batch.columns import NUMBERS
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, sample_entries, token_entries
 from energon_ext.encoders.task import EncoderTask
@@ -24,7 +23,7 @@ from energon_ext.plan.spec import DOCUMENTS, Cut, KindSpec, Spec, SpliceSpec
 from energon_ext.tokenizers.protocol import Tokenizer, check_written
 from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.tokens.reader import DocumentReader, open_others
-from energon_ext.tokens.transformed import Changes, bind, columns_of
+from energon_ext.tokens.transformed import Changes, bind
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,12 +116,6 @@ def read_documents(
     """
     assert isinstance(columns, Documents), "a source of documents has some"
     others = open_others(entry.columns, columns, f"{entry.where}.columns")
-    if options.get("numbers_documents"):
-        for name in sorted(NUMBERS.keys() & columns_of(columns, others).keys()):
-            raise ConfigError(
-                f"{entry.key}: has a column {name} of its own, which is the name of what "
-                f"document_numbers adds; rename the column, or leave document_numbers out."
-            )
     changes = None
     if entry.transform is not None:
         if options.get("counts_parts"):
@@ -132,7 +125,9 @@ def read_documents(
             )
         transform = bind(entry.transform, columns, others, f"{entry.where}.transform")
         key = f"{spec.seed}/{entry.names.shuffle_key}"
-        changes = Changes(transform, key, functools.partial(_token_id, entry, tokenizer))
+        vocab_size = 2**31 if tokenizer is None else tokenizer.vocab_size
+        token_id = functools.partial(_token_id, entry, tokenizer)
+        changes = Changes(transform, key, token_id, vocab_size)
     fields = {"others": others, "changes": changes, **options}
     return DocumentReader(columns, entry.key, spec.row_tokens, **fields)
 

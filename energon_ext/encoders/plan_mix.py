@@ -257,14 +257,17 @@ def _load_packer(name: str, kind: KindSpec, spec: Spec) -> Packer:
 
 def _arrangement_of(entry: Entry) -> Arrangement | None:
     """Return the order that is not random, as an entry or Energon's own field asks."""
-    if entry.order is not None and (entry.block_docs or 1) > 1:
+    order = entry.order
+    if order is None and _shuffle_over_epochs(entry) is None:
+        order = Arrangement()
+    if order is None or order.is_random:
+        return None
+    if (entry.block_docs or 1) > 1:
         raise ConfigError(
             f"{entry.where}.block_docs: {entry.block_docs} found, but blocks are for a random "
             f"order; remove one of the two."
         )
-    if entry.order is None and _shuffle_over_epochs(entry) is None:
-        return Arrangement()
-    return entry.order
+    return order
 
 
 def _rank(

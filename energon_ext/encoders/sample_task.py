@@ -115,7 +115,7 @@ class SampleTask(EncoderTask):
     ) -> bool:
         check_text_keys(self.encoder, entries)
         refuse_splices(entries, self.methods.name)
-        _refuse_columns(entries, self.methods.name)
+        _refuse_fields_of_documents(entries, self.methods.name)
         reason = self._find_reason(entries, stages, passes)
         if self.cost is not None and (reason is not None or not self._row_tokens):
             raise ConfigError(
@@ -124,6 +124,12 @@ class SampleTask(EncoderTask):
             )
         if reason is None:
             return False
+        for entry in entries:
+            if entry.order is not None:
+                raise ConfigError(
+                    f"{entry.where}.order: samples are streamed in Energon's own order, since "
+                    f"{reason}; change that, or remove it."
+                )
         if self.planned is not None:
             raise ConfigError(
                 f"{self.methods.name}: {self.planned} are planned by number, but {reason}. Change "
@@ -168,7 +174,7 @@ def count_samples(entry: Entry) -> OneEach:
     return OneEach(num_samples(entry.dataset), fingerprint_files(entry.dataset))
 
 
-def _refuse_columns(entries: Sequence[Entry], encoder: str) -> None:
+def _refuse_fields_of_documents(entries: Sequence[Entry], encoder: str) -> None:
     """Raise ConfigError for samples with a field of an entry that is for tokenized documents."""
     for entry in sample_entries(entries):
         fields = {"columns": entry.columns, "transform": entry.transform}

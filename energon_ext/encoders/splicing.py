@@ -72,7 +72,7 @@ def choose_splices(entries: Sequence[Entry], spec: Spec, *, are_all: bool = True
     for entry in entries:
         if (splice := _choose(entry, own, how.subflavors)) is None:
             continue
-        if entry.order is not None:
+        if entry.order is not None and not entry.order.is_random:
             raise ConfigError(
                 f"{entry.where}.order: {entry.key} is spliced, which has an order of its own; "
                 f"remove one of the two."

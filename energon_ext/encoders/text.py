@@ -24,8 +24,8 @@ class Document(Sample):
     Attributes:
         tokens: int64 [n], including special tokens.
         label_weights: float32 [n], weight of the loss on each token; None for 1 everywhere.
-        columns: values of the encoder's :attr:`~TextEncoder.columns` by name, [n, *item], or
-            [*item] of a column per document.
+        columns: values of the encoder's :attr:`~TextEncoder.columns` by name, ``[n, *item]``, or
+            ``[*item]`` of a column per document.
     """
 
     tokens: np.ndarray

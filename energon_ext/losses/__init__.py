@@ -3,6 +3,7 @@
 """Losses of packed batches."""
 
 from energon_ext.losses.chunked import chunked_log_probs, chunked_loss
+from energon_ext.losses.distillation import Distillation, distillation_loss
 from energon_ext.losses.documents import document_losses, document_mean
 from energon_ext.losses.pairs import dpo_loss, preference_margins
 from energon_ext.losses.sources import separate_weights
@@ -15,9 +16,11 @@ from energon_ext.losses.unified import (
 )
 
 __all__ = [
+    "Distillation",
     "chunked_log_probs",
     "chunked_loss",
     "clipped_ratio_losses",
+    "distillation_loss",
     "document_losses",
     "document_mean",
     "dpo_loss",

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from energon_ext.batch.columns import LABEL_WEIGHTS, LOSS_WEIGHT
+
 if TYPE_CHECKING:
     from energon_ext.batch.packed_batch import PackedBatch
 
     B = TypeVar("B", bound=PackedBatch)
 
-#: Columns of a batch with such weights: that of the source at each position, and the token weights
-#: without it.
-LOSS_WEIGHT, LABEL_WEIGHTS = "loss_weight", "label_weights"
+# A batch with such weights has two columns: that of the source at each position (LOSS_WEIGHT), and
+# the token weights without it (LABEL_WEIGHTS).
 
 
 def weigh_sources(batch: B, weights: Mapping[str, float]) -> B:

@@ -17,7 +17,9 @@ from energon_ext.megatron.packed_params import build_packed_seq_params
 from energon_ext.megatron.reference import write_reference_of
 from energon_ext.megatron.replica import create_replica_group
 from energon_ext.megatron.rope import rope_by_position_ids
+from energon_ext.megatron.routing_replay import check_experts, replay_experts
 from energon_ext.megatron.step import forward_step, get_batch
+from energon_ext.megatron.teacher import write_teacher_of
 from energon_ext.megatron.validation import ValidationLoader
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "ValidationLoader",
     "add_energon_args",
     "build_packed_seq_params",
+    "check_experts",
     "check_losses",
     "create_broadcast_groups",
     "create_replica_group",
@@ -38,6 +41,7 @@ __all__ = [
     "make_loss_func",
     "mean_losses",
     "mtp_block_spec",
+    "replay_experts",
     "rope_by_position_ids",
     "scale_router_losses",
     "schedule_axis",
@@ -45,4 +49,5 @@ __all__ = [
     "slice_for_context_parallel",
     "train_valid_test_dataloaders_provider",
     "write_reference_of",
+    "write_teacher_of",
 ]

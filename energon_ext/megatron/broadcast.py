@@ -41,6 +41,7 @@ def create_broadcast_groups(timeout: datetime.timedelta | None = None) -> None:
     """
     data = rank_data()
     data.waiting.clear()
+    data.recomputed.clear()
     own = dist.get_process_group_ranks(parallel_state.get_tensor_model_parallel_group())
     if len(own) == 1:
         return  # then it is so on all ranks

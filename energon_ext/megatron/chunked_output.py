@@ -53,15 +53,15 @@ def loss_in_chunks(model: torch.nn.Module, chunk: int | None) -> Iterator[None]:
         logits, _ = project(hidden, **given)
         # The positions of a chunk are together on each rank, and gathered rank by rank.
         losses: torch.Tensor = loss_of(labels.t().reshape(1, -1), logits)
-        return losses.view(ranks, -1).t()
+        return losses.view(len(losses), ranks, -1).permute(2, 1, 0)
 
     def compute_loss(labels: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         losses = compute_in_chunks(compute, hidden, labels.view(ranks, -1).t(), chunk)
-        return losses.t().reshape(1, -1)
+        return losses.permute(2, 1, 0).flatten(1)
 
     with (
-        _replace(layer, "forward", keep),
-        _replace(inner, "compute_language_model_loss", compute_loss),
+        replace_method(layer, "forward", keep),
+        replace_method(inner, "compute_language_model_loss", compute_loss),
     ):
         yield
 
@@ -72,7 +72,7 @@ def _gathers(layer: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _replace(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def replace_method(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Replace a method of one object; its class and its attributes are as before afterwards."""
     own = vars(owner).get(name)
     setattr(owner, name, function)

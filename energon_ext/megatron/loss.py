@@ -14,6 +14,7 @@ from energon_ext.arguments import check_choice, check_integer
 from energon_ext.batch.columns import DOCUMENT, PARTS, RESPONSE_MASK
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError, SampleError
+from energon_ext.losses.distillation import Distillation
 from energon_ext.losses.documents import document_columns, document_losses
 from energon_ext.losses.sources import separate_weights
 from energon_ext.losses.unified import (
@@ -35,8 +36,8 @@ LOSS_KEY = "lm loss"
 SOURCE_PREFIX = f"{LOSS_KEY}/"
 DOCUMENTS_KEY = "document losses"  # of losses.document_losses: sums, and no mean
 
-#: Reports that compare the sampler's log-probabilities with the model's.
-COMPARED_KEYS = ("log_prob_gap", "ratios_truncated")
+#: Reports that compare the model with its sampler or teacher.
+COMPARED_KEYS = ("log_prob_gap", "ratios_truncated", "teacher_kl")
 
 #: Count of a source without tokens, so that its mean is 0 and not NaN: Megatron-LM treats a NaN in
 #: any report as a failed iteration. Too small to change a real count.
@@ -145,6 +146,7 @@ def loss_func_of(
     weight_scale: int,
     ratio_limit: float | None,
     position_losses: PositionLosses | None,
+    distillation: Distillation | None = None,
 ) -> LossFunc:
     """Return :func:`make_loss_func` of a batch that was checked before it moved to the GPU."""
     batch, source_weights = separate_weights(batch)
@@ -153,8 +155,10 @@ def loss_func_of(
     weight_scale *= _parts_in(denominator)
 
     def loss_func(output: torch.Tensor) -> Reported:
-        nll = output.float().view(-1)
+        nll, *divergences = output.float().view(1 if distillation is None else 2, -1)
         losses = weights * nll if position_losses is None else position_losses(batch, -nll)
+        if distillation is not None:
+            losses = weights * distillation.losses_of(batch, nll, *divergences)
         if ratio_limit is not None:
             assert batch.log_probs is not None  # checked earlier
             losses = losses * truncated_ratios(nll, batch.log_probs, ratio_limit)
@@ -170,6 +174,9 @@ def loss_func_of(
             report[LOSS_KEY] = _pair_of_sums(weighted.detach(), total)
         if batch.log_probs is not None:
             report |= _compare(nll.detach(), batch.log_probs, weights != 0, ratio_limit)
+        if distillation is not None:
+            taught = (weights != 0) & distillation.is_taught(batch)
+            report["teacher_kl"] = _pair_of_sums(divergences[0].detach() * taught, taught.float())
         if DOCUMENT in batch.segments:
             report[DOCUMENTS_KEY] = document_losses(batch, -nll.detach())
         if _kept is not None:

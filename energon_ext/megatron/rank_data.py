@@ -23,6 +23,8 @@ class RankData:
         channel: carries batches from the first tensor-parallel rank to the others.
         waiting: for each virtual stage, the micro-batches that it has not taken yet: as drawn, on
             the rank that draws, and as returned.
+        recomputed: for each router in an activation checkpoint, the given experts of the
+            micro-batches whose backward pass has not come yet.
         stage_iterators: in a Megatron-LM run, the iterators of each loader, one per virtual stage.
         shared_loader: in a Megatron-LM run, the training loader that the virtual stages share.
         log: in a Megatron-LM run, the log of what it reads, if there is one.
@@ -30,6 +32,7 @@ class RankData:
 
     channel: Any = None
     waiting: list[deque[tuple[Any, Any]]] = field(default_factory=list)
+    recomputed: WeakKeyDictionary[Any, deque[Any]] = field(default_factory=WeakKeyDictionary)
     stage_iterators: list[Any] = field(default_factory=list)
     shared_loader: Any = None
     log: Any = None

@@ -14,6 +14,7 @@ from megatron.core.utils import StragglerDetector
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.transport import build
 from energon_ext.errors import ConfigError
+from energon_ext.losses.distillation import Distillation
 from energon_ext.megatron.broadcast import broadcast
 from energon_ext.megatron.chunked_output import loss_in_chunks
 from energon_ext.megatron.context_parallel import (
@@ -21,10 +22,12 @@ from energon_ext.megatron.context_parallel import (
     slice_class,
     slice_for_context_parallel,
 )
+from energon_ext.megatron.distillation import check_student, distillation_of, labels_for
 from energon_ext.megatron.loss import LossFunc, PositionLosses, check_loss_inputs, loss_func_of
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for, unwrap
 from energon_ext.megatron.mtp import loss_mask_for
 from energon_ext.megatron.packed_params import build_packed_seq_params
+from energon_ext.megatron.routing_replay import check_experts, check_replayable, replay_experts
 from energon_ext.megatron.virtual_stages import take_for_stage
 from energon_ext.state.together import collective_device
 
@@ -33,6 +36,8 @@ B = TypeVar("B", bound=PackedBatch)
 #: Megatron-core has one for the process; it measures with --log-straggler only. Made on import, as
 #: by Megatron-LM's scripts, because this switches it off.
 _straggler_detector = StragglerDetector()
+
+_NOTHING = contextlib.nullcontext()
 
 _CORE_VERSION = tuple(map(int, megatron.core.__version__.split(".")[:2]))
 
@@ -131,7 +136,9 @@ def forward_step(
     ratio_limit: float | None = None,
     position_losses: PositionLosses | None = None,
     loss_chunk: int | None = None,
+    distillation: Distillation | None = None,
     batch_class: type[PackedBatch] = PackedBatch,
+    experts: str | None = None,
 ) -> tuple[torch.Tensor, LossFunc]:
     """Run one micro-batch through the model, as Megatron's schedules call it.
 
@@ -147,11 +154,15 @@ def forward_step(
         loss_chunk: positions of which the output layer has logits at any time, such as 1024; None
             for all of them. The backward pass then computes the logits again. With sequence
             parallelism, positions of each tensor-parallel rank.
+        distillation: mixes the loss of each label with the divergence from a teacher whose
+            words are columns of the batch.
         batch_class: see :func:`get_batch`.
+        experts: the column with the experts that routers choose, see
+            :func:`energon_ext.megatron.replay_experts`.
 
     Returns:
-        The model's output (on the last stage the loss at each position, [1, N]) and the loss
-        function.
+        The model's output (on the last stage the loss at each position, [1, N], and with
+        ``distillation`` its divergence, [2, N]) and the loss function.
 
     Raises:
         ConfigError: a ``weight_scale`` that the routers were not scaled by (see
@@ -159,31 +170,52 @@ def forward_step(
             ``"documents"``; multi-token prediction with a ``weight_scale``, a ``loss_chunk``,
             ``"documents"`` or context parallelism;
             a ``loss_chunk`` with ``defer_embedding_wgrad_compute``; context parallelism with a
-            ``cp_partition_mode`` other than ``"zigzag"``; state-space layers in megatron-core 0.15.
+            ``cp_partition_mode`` other than ``"zigzag"``; state-space layers in megatron-core 0.15;
+            ``experts`` that are not experts of the model, or routers that take no choice;
+            ``distillation`` with ``position_losses``, multi-token prediction or a batch without the
+            columns.
     """
     check_router_losses(model, weight_scale, denominator)
     _check_state_spaces(model)
     _check_context_parallel(model)
+    if experts is not None:
+        check_replayable(model)
+    check_student(model, distillation, position_losses)
     options = (denominator, weight_scale, ratio_limit, position_losses)
+
+    def check(drawn: PackedBatch) -> None:
+        check_loss_inputs(drawn, *options)
+        if experts is not None:
+            check_experts(model, drawn, experts)
+        if (chosen := distillation_of(drawn, distillation)) is not None:
+            chosen.check(drawn, getattr(unwrap(model), "vocab_size", None))
+
     with _measure_batch(model):
         batch = get_batch(
             data_iterator,
-            lambda drawn: check_loss_inputs(drawn, *options),
+            check,
             batch_class=batch_class,
             vp_stage=getattr(unwrap(model), "vp_stage", None),
         )
     _count_work(batch, model)
-    with _straggler_detector, loss_in_chunks(model, loss_chunk):
+    distillation = distillation_of(batch, distillation)
+    replay = replay_experts(model, batch, experts) if experts is not None else _NOTHING
+    with (
+        _straggler_detector,
+        labels_for(model, batch, distillation) as labels,
+        loss_in_chunks(model, loss_chunk),
+        replay,
+    ):
         output = model(
             batch.tokens[None],
             batch.position_ids[None],
             None,  # no attention mask: the segments replace it
-            labels=batch.labels[None],
+            labels=labels[None],
             packed_seq_params=build_packed_seq_params(batch, _segments_of_graphs(model)),
             **padding_mask_for(model, batch),
             **loss_mask_for(model, batch, weight_scale, denominator),
         )
-    return output, loss_func_of(batch, *options)
+    return output, loss_func_of(batch, *options, distillation)
 
 
 @contextlib.contextmanager

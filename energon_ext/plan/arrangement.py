@@ -32,12 +32,14 @@ class Arrangement:
         buckets: number of equal parts of the sorted documents, each of which is read in random
             order, a new one in each epoch; None to sort all of them.
         digest: of the sorted numbers of a saved epoch; empty before they are sorted.
+        is_random: whether an entry asks for a random order, in place of one further outside.
     """
 
     by: str | None = None
     descending: bool = False
     buckets: int | None = None
     digest: str = ""
+    is_random: bool = False
 
     def to_json(self) -> Any:
         """Return the value of an entry's ``order``, with the digest if it has one."""
@@ -52,18 +54,18 @@ class Arrangement:
         return replace(self, digest="")
 
 
-def order_from_config(value: Any, where: str) -> Arrangement | None:
-    """Return the arrangement that an entry's ``order`` describes; None for a random order.
+def order_from_config(value: Any, where: str) -> Arrangement:
+    """Return the arrangement that an entry's ``order`` describes.
 
     Raises:
         ConfigError: it describes none.
 
     Example:
         >>> order_from_config({"by": "level", "buckets": 10}, "order")
-        Arrangement(by='level', descending=False, buckets=10, digest='')
+        Arrangement(by='level', descending=False, buckets=10, digest='', is_random=False)
     """
     if value == RANDOM:
-        return None
+        return Arrangement(is_random=True)
     if value == STORED:
         return Arrangement()
     if not isinstance(value, Mapping) or not isinstance(value.get("by"), str):
@@ -91,7 +93,6 @@ def arrangement_from_state(value: Any) -> Arrangement | None:
         found = order_from_config({name: value[name] for name in _FIELDS}, "order")
     except ConfigError as error:
         raise StateFormatError(f"The state has no order of an epoch: {error}") from None
-    assert found is not None, "it has a column"
     return replace(found, digest=digest)
 
 

@@ -42,7 +42,7 @@ def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
     progress = progress or run.progress
     names = list(run.source_names.values())
     plan = run.plan.to_json(progress.plan, names)
-    plan["sources"] = {**run.retained, **plan["sources"]}
+    plan["sources"] = {**copy.deepcopy(run.retained), **plan["sources"]}
     begun, weights = _begun(plan, progress.done), {}
     for live in run.live_weights:
         live.wait(begun - 1)  # the planner may be another process that has read more lines

@@ -23,7 +23,7 @@ _DRAW_BOUND = np.array(2**31)
 
 @dataclass(kw_only=True, eq=False)
 class EpochOrder:
-    """The documents of a source in reading order; computed, never stored.
+    """The documents of a source in reading order; computed, and sorted only if an entry asks.
 
     With ``block=1`` an epoch is one random permutation. A larger block keeps documents that are
     stored next to each other close together, so they can be read in one request:
@@ -48,7 +48,8 @@ class EpochOrder:
 
     Attributes:
         epoch, position: finished epochs, and documents taken from the current one. Together with
-            ``blocks``, nothing else needs to be saved. ``epochs`` may change after a restore.
+            ``blocks`` and ``arranged``, nothing else needs to be saved. ``epochs`` may change after
+            a restore.
         first: passes that do not count towards ``epochs``; see :meth:`begin_again`.
         blocks: ``(block, mixed)`` of the current epoch. After a restore it may differ from the
             arguments, which then apply from the next epoch on.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
@@ -70,7 +71,7 @@ class PackWindow(Window):
         return {
             **super().to_json(),
             **({"blocks": blocks} if blocks[0] > 1 else {}),
-            **({} if self.arranged is None else {"order": self.arranged}),
+            **({} if self.arranged is None else {"order": copy.copy(self.arranged)}),
             "epoch": self.epoch,
             "position": self.position,
             "carried": {

@@ -9,6 +9,7 @@ are the whole state.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Mapping
@@ -89,6 +90,7 @@ class Rows(ABC):
     def __init__(self, key: str, fingerprint: Mapping[str, Any]):
         self.key = key
         self.fingerprint = dict(fingerprint)
+        self._saved_fingerprint = json.dumps(self.fingerprint)  # each state has a copy of its own
 
     @property
     @abstractmethod
@@ -137,7 +139,8 @@ class Rows(ABC):
 
     def state_at(self, window: Window, next_row: int) -> dict[str, Any]:
         """Return the state after ``next_row`` rows of a window, as JSON values."""
-        common = {"kind": self.kind, "documents": self.fingerprint, "next_row": next_row}
+        documents = json.loads(self._saved_fingerprint)
+        common = {"kind": self.kind, "documents": documents, "next_row": next_row}
         return {**common, **window.to_json()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:

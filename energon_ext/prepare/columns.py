@@ -17,7 +17,7 @@ from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.units import run_part, run_units
 from energon_ext.storage.claim import Part
 from energon_ext.tokens.column_files import ColumnWriter
-from energon_ext.tokens.column_folder import ENDS, ENDS_COLUMN, PARTS
+from energon_ext.tokens.column_folder import DIGESTS, ENDS, OWN_FILES, PARTS, digest_of_tokens
 from energon_ext.tokens.documents import Documents
 from energon_ext.tokens.formats import open_documents
 
@@ -39,7 +39,7 @@ class ColumnsWriter:
     def __init__(self, prefix: str | Path, columns: Mapping[str, Column]):
         self._writers = {
             name: ColumnWriter(prefix, name, column)
-            for name, column in {**columns, ENDS: ENDS_COLUMN}.items()
+            for name, column in {**columns, **OWN_FILES}.items()
         }
         self.num_documents = self.num_tokens = 0
 
@@ -54,9 +54,9 @@ class ColumnsWriter:
         """Append the values of a document."""
         self.num_documents += 1
         self.num_tokens += len(tokens)
+        own = {ENDS: self.num_tokens, DIGESTS: digest_of_tokens(tokens)}
         for name, writer in self._writers.items():
-            values = self.num_tokens if name == ENDS else columns[name]
-            writer.write(values, len(tokens), origin)
+            writer.write({**columns, **own}[name], len(tokens), origin)
 
     def abandon(self) -> None:
         """Close the files without finishing them."""
@@ -88,7 +88,7 @@ def write_columns(
         folder: a new one, or one that an earlier call began.
         columns: by name.
         produce: gets the tokens of some documents, int64 [n] each, and returns the values of each
-            by column: [n, *item], or [*item] of a column per document.
+            by column: ``[n, *item]``, or ``[*item]`` of a column per document.
         made_by: what the values depend on, such as the name of a model; a folder that was begun
             with another one is refused.
         part: the part of the work that this process does, such as ``Part(0, 8)`` on one of eight

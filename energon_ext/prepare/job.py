@@ -53,7 +53,7 @@ class Encoded:
 #: Kinds of refused documents that a unit counts.
 _MAX_KINDS = 20
 #: What differs between errors of one kind.
-_VALUE = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
+_VALUE = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
 
 
 @dataclass(frozen=True)

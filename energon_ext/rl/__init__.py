@@ -17,6 +17,7 @@ from energon_ext.rl.dataset import RLDataset
 from energon_ext.rl.openai_sampler import OpenAISampler
 from energon_ext.rl.response import Response, Turn
 from energon_ext.rl.rollout_metrics import RolloutMetrics
+from energon_ext.rl.routed_experts import RoutedExperts
 from energon_ext.rl.sampler import BatchSampler, BatchSource, Sampler, Unanswered
 from energon_ext.rl.scored_group import ScoredGroup
 
@@ -27,6 +28,7 @@ __all__ = [
     "RLDataset",
     "Response",
     "RolloutMetrics",
+    "RoutedExperts",
     "Sampler",
     "ScoredGroup",
     "Turn",

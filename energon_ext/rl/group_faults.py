@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks of a group that a sampler returns."""
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from energon_ext.batch.columns import RESPONSE_MASK, Column
-from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.batch.columns import RESERVED, Column
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.rl.scored_group import ScoredGroup
 
@@ -21,9 +20,6 @@ _OPTIONAL = (
     *("response_lens", "truncated", "response_mask"),
     *("advantages", "sample_weights", "columns"),
 )
-#: Names that a batch uses itself.
-_FIELDS_OF_BATCHES = {RESPONSE_MASK, *(each.name for each in fields(PackedBatch))}
-
 #: Fields of one kind of numbers, besides the tokens.
 _KINDS = {
     "response_lens": "integers",
@@ -100,7 +96,7 @@ def _faults_of_kinds(group: ScoredGroup, rules: GroupRules) -> Iterator[str]:
             f"rewards have the names {found}, needed are {needed}; give the RLDataset "
             f"reward_weights with a factor for each name, or return rewards without names"
         )
-    if reserved := _FIELDS_OF_BATCHES & {*map(str, group.columns or ())}:
+    if reserved := RESERVED & {*map(str, group.columns or ())}:
         yield f"columns has the name {min(reserved)!r}, which the batch uses itself; take another"
     columns = {} if group.columns is None else group.columns
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):

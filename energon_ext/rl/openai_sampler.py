@@ -60,6 +60,9 @@ class OpenAISampler(Server):
             vLLM is paused. The log says so every half minute. Start the server with the newest
             weights.
         max_concurrent: maximum concurrent requests, and rewards.
+        routed_experts: the experts that the server returns of each token, as a column of the
+            groups; None for none. vLLM (0.22 or later) and SGLang return them if they run with
+            ``--enable-return-routed-experts``.
 
     Raises:
         ConfigError: the package ``openai`` is missing, or an argument is out of range.
@@ -152,6 +155,7 @@ class OpenAISampler(Server):
                 seeds[number] % 2**31,
                 self.model,
                 self.parameters,
+                self.routed_experts,
             )
             answers = await call.ask(question, prompt.__key__)
             if isinstance(answers, Unanswered):
@@ -164,7 +168,8 @@ class OpenAISampler(Server):
             stages[number] = ""
             return _group(prompt, answers, rewards)
 
-        async with ServerCall(self, self._openai) as call:
+        longest = max((len(prompt.tokens) for prompt in prompts), default=0)
+        async with ServerCall(self, self._openai, longest) as call:
             tasks = [asyncio.ensure_future(sample(call, n)) for n in range(len(prompts))]
             try:
                 return await asyncio.gather(*tasks)

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Answers as samplers draw them and reward functions see them, of one turn or several."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from energon_ext.errors import SampleError
 
@@ -32,12 +34,15 @@ class Response:
         finish_reason: ``"stop"``, ``"length"`` if it reached the maximum length, or None if the
             sampler does not say.
         response_mask: whether the policy drew each token; None if it drew all.
+        columns: by name, further values of the tokens of the prompt and the answer,
+            ``[tokens, *item]`` each, such as the experts that the sampler chose for them.
     """
 
     tokens: list[int]
     log_probs: list[float]
     finish_reason: str | None = None
     response_mask: list[bool] | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
 
     @classmethod
     def from_turns(cls, turns: Sequence[Turn], finish_reason: str | None = None) -> "Response":

@@ -49,10 +49,10 @@ class ScoredGroup:
         columns: by name, further values that travel to the batch's ``columns``, such as
             ``ref_log_probs``; the same names in all groups. They are float32 [N, G], of the
             response tokens, unless the ``columns`` of the :class:`~energon_ext.rl.RLDataset`
-            describe others: [N, T, *item] of values that belong to inputs, such as the experts
-            that the sampler chose, [N, G, *item] of those that belong to labels, and [N, *item] per
-            answer. The batch then also has the column ``response_mask``, 1 on the tokens to train
-            on.
+            describe others: ``[N, T, *item]`` of values that belong to inputs, such as the experts
+            that the sampler chose, ``[N, G, *item]`` of those that belong to labels, and
+            ``[N, *item]`` per answer. The batch then also has the column ``response_mask``, 1 on
+            the tokens to train on.
 
     Example:
         >>> group = ScoredGroup(
@@ -168,6 +168,8 @@ class ScoredGroup:
     ) -> "ScoredGroup":
         """Build a group from answers, whose other turns are not trained on.
 
+        All answers have the same columns, which become those of the group.
+
         Args:
             **fields: further fields of the group, as tensors.
 
@@ -187,6 +189,8 @@ class ScoredGroup:
         if any(each.response_mask is not None for each in answers):
             rows = [torch.tensor(mask, dtype=torch.bool) for mask in masks]
             fields = {"response_mask": pad_sequence(rows, batch_first=True), **fields}
+        if any(each.columns for each in answers):
+            fields = {**fields, "columns": {**_join(answers), **(fields.get("columns") or {})}}
         return cls.from_responses(
             prompt,
             [each.tokens for each in answers],
@@ -195,6 +199,18 @@ class ScoredGroup:
             None if None in reasons else [reason == "length" for reason in reasons],
             **fields,
         )
+
+
+def _join(answers: Sequence[Response]) -> dict[str, torch.Tensor]:
+    """Return the columns of answers, ``[N, T, *item]`` each."""
+    names = {tuple(sorted(each.columns)) for each in answers}
+    if len(names) > 1:
+        raise SampleError(f"answers with different columns: {', '.join(map(str, sorted(names)))}")
+    (found,) = names
+    return {
+        name: pad_sequence([torch.tensor(each.columns[name]) for each in answers], batch_first=True)
+        for name in found
+    }
 
 
 def _floats(values: Any) -> torch.Tensor:

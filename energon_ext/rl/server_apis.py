@@ -9,7 +9,10 @@ which the log-probabilities belong.
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping
 
+import numpy as np
+
 from energon_ext.rl.response import Response
+from energon_ext.rl.routed_experts import RoutedExperts
 
 #: Parameters that leave the model's distribution as it is. All are sent with each request: vLLM
 #: takes those that are missing from the model's generation_config.json.
@@ -35,6 +38,7 @@ class Question:
         seed: int32; answers of one question have different seeds.
         model: name of the model, for servers with several.
         sampling: sampling parameters.
+        experts: the experts to return of each token; None for none.
     """
 
     tokens: list[int]
@@ -43,6 +47,7 @@ class Question:
     seed: int
     model: str
     sampling: Mapping[str, Any]
+    experts: RoutedExperts | None = None
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,15 @@ class Api:
         build_request: question -> body of the request.
         read_answers: body of the answer -> the responses; raises KeyError, TypeError, ValueError or
             IndexError if it is something else; what the fields hold is checked by the sampler.
+        read_experts: body of the answer, the experts asked for, and the tokens of each response
+            with its prompt -> their experts, int16 [tokens, layers, k] each; raises SampleError.
         own_parameters: sampling parameters that ``build_request`` sets itself.
     """
 
     path: str
     build_request: Callable[[Question], dict[str, Any]]
     read_answers: Callable[[Any], list[Response]]
+    read_experts: Callable[[Any, RoutedExperts, list[int]], list[np.ndarray]]
     own_parameters: frozenset[str]
 
 
@@ -76,18 +84,27 @@ def _vllm_request(question: Question) -> dict[str, Any]:
     }
 
 
-def _vllm_answers(body: Any) -> list[Response]:
+def _vllm_choices(body: Any) -> list[Any]:
     choices = sorted(body["choices"], key=lambda choice: choice["index"])
     if [choice["index"] for choice in choices] != list(range(len(choices))):
         raise ValueError("answers are missing or duplicated")
+    return choices
+
+
+def _vllm_answers(body: Any) -> list[Response]:
     return [
         Response(
             list(choice["token_ids"]),
             list(choice["logprobs"]["token_logprobs"]),
             choice.get("finish_reason"),
         )
-        for choice in choices
+        for choice in _vllm_choices(body)
     ]
+
+
+def _vllm_experts(body: Any, experts: RoutedExperts, tokens: list[int]) -> list[np.ndarray]:
+    sent = [choice.get("routed_experts") for choice in _vllm_choices(body)]
+    return [*map(experts.read_npy, sent, tokens)]
 
 
 def _sglang_request(question: Question) -> dict[str, Any]:
@@ -103,6 +120,7 @@ def _sglang_request(question: Question) -> dict[str, Any]:
             for number in range(question.answers)
         ],
         "return_logprob": True,
+        **({"return_routed_experts": True} if question.experts else {}),
     }
 
 
@@ -123,6 +141,11 @@ def _sglang_answers(body: Any) -> list[Response]:
     return responses
 
 
+def _sglang_experts(body: Any, experts: RoutedExperts, tokens: list[int]) -> list[np.ndarray]:
+    sent = [answer["meta_info"].get("routed_experts") for answer in body]
+    return [*map(experts.read_int32, sent, tokens)]
+
+
 _VLLM_PARAMETERS = ("model", "prompt", "n", "max_tokens", "seed", "logprobs", "return_token_ids")
 
 APIS = {
@@ -130,12 +153,14 @@ APIS = {
         "/v1/completions",
         _vllm_request,
         _vllm_answers,
+        _vllm_experts,
         frozenset((*_VLLM_PARAMETERS, "stream", "echo")),
     ),
     "sglang": Api(
         "/generate",
         _sglang_request,
         _sglang_answers,
+        _sglang_experts,
         frozenset(("n", "max_new_tokens", "sampling_seed")),
     ),
 }

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, AsyncIterator
 
 from energon_ext.compat import http_timeout_of
 from energon_ext.data_files import parse_json
-from energon_ext.errors import SamplerError, log_of, printable
+from energon_ext.errors import SampleError, SamplerError, log_of, printable
 from energon_ext.rl.response import Response
+from energon_ext.rl.routed_experts import RoutedExperts
 from energon_ext.rl.sampler import Unanswered
 from energon_ext.rl.server_apis import APIS, Question
 
@@ -55,17 +56,23 @@ class Server:
     max_retries: int = 5
     outage_seconds: float = 600.0
     max_concurrent: int = 64
+    routed_experts: RoutedExperts | None = None
 
 
 class ServerCall:
-    """Asks about the prompts of a call; an asynchronous context manager."""
+    """Asks about the prompts of a call; an asynchronous context manager.
 
-    def __init__(self, server: Server, openai: Any):
+    Args:
+        longest_prompt: the most tokens of a prompt of the call.
+    """
+
+    def __init__(self, server: Server, openai: Any, longest_prompt: int):
         self._server = server
         self._openai = openai
         self._api = APIS[server.api]
         self._turn = asyncio.Semaphore(server.max_concurrent)
         self._outage = _Outage(server.base_url, server.outage_seconds)
+        self._most_bytes = _most_bytes(server, longest_prompt)
         limit = server.timeout_seconds
         http_client = openai.DefaultAsyncHttpxClient(
             event_hooks={"request": [self._strip_headers], "response": [self._limit_size]},
@@ -98,7 +105,7 @@ class ServerCall:
         other = next(each for each in APIS if each != api)
         try:
             async with self._turn:
-                return await self._answers(body)
+                return await self._answers(body, question)
         except self._openai.APIStatusError as error:
             status, text = error.status_code, self._excerpt(error.response.text)
             reason = printable(f"{url} answered status {status}: {text!r}")
@@ -119,6 +126,8 @@ class ServerCall:
             ) from error
         except self._openai.OpenAIError as error:
             raise SamplerError(f"{url}: {self._excerpt(str(error))}", key=key) from error
+        except SampleError as error:
+            raise SamplerError(f"{url} sent {error}", key=key) from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise SamplerError(
                 f"{url} answered without token ids and log-probabilities "
@@ -127,7 +136,7 @@ class ServerCall:
                 key=key,
             ) from error
 
-    async def _answers(self, body: dict[str, Any]) -> list[Response]:
+    async def _answers(self, body: dict[str, Any], question: Question) -> list[Response]:
         """Ask until the answers are there, also while the server restarts or aborts answers."""
         while True:
             try:
@@ -142,12 +151,23 @@ class ServerCall:
                 if error.status_code not in _OUTAGE or not await self._outage.wait(fault):
                     raise
             else:
-                answers = self._api.read_answers(parse_json(content))
+                answer_body = parse_json(content)
+                answers = self._api.read_answers(answer_body)
                 if not any(answer.finish_reason == _ABORTED for answer in answers):
                     self._outage.end()
-                    return answers
+                    return self._add_experts(answers, answer_body, question)
                 if not await self._outage.wait("aborts answers"):
                     return answers  # the sampler raises an error that names the reason
+
+    def _add_experts(
+        self, answers: list[Response], body: Any, question: Question
+    ) -> list[Response]:
+        if question.experts is None:
+            return answers
+        tokens = [len(question.tokens) + len(answer.tokens) for answer in answers]
+        found = self._api.read_experts(body, question.experts, tokens)
+        name = question.experts.name
+        return [replace(answer, columns={name: experts}) for answer, experts in zip(answers, found)]
 
     async def _strip_headers(self, request: Any) -> None:
         """Remove all headers that a request does not need."""
@@ -174,8 +194,7 @@ class ServerCall:
 
     async def _limit_size(self, response: Any) -> None:
         """Make reading a response raise an error once its decompressed bytes exceed the maximum."""
-        tokens = self._server.group_size * self._server.max_new_tokens
-        limit = _MAX_BYTES + _MAX_BYTES_PER_TOKEN * tokens
+        limit = self._most_bytes
         parts = response.aiter_bytes
 
         async def limited(chunk_size: int | None = None) -> AsyncIterator[bytes]:
@@ -192,6 +211,15 @@ class ServerCall:
         """Return the beginning of a server's text without the key, which it may repeat."""
         api_key = self._server.api_key
         return (text.replace(api_key, "***") if api_key else text)[:200]
+
+
+def _most_bytes(server: Server, longest_prompt: int) -> int:
+    """Return the maximum size of an answer."""
+    size = _MAX_BYTES + _MAX_BYTES_PER_TOKEN * server.group_size * server.max_new_tokens
+    if server.routed_experts is None:
+        return size
+    tokens = server.group_size * (longest_prompt + server.max_new_tokens)
+    return size + server.routed_experts.most_bytes * tokens
 
 
 class _Outage:

@@ -4,20 +4,22 @@
 
 The folder belongs to the documents with a fingerprint, in any store and however they are divided
 into files. It has parts of consecutive documents, each with one file per column; a file with the
-end of each document, in tokens, says where its values are.
+end of each document, in tokens, says where its values are. A fingerprint is of a sample, so each
+document has a checksum, too, which is compared when a process first reads it.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from energon_ext.batch.columns import Column, columns_in
+from energon_ext.batch.columns import TOKENS, Column, columns_in
 from energon_ext.data_files import count_of, parse_json, read_data
 from energon_ext.errors import ConfigError
 from energon_ext.storage.object_store import (
@@ -39,6 +41,13 @@ PARTS = "columns"
 #: The file with the end of each document of a part.
 ENDS = "ends"
 ENDS_COLUMN = Column(np.dtype(np.int64), per="document")
+
+#: The file with the checksum of the tokens of each document of a part.
+DIGESTS = "digests"
+DIGESTS_COLUMN = Column(np.dtype(np.int64), per="document")
+
+#: The files of each part in addition to those of the columns.
+OWN_FILES = {ENDS: ENDS_COLUMN, DIGESTS: DIGESTS_COLUMN}
 
 _MAX_BYTES = 2**30
 
@@ -101,7 +110,7 @@ class ColumnFolder:
     def _check_sizes(self, files: Mapping[str, StoredObject]) -> None:
         """Raise ConfigError if a file is missing or cut."""
         for prefix, documents, tokens in self.parts:
-            for name, column in {**self.columns, ENDS: ENDS_COLUMN}.items():
+            for name, column in {**self.columns, **OWN_FILES}.items():
                 path = prefix + suffix_of(name)
                 size = files[path].size if path in files else None
                 if self.objects is None:
@@ -116,6 +125,33 @@ class ColumnFolder:
                 f"documents; write them again for these {len(documents)}."
             )
 
+    def check_tokens(self, documents: Documents, numbers: Sequence[int]) -> None:
+        """Raise ConfigError if the tokens of a document are not those the columns were made of.
+
+        Each document is read as a whole once in a process.
+        """
+        new = sorted({number for number in numbers if not self._checked[number]})
+        if not new:
+            return
+        lengths = documents.lengths(np.array(new, np.int64)).tolist()
+        tokens = documents.read(new, [0] * len(new), lengths, (TOKENS,))[TOKENS]
+        for number, each, digest in zip(new, tokens, self._read_own(DIGESTS, new)):
+            if digest_of_tokens(each) != int(digest):
+                raise ConfigError(
+                    f"{self.path}: its columns were made of other tokens of document {number}; "
+                    f"write them again for these documents."
+                )
+        self._checked[new] = True
+
+    @functools.cached_property
+    def _checked(self) -> np.ndarray:
+        return np.zeros(int(self._first_documents[-1]), bool)
+
+    def _read_own(self, name: str, numbers: Sequence[int]) -> list[int]:
+        parts = np.searchsorted(self._first_documents, np.asarray(numbers), side="right") - 1
+        local = np.asarray(numbers) - self._first_documents[parts]
+        return [int(_open(self, part, name)[n]) for part, n in zip(parts.tolist(), local.tolist())]
+
     @functools.cached_property
     def _first_documents(self) -> np.ndarray:
         return np.concatenate([[0], np.cumsum([documents for _, documents, _ in self.parts])])
@@ -123,7 +159,7 @@ class ColumnFolder:
     def read(
         self, name: str, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
     ) -> list[np.ndarray]:
-        """Return the values of pieces: [stop - start, *item], or [*item] of their documents."""
+        """Return the values of pieces: ``[stop - start, *item]``, or ``[*item]`` per document."""
         found: list[Any] = [None] * len(numbers)
         for place, values, part in self._find(name, numbers, starts, stops):
             found[place] = values[part] if self.columns[name].per == "token" else values[part][0]
@@ -159,14 +195,19 @@ class ColumnFolder:
             yield place, values, slice(begin + starts[place], begin + stops[place])
 
 
+def digest_of_tokens(tokens: np.ndarray) -> int:
+    """Return a checksum of the tokens of a document, whatever their type."""
+    return zlib.crc32(tokens.astype("<i8").tobytes())
+
+
 @functools.lru_cache(MAX_MAPS)
 def _open(folder: ColumnFolder, part: int, name: str) -> Any:
-    """Open a file of a part; the ends of one in an object store are copied."""
+    """Open a file of a part; in an object store, the further ones are copied."""
     prefix, documents, tokens = folder.parts[part]
-    column = ENDS_COLUMN if name == ENDS else folder.columns[name]
+    column = OWN_FILES.get(name) or folder.columns[name]
     path, stored = prefix + suffix_of(name), None
     if folder.objects is not None:
         stored = folder.objects[path]
-        if name == ENDS:
+        if name in OWN_FILES:
             path, stored = local_copy(stored), None
     return open_column(path, column, tokens if column.per == "token" else documents, stored)

@@ -135,7 +135,7 @@ class Documents(Lengths):
     def values(self, name: str, number: int, start: int, stop: int) -> np.ndarray | None:
         """Return a column's values of tokens ``[start, stop)`` of a document; None if it has none.
 
-        [stop - start, *item]; of a column per document, those of the document, [*item].
+        ``[stop - start, *item]``; of a column per document, those of the document, ``[*item]``.
         """
         raise NotImplementedError
 

@@ -7,6 +7,7 @@ from typing import Any, Mapping
 
 import numpy as np
 
+from energon_ext.batch.columns import COLUMNS
 from energon_ext.data_files import parse_json, read_data
 from energon_ext.errors import ConfigError
 
@@ -92,6 +93,6 @@ def check_written(
 def _parse_meta(content: bytes) -> Mapping[str, Any]:
     """Parse a meta file; cached by content, as thousands of pairs may share one tokenizer."""
     meta = parse_json(content)
-    if not isinstance(meta, dict) or "tokenizer" not in meta:
-        raise ValueError("it has no `tokenizer`")
+    if not isinstance(meta, dict) or not {"tokenizer", COLUMNS} & meta.keys():
+        raise ValueError(f"it has no `tokenizer` and no `{COLUMNS}`")
     return meta

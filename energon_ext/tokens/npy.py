@@ -106,7 +106,8 @@ class NpyTokens(MeasuredFiles):
             mask = _open_mask(self.files[file], total)
             tokens.append(_open_shard(self.files[file], total)[part])
             weights.append(None if mask is None else mask[part].astype(np.float32))
-        return {TOKENS: tokens, LABEL_WEIGHTS: weights}
+        read: dict[str, list[Any]] = {TOKENS: tokens, LABEL_WEIGHTS: weights}
+        return read if names is None else {name: read[name] for name in names}
 
 
 def open_npy(path: str) -> NpyTokens:

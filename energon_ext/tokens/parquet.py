@@ -126,7 +126,8 @@ class ParquetTokens(MeasuredFiles):
             part = slice(int(group.ends[row]) + starts[place], int(group.ends[row]) + stops[place])
             tokens[place] = group.tokens[part]
             weights[place] = None if group.weights is None else group.weights[part]
-        return {TOKENS: tokens, LABEL_WEIGHTS: weights}
+        read: dict[str, list[Any]] = {TOKENS: tokens, LABEL_WEIGHTS: weights}
+        return read if names is None else {name: read[name] for name in names}
 
     def _group_of(self, file: int, row: int) -> tuple[RowGroup, int]:
         """Return the row group that contains a row of a file, and the number of the row in it."""

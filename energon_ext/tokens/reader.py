@@ -19,6 +19,7 @@ from energon_ext.batch.columns import (
     TOKENS,
     VISIT,
     Column,
+    check_names,
 )
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, StoreError
@@ -73,7 +74,7 @@ class DocumentReader:
         """Read rows of :data:`~energon_ext.plan.packed_rows.Description`; look them up together."""
         pieces = _pieces_of(rows)
         try:
-            found = self._read_columns(rows)
+            found = self._read_columns(rows, pieces)
             parts = self._parts_of(*pieces) if self.counts_parts else None
         except StoreError as error:
             raise StoreError(f"{self.key}: {error}") from error
@@ -98,8 +99,9 @@ class DocumentReader:
             )
         return read
 
-    def _read_columns(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
-        pieces = _pieces_of(rows)
+    def _read_columns(
+        self, rows: Sequence[Any], pieces: tuple[list[int], list[int], list[int]]
+    ) -> dict[str, list[Any]]:
         if self.changes is None:
             return read_columns(self.documents, self.others, *pieces)
         return self.changes.read(self.documents, self.others, pieces, _visits_of(rows))
@@ -125,6 +127,8 @@ class DocumentReader:
         return int(trained[1 : start + 1].sum()), int(trained[1:].sum())
 
     def prefetch(self, rows: Sequence[Any]) -> None:
+        if not self.documents.is_remote and not self.others:
+            return
         numbers, starts, stops = _pieces_of(rows)
         if self.changes is not None:  # which needs them whole
             starts, stops = [0] * len(numbers), self.documents.lengths(np.array(numbers)).tolist()
@@ -157,6 +161,7 @@ def open_others(
         ConfigError: a folder lacks its column, belongs to other documents, or the documents have
             a column of that name themselves.
     """
+    check_names(documents.columns, where)  # those of a user's store, too
     opened = {path: ColumnFolder.open(path) for path in {*folders.values()}}
     for folder in opened.values():
         folder.check_documents(documents, where)

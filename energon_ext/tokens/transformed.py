@@ -16,7 +16,7 @@ from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.keyed import stable_hash
 from energon_ext.tokens.column_folder import ColumnFolder
-from energon_ext.tokens.documents import Documents, Lengths
+from energon_ext.tokens.documents import Documents, Lengths, sample_numbers
 from energon_ext.tokens.transforms import DocumentColumns, DocumentTransform, Transform
 
 
@@ -59,7 +59,9 @@ class TransformedLengths(Lengths):
         self.documents.request(numbers)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**self.documents.fingerprint(), "transform": self._transform.to_json()}
+        looked_up = self._transform.change.fingerprint(sample_numbers(len(self)))
+        described = {**self._transform.to_json(), **looked_up}
+        return {**self.documents.fingerprint(), "transform": described}
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,13 @@ class Changes:
         transform: bound to the documents.
         key: seed of the run and key of the order of the source.
         token_id: returns the id of a token, given by its name.
+        vocab_size: ids are below it.
     """
 
     transform: Transform
     key: str
     token_id: Callable[[str], int]
+    vocab_size: int
 
     @functools.cached_property
     def _change(self) -> DocumentTransform:
@@ -135,6 +139,12 @@ class Changes:
                 f"transform {self.transform.name}: document {number} became {counts} values of "
                 f"{sorted(after)}; {planned} of each of {sorted(before)} were planned."
             )
+        largest = int(after[TOKENS].max(initial=0))
+        if largest >= self.vocab_size:
+            raise SampleError(
+                f"transform {self.transform.name}: document {number} has the token {largest} after "
+                f"it, but the tokenizer has {self.vocab_size} ids."
+            )
         return after
 
 
@@ -152,6 +162,10 @@ def read_columns(
 ) -> dict[str, list[Any]]:
     """Return all columns of some pieces, as :meth:`~Documents.read` does."""
     found = documents.read(numbers, starts, stops)
+    if not others:
+        return found
+    for folder in {id(each): each for each in others.values()}.values():
+        folder.check_tokens(documents, numbers)
     for name, folder in others.items():
         found[name] = folder.read(name, numbers, starts, stops)
     return found

@@ -19,7 +19,7 @@ import numpy as np
 from energon_ext.arguments import check_integer, choices
 from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column
 from energon_ext.errors import ConfigError
-from energon_ext.keyed import keyed_bits
+from energon_ext.keyed import keyed_bits, sha256
 from energon_ext.packing.registry import Registry
 
 #: ``(name, numbers) -> values`` of a column per document, [n, *item].
@@ -27,7 +27,7 @@ DocumentValues = Callable[[str, np.ndarray], np.ndarray]
 
 
 class DocumentColumns(dict[str, Any]):
-    """The columns of one document by name: arrays [n, *item], [*item] per document, or None.
+    """The columns of one document: arrays ``[n, *item]``, ``[*item]`` per document, or None.
 
     Attributes:
         described: the columns beside ``tokens`` and ``label_weights``.
@@ -81,6 +81,10 @@ class DocumentTransform(ABC):
     def resolve(self, token_id: Callable[[str], int]) -> DocumentTransform:
         """Return the transform with tokens in place of their names, before it is applied."""
         return self
+
+    def fingerprint(self, numbers: np.ndarray) -> dict[str, Any]:
+        """Return JSON values that reveal a change of what it looks up for some documents."""
+        return {}
 
     @abstractmethod
     def lengths(self, numbers: np.ndarray, stored: np.ndarray) -> np.ndarray:
@@ -141,6 +145,8 @@ class FillInTheMiddle(DocumentTransform):
         ends: Sequence[str | int] = (),
     ):
         self._tokens = {"prefix": prefix, "suffix": suffix, "middle": middle}
+        if not isinstance(ends, (list, tuple)):
+            raise ConfigError(f"ends: {ends!r:.80} found, a list of tokens is needed.")
         _check_tokens({**self._tokens, **{f"ends[{n}]": each for n, each in enumerate(ends)}})
         _check_rates(rate=rate, spm_rate=spm_rate)
         self._rate, self._spm_rate, self._ends = rate, spm_rate, list(ends)
@@ -220,6 +226,9 @@ class MetadataPrefix(DocumentTransform):
 
     def lengths(self, numbers: np.ndarray, stored: np.ndarray) -> np.ndarray:
         return stored + (self._metadata(numbers) >= 0).sum(1) * (stored > 0)
+
+    def fingerprint(self, numbers: np.ndarray) -> dict[str, Any]:
+        return {self._column: sha256(self._metadata(numbers).astype("<i8").tobytes())}
 
     def _metadata(self, numbers: np.ndarray) -> np.ndarray:
         """Return the metadata of documents, [n, k], filled up with negative numbers."""

@@ -13,6 +13,17 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from energon_ext.compat import default_store
 from energon_ext.megatron import forward_step
+from tests.megatron.forced_routing import (
+    CAN_REPLAY,
+    NEEDS_REPLAY,
+    REPLAYED_MOE,
+    WHOLE_LAYERS,
+    batches_with_experts,
+    forced_step,
+    recompute_without_gpu,
+    replaying_step,
+    with_experts,
+)
 from tests.megatron.small_gpt import (
     BALANCED_MOE,
     MOE,
@@ -86,6 +97,29 @@ def masks_of_routers():
         return {"rank": parallel_state.get_tensor_model_parallel_rank(), "masks": seen}
 
 
+def train_with_given_experts():
+    """Return the results of steps whose layers are recomputed, and the experts of a batch."""
+    recompute_without_gpu()
+    config = {**REPLAYED_MOE, **SEQUENCE, **FOUR_LAYERS}
+    found = train(
+        TENSOR_PIPELINE, {**config, **WHOLE_LAYERS}, STEPS, batches_with_experts, replaying_step
+    )
+    with model_parallel(**TENSOR_PIPELINE):
+        model = small_model(small_config(**TENSOR_PIPELINE, **config))
+        seen = {}
+
+        def note(router, inputs, output):
+            seen[router.layer_number - 1] = output[1].nonzero()[:, 1].tolist()
+
+        for layer in model.decoder.layers:
+            layer.mlp.router.register_forward_hook(note)
+        with torch.no_grad():
+            batch = with_experts(synthetic_batch(4), 4)
+            run_schedule(model, [batch], replaying_step, forward_only=True)
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        return {"steps": found, "rank": rank, "seen": seen}
+
+
 class Failure(Exception):
     """A fault of the machine in the middle of a step."""
 
@@ -143,6 +177,8 @@ def fast_layouts():
     results["change"] = losses_before_and_after_a_change()
     if ROUTERS_TAKE_A_MASK:
         results["masks"] = masks_of_routers()
+    if CAN_REPLAY:
+        results["given experts"] = train_with_given_experts()
     results["restart"] = restarted()
     return results
 
@@ -194,6 +230,34 @@ def test_four_ranks_train_like_one(layout, ranks):
 @pytest.mark.parametrize("layout", NIGHTLY)
 def test_more_layouts_of_four_ranks_train_like_one(layout, nightly_ranks):
     check_layout(layout, nightly_ranks)
+
+
+@NEEDS_REPLAY
+def test_four_ranks_with_given_experts_train_like_a_router_forced_by_hand(ranks):
+    with megatron():
+        parallel_state.destroy_model_parallel()
+        expected = train({}, {**MOE, **FOUR_LAYERS}, STEPS, batches_with_experts, forced_step)
+    for rank in ranks:
+        for step, found in enumerate(rank["given experts"]["steps"]):
+            for name, value in found.items():
+                assert value == pytest.approx(expected[step][name], rel=1e-4)
+    assert ["loss" in rank["given experts"]["steps"][0] for rank in ranks].count(True) == 2
+
+
+@NEEDS_REPLAY
+def test_each_rank_and_stage_gives_its_tokens_to_the_experts_of_its_layers(ranks):
+    experts = with_experts(synthetic_batch(4), 4).columns["experts"].sort(-1).values.long()
+    layers_seen = []
+    for rank in ranks:
+        found = rank["given experts"]
+        here = experts.chunk(2)[found["rank"]]
+        for layer, chosen in found["seen"].items():
+            expected = here[:, int(layer)]
+            has_some = expected[:, 0] >= 0
+            assert has_some.any()
+            assert torch.tensor(chosen).view(-1, 2)[has_some].equal(expected[has_some])
+            layers_seen.append(int(layer))
+    assert sorted(layers_seen) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_no_stage_attends_across_segments(ranks):

@@ -30,18 +30,22 @@ STEPS = 2
 MICRO_BATCHES = 4
 
 
-def train(sizes, config, steps=STEPS, draw=None):
+def train(sizes, config, steps=STEPS, draw=None, step_func=forward_step):
     """Return losses and gradient norms of a few steps; no loss on ranks that do not compute it.
 
     Args:
         draw: returns the micro-batches of a replica; called with the step, the replica's number
             and the number of replicas.
+        step_func: runs a micro-batch.
     """
     with model_parallel(**sizes):
         # Megatron clips in float32 only.
         clip_grad = 0.0 if config.get("params_dtype") == torch.float64 else 1.0
         model, optimizer = trainable(small_config(**sizes, **config), clip_grad=clip_grad, **SGD)
-        return [train_step(model, optimizer, step, draw or synthetic) for step in range(steps)]
+        return [
+            train_step(model, optimizer, step, draw or synthetic, step_func)
+            for step in range(steps)
+        ]
 
 
 #: Plain descent: Adam's first steps do not depend on the size of the gradient.
@@ -62,12 +66,12 @@ def synthetic(step, replica, replicas):
     return [synthetic_batch(seed) for seed in seeds]
 
 
-def train_step(model, optimizer, step, draw):
+def train_step(model, optimizer, step, draw, step_func=forward_step):
     replicas = parallel_state.get_data_parallel_world_size()
     replica = parallel_state.get_data_parallel_rank()
     model.zero_grad_buffer()
     optimizer.zero_grad()
-    reports = run_schedule(model, draw(step, replica, replicas))
+    reports = run_schedule(model, draw(step, replica, replicas), step_func)
     _, gradient_norm, _ = optimizer.step()
     return {**mean_losses(reports), "gradient_norm": gradient_norm}
 

@@ -52,11 +52,12 @@ def step_of(batches, sizes, **options):
     return {**mean_losses(reports), "norm": norm, "finite": finite, "parts": parts}
 
 
-def expected_of(loss_of):
+def expected_of(loss_of, all_words=False):
     """Return loss and whole gradient of ``loss_of(read)``, on one rank.
 
     Args:
         loss_of: a function of ``read``, which returns the log-probabilities of ``tokens[1:]``.
+        all_words: it returns those of all words in each place, [tokens - 1, words].
     """
     with megatron():
         model = small_model(small_config())
@@ -64,7 +65,8 @@ def expected_of(loss_of):
         def read(tokens):
             places = torch.arange(len(tokens) - 1)
             logits = model(tokens[None, :-1], places[None], None)[0]
-            return torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0]
+            log_probs = torch.log_softmax(logits, -1)
+            return log_probs if all_words else log_probs.gather(1, tokens[1:, None])[:, 0]
 
         loss = loss_of(read)
         loss.backward()

@@ -10,10 +10,11 @@ import pytest
 import torch
 from megatron.core import parallel_state
 
-from energon_ext.losses import dpo_loss
-from energon_ext.megatron import forward_step, mean_losses
+from energon_ext.losses import Distillation, dpo_loss
+from energon_ext.megatron import forward_step, mean_losses, replay_experts
+from tests.megatron.forced_routing import NEEDS_REPLAY, REPLAYED_MOE, with_experts
 from tests.megatron.pretend_gpu import OnGpu, pretend_gpu
-from tests.megatron.small_gpt import model_parallel, synthetic_batch
+from tests.megatron.small_gpt import model_parallel, small_config, small_model, synthetic_batch
 from tests.megatron.small_training import run_ranks
 from tests.megatron.test_context_parallel import LENGTHS, aligned_batch
 from tests.pair_rows import batch_of, random_pair, row_of
@@ -128,6 +129,48 @@ def test_the_loss_of_pairs_waits_for_nothing(kind, one_rank):
         loss, count, _ = loss_func(output)
     assert counts.found()["syncs"] == {}
     assert count.item() == 3 and loss.item() > 0
+
+
+@NEEDS_REPLAY
+def test_given_experts_wait_for_nothing(one_rank):
+    model = small_model(small_config(**REPLAYED_MOE))
+    batch = with_experts(synthetic_batch(0), 2)
+
+    def free_choice(scores, topk, num_groups, group_topk):
+        return scores.topk(topk)
+
+    with pretend_gpu() as counts:
+        batch = batch.to(torch.device("cuda"))
+        scores = torch.rand(batch.num_tokens, 4).to("cuda", non_blocking=True)
+        with replay_experts(model, batch, "experts"):
+            for layer in model.decoder.layers:
+                replay = layer.mlp.router.router_replay
+                _, chosen = replay.get_replay_topk(scores, 2, None, None, free_choice)
+                assert isinstance(chosen, OnGpu)
+    assert counts.found() == {"syncs": {}, "collectives": {}, "copies": {"in the background": 2}}
+
+
+class Student(Model):
+    post_process, vocab_size = True, 64
+
+    def forward(self, tokens, position_ids, mask, labels, **_):
+        words = torch.arange(self.vocab_size, device=tokens.device) * 0.01
+        return self.compute_language_model_loss(labels, tokens.view(-1, 1, 1) * words)
+
+    def compute_language_model_loss(self, labels, logits):
+        raise AssertionError("a student has another loss")
+
+
+def test_the_loss_of_a_student_waits_for_nothing(one_rank):
+    batch = synthetic_batch(0)
+    ids = torch.arange(3, dtype=torch.int32).repeat(batch.num_tokens, 1)
+    batch.columns = {"teacher_ids": ids, "teacher_log_probs": torch.full(ids.shape, -2.0)}
+    with pretend_gpu() as counts:
+        step = functools.partial(forward_step, distillation=Distillation())
+        output, loss_func = step(iter([batch]), Student())
+        loss, _, report = loss_func(output)
+    assert counts.found()["syncs"] == {}
+    assert loss.item() > 0 and report["teacher_kl"][0].item() > 0
 
 
 WAITING = {

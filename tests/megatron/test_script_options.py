@@ -60,8 +60,8 @@ def test_options_are_found_however_a_script_reads_them(tmp_path):
 @pytest.mark.parametrize(
     ("table", "name", "value", "reason"),
     [
-        (STEP_OPTIONS, "logits_load_dir", "missing", "numbered by Megatron-LM's batches"),
-        (STEP_OPTIONS, "export_kd_teacher_load", "teacher", "does not distil"),
+        (STEP_OPTIONS, "logits_load_dir", "missing", "see docs/tasks/distillation.md"),
+        (STEP_OPTIONS, "export_kd_teacher_load", "teacher", "pass distillation to forward_step"),
         (STEP_OPTIONS, "yaml_cfg", "run.yaml", "none of the options of energon_ext"),
         (MODEL_OPTIONS, "spec", ["module", "name"], "use your own"),
         (MODEL_OPTIONS, "hybrid_layer_pattern", "M*-", "builds only GPT models"),

@@ -233,3 +233,32 @@ def test_a_warm_up_that_is_asked_to_stop_ends_the_run(tmp_path):
     os.kill(process.pid, signal.SIGTERM)
     assert processes.finish([process]) == [0]
     assert not (run_dir / "grpo").exists()
+
+
+FEW_WORDS = [
+    *("--hidden-size", "32", "--teacher-iters", "6", "--train-iters", "4", "--documents", "2"),
+    *("--lr-warmup-iters", "1", "--eval-interval", "2", "--words", "4"),
+]
+
+
+@pytest.mark.nightly
+def test_a_student_is_stopped_and_resumed_exactly(tmp_path):
+    run("12_distillation.py", tmp_path / "whole", *FEW_WORDS)
+    run("12_distillation.py", tmp_path / "parts", *FEW_WORDS, "--stop-after", 3)
+    run("12_distillation.py", tmp_path / "parts", *FEW_WORDS, "--resume")
+    whole = steps_of(tmp_path / "whole" / "student")
+    assert steps_of(tmp_path / "parts" / "student") == whole and list(whole) == [1, 2, 3, 4]
+    assert whole[4]["teacher_kl"] < whole[1]["teacher_kl"]
+    assert evaluations(tmp_path / "whole" / "student").keys() == {0, 2, 4}
+
+
+@pytest.mark.nightly
+def test_a_student_nears_its_teacher_and_loses_less_than_on_labels_alone(tmp_path):
+    found = {}
+    for alpha in ("0.9", "0"):
+        run("12_distillation.py", tmp_path / alpha, "--alpha", alpha, seconds=LEARNING_SECONDS)
+        by_step = evaluations(tmp_path / alpha / "student")
+        found[alpha] = by_step[max(by_step)]
+        assert found[alpha]["val/teacher_kl"] < by_step[0]["val/teacher_kl"] - 1
+    assert found["0.9"]["val/loss"] < found["0"]["val/loss"] - 0.03
+    assert found["0.9"]["val/teacher_kl"] < found["0"]["val/teacher_kl"] - 0.08

@@ -288,7 +288,7 @@ def test_what_cannot_be_numbered_is_refused_by_name(tmp_path):
     (tmp_path / "web.meta.json").write_text(json.dumps(meta))
     np.save(tmp_path / "web.visit.npy", np.zeros(120, np.int8))
     path.write_text(json.dumps({**fields, "splits": {"train": {"path": "web"}}}))
-    with pytest.raises(ConfigError, match="has a column visit of its own"):
+    with pytest.raises(ConfigError, match="'visit' found as the name of a column"):
         loader_of(path, encoder_of())
     assert SFTTaskEncoder(ByteTokenizer(), 16, document_numbers=True).document_numbers
 

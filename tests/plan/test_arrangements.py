@@ -8,8 +8,14 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from megatron.energon import DefaultTaskEncoder
 
-from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
+from energon_ext import (
+    DynamicBlendMixin,
+    ExactDataLoader,
+    PackedTaskEncoder,
+    get_train_dataset,
+)
 from energon_ext.batch.columns import Column
 from energon_ext.encoders import plan_mix
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
@@ -192,6 +198,59 @@ def test_a_state_with_another_value_in_place_of_an_order_is_refused(tmp_path, or
     state["plan"]["sources"]["web"]["rows"]["order"] = order
     with pytest.raises(StateFormatError):
         loader_of(mix).load_state_dict(seal(state))
+
+
+def test_an_entry_takes_precedence_over_one_around_it(tmp_path, begun):
+    write_levels(tmp_path / "web")
+    mix_with(tmp_path / "inner.yaml", "random")
+    write_mix(tmp_path / "mix.yaml", [("inner.yaml", 1)])
+    content = json.loads((tmp_path / "mix.yaml").read_text())
+    content["splits"]["train"]["blend"][0]["order"] = "stored"
+    (tmp_path / "mix.yaml").write_text(json.dumps(content))
+    (found,) = read_epochs(begun, tmp_path / "mix.yaml", 1)
+    assert sorted(found) == [*range(COUNT)] != found
+
+
+def clear(value):
+    """Empty all lists and mappings in a value."""
+    if isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            clear(each)
+        value.clear()
+
+
+@pytest.mark.parametrize("order", [None, {"by": "level", "buckets": 4}])
+def test_a_state_shares_nothing_with_the_run(tmp_path, order):
+    write_levels(tmp_path / "web")
+    loader = loader_of(mix_with(tmp_path / "mix.yaml", order))
+    take(loader, 2)
+    state = loader.state_dict()
+    saved = json.dumps(state)
+    clear(state)
+    assert json.dumps(loader.state_dict()) == saved
+
+
+def test_streamed_samples_have_no_order(tmp_path):
+    write_dataset(tmp_path / "web", ["a", "b"])
+
+    class Streaming(DynamicBlendMixin, DefaultTaskEncoder):
+        plan_samples = False
+
+    mix = mix_with(tmp_path / "mix.yaml", "stored")
+    with pytest.raises(ConfigError, match="order: samples are streamed in Energon's own order"):
+        get_train_dataset(mix, worker_config=config(), batch_size=1, task_encoder=Streaming())
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_epochs": 1}, {"order": "stored"}, {"block_docs": 1}, {"loss_weight": 2}]
+)
+def test_an_encoder_without_the_mixin_refuses_fields_of_entries(tmp_path, fields):
+    write_dataset(tmp_path / "web", ["a", "b"])
+    mix = mix_with(tmp_path / "mix.yaml", **{"order": None, **fields})
+    with pytest.raises(ConfigError, match=rf"blend\[0\] \(web\)\.{[*fields][0]}: this TaskEncoder"):
+        get_train_dataset(
+            mix, worker_config=config(), batch_size=1, task_encoder=DefaultTaskEncoder()
+        )
 
 
 def test_token_files_are_read_as_stored_with_energons_own_field(tmp_path, begun):

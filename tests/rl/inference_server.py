@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A local HTTP server that speaks as vLLM and SGLang do, with faults on request."""
 
+import base64
 import gzip
+import io
 import json
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import torch
 
 #: 256 MiB in a quarter of a megabyte.
@@ -28,6 +31,7 @@ class Server(ThreadingHTTPServer):
         self.requests = []
         self.says = "out of luck"
         self.policy = None
+        self.experts_of = None  # function: token -> its experts [layers, k], which are sent then
         self.generation_config = {}  # the model's sampling parameters, for those not in a request
         self.raw = None  # the bytes of every answer
         self.misfortunes = []  # faults of the next requests, in order
@@ -83,7 +87,10 @@ class Handler(BaseHTTPRequestHandler):
         elif server.policy is not None:
             self._send(200, _POLICIES[self.path](server, body))
         elif self.path in _ANSWERS:
-            self._send(200, _ANSWERS[self.path](body))
+            content = _ANSWERS[self.path](body)
+            if server.experts_of is not None:
+                _EXPERTS[self.path](server.experts_of, body, content)
+            self._send(200, content)
         else:
             self._send(404, {"detail": "Not Found"})
 
@@ -135,6 +142,26 @@ def sglang_answers(body):
     ]
 
 
+def add_vllm_experts(experts_of, body, content):
+    """Add the experts of all tokens but the last one to each choice: a NumPy file in base64."""
+    for choice in content["choices"]:
+        tokens = [*body["prompt"], *choice["token_ids"]][:-1]
+        file = io.BytesIO()
+        np.save(file, np.array([experts_of(token) for token in tokens], np.uint8))
+        choice["routed_experts"] = base64.b64encode(file.getvalue()).decode()
+
+
+def add_sglang_experts(experts_of, body, content):
+    """Add them to each answer if the request asks for them: the bytes of int32 in base64."""
+    for prompt, answer in zip(body["input_ids"], content):
+        about = answer["meta_info"]
+        tokens = [*prompt, *(token for _, token, _ in about["output_token_logprobs"])][:-1]
+        experts = np.array([experts_of(token) for token in tokens], np.int32)
+        if body.get("return_routed_experts"):
+            about["routed_experts"] = base64.b64encode(experts.tobytes()).decode()
+
+
+_EXPERTS = {"/v1/completions": add_vllm_experts, "/generate": add_sglang_experts}
 _ANSWERS = {"/v1/completions": vllm_answers, "/generate": sglang_answers}
 
 

@@ -111,10 +111,9 @@ def test_transient_failures_are_retried(server, happens):
 )
 def test_a_server_that_keeps_failing_is_an_error_with_the_prompt(server, happens, message):
     server.misfortunes = [happens] * 2
+    limits = {"max_retries": 1, "timeout_seconds": 0.2 if happens == "hang" else 20.0}
     with pytest.raises(SamplerError, match=f"Prompt p10: http.*{message}"):
-        sampler_for(server, max_retries=1, timeout_seconds=0.2).sample_and_score_batch(
-            prompts(10), range(3)
-        )
+        sampler_for(server, **limits).sample_and_score_batch(prompts(10), range(3))
     assert len(server.requests) == 2
 
 

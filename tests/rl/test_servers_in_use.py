@@ -248,11 +248,9 @@ def test_a_reward_without_end_is_named(server, is_async):  # noqa: F811
     async def waits(prompt, responses):
         await asyncio.Event().wait()
 
-    sampler = sampler_for(server, call_timeout_seconds=0.5)
+    sampler = sampler_for(server, call_timeout_seconds=3.0)  # time to reach the rewards
     sampler.reward = waits if is_async else lambda prompt, responses: never.wait()
-    message = (
-        r"2 of 2 prompts of a call were not finished in 0.5 seconds .*; 2 wait for their reward"
-    )
+    message = r"2 of 2 prompts of a call were not finished in 3 seconds .*; 2 wait for their reward"
     with pytest.raises(SamplerError, match=message):
         sampler.sample_and_score_batch(prompts(10, 20), range(3))
     never.set()

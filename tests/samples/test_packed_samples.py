@@ -286,7 +286,8 @@ def test_a_damaged_sample_is_never_packed(tmp_path, caplog):
     write_images(tmp_path / "photos", 50, damaged=range(0, 50, 5))
     with caplog.at_level(logging.WARNING, "energon_ext"):
         loader = loader_for(dataset_of(alone(tmp_path, max_epochs=3), encoder=PackedCaptions()))
-    assert "6 of 50 samples cannot be measured, the first: Sample 000005" in caplog.text
+    assert "6 of 50 samples cannot be measured: 3, the first: Sample 0000" in caplog.text
+    assert caplog.text.count("the first: Sample 0000") == 2  # kinds of errors
     read = {number for step in loader for row in step for number, *_ in row}
     assert read == {n for n in range(50) if n % 5 or not n % 3}
 

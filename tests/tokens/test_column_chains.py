@@ -45,6 +45,17 @@ def mix(tmp_path_factory):
     return root / "mix.yaml"
 
 
+@pytest.fixture(scope="module")
+def plain_mix(mix):
+    """The same sources without transforms."""
+    content = json.loads(mix.read_text())
+    for entry in content["splits"]["train"]["blend"]:
+        entry.pop("transform", None)
+    path = mix.with_name("plain.yaml")
+    path.write_text(json.dumps(content))
+    return path
+
+
 def rows_of(batch):
     """Return every value of each row of a batch, by position and by segment."""
     rows = batch.num_tokens // 64
@@ -68,14 +79,27 @@ def rows_of(batch):
     "seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 20))]
 )
 def test_columns_and_changes_do_not_depend_on_the_cluster_or_on_resumes(mix, packing, seed):
-    expected = [sorted(rows_of(batch)) for batch in take(loader_of(mix, packing=packing), STEPS)]
+    check_chain(mix, seed, packing=packing)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 20))]
+)
+def test_shares_and_numbers_of_documents_do_not_depend_on_them_either(plain_mix, seed):
+    options = {"document_means": True, "document_numbers": True, "mask_boundary_loss": True}
+    check_chain(plain_mix, seed, packing="sequential", **options)
+
+
+def check_chain(mix, seed, **options):
+    """Compare every value of every row of a chain of runs with one long run."""
+    expected = [sorted(rows_of(batch)) for batch in take(loader_of(mix, **options), STEPS)]
     draw, state, step = random.Random(seed), None, 0
     while step < STEPS:
         ranks, workers = draw.choice([1, 2, 4]), draw.choice([0, 0, 1])
         steps = min(draw.randint(1, 9), STEPS - step)
         found = []
         for rank in range(ranks):
-            loader = loader_of(mix, workers=workers, rank=rank, ranks=ranks, packing=packing)
+            loader = loader_of(mix, workers=workers, rank=rank, ranks=ranks, **options)
             if state is not None:
                 loader.load_state_dict(state)
             found.append([rows_of(batch) for batch in take(loader, steps)])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from energon_ext.batch.columns import Column
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.errors import ConfigError, EnergonExtError, SampleError
 from energon_ext.prepare.columns import write_columns
 from energon_ext.storage.claim import Part
 from energon_ext.tokens.column_folder import ColumnFolder
@@ -96,7 +96,7 @@ def test_parts_by_several_processes_equal_one(tmp_path):
             part=Part(number, 3),
         )
     files = {path.name for path in (tmp_path / "one").rglob("*.npy")}
-    assert len(files) == 7 * 3
+    assert len(files) == 7 * 4  # two columns, ends and digests
     for path in (tmp_path / "one").rglob("*"):
         if path.is_file():
             same = tmp_path / "three" / path.relative_to(tmp_path / "one")
@@ -148,6 +148,20 @@ def test_columns_of_other_documents_are_refused(tmp_path):
     mix = mix_with(tmp_path / "mix.yaml", {"ids": "teacher"})
     with pytest.raises(ConfigError, match=r"columns: .*teacher has columns of 60 other documents"):
         loader_of(mix)
+
+
+def test_two_documents_in_each_others_place_are_refused_when_they_are_read(tmp_path):
+    """They have equal lengths, and no sample of a fingerprint need contain them."""
+    texts = [[3 + n % 200, 5, 6, 7] for n in range(500)]
+    write_tokens(tmp_path / "web", texts)
+    write_columns(tmp_path / "web", tmp_path / "teacher", COLUMNS, produce)
+    texts[100], texts[101] = texts[101], texts[100]
+    write_tokens(tmp_path / "web", texts)
+    mix = mix_with(tmp_path / "mix.yaml", {"ids": "teacher"})
+    loader = loader_of(mix)
+    message = r"teacher: its columns were made of other tokens of document 10[01]"
+    with pytest.raises(EnergonExtError, match=message):
+        take(loader, 40)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Columns beside tokens, from their files to the batch, against a function of each token's id."""
 
+import dataclasses
 import json
 import shutil
 
@@ -16,7 +17,8 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.batch.collate import BatchAssembler
-from energon_ext.batch.columns import Column
+from energon_ext.batch.columns import RESERVED, Column
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError
 from energon_ext.megatron.context_parallel import slice_for_context_parallel
@@ -190,6 +192,16 @@ def test_validation_and_a_pass_that_is_padded_have_every_column(tmp_path):
             check_columns(batch)
 
 
+def test_a_meta_file_may_describe_columns_and_no_tokenizer(tmp_path):
+    texts = documents(1)
+    write_tokens(tmp_path / "web", texts)
+    np.save(tmp_path / "web.double.npy", np.array(sum(texts, []), np.int32) * 2)
+    described = {"columns": {"double": {"dtype": "int32"}}}
+    (tmp_path / "web.meta.json").write_text(json.dumps(described))
+    (found,) = open_documents(tmp_path / "web").read([7], [0], [1])["double"]
+    assert found.tolist() == [texts[7][0] * 2]
+
+
 # Files that do not fit --------------------------------------------------------------------------
 
 
@@ -242,6 +254,7 @@ def test_sources_with_other_columns_of_one_name_are_refused(tmp_path):
     [
         ([], "columns: .* found, an object is needed"),
         ({"tokens": {"dtype": "int8"}}, "'tokens' found as the name of a column"),
+        ({"log_probs": {"dtype": "int8"}}, "'log_probs' found as the name of a column, which"),
         ({"a.b": {"dtype": "int8"}}, "'a.b' found as the name of a column"),
         ({"x": {"dtype": "O"}}, "dtype object found"),
         ({"x": {"dtype": "int8", "item": [2**40]}}, "a shape of up to 4 dimensions"),
@@ -323,6 +336,10 @@ def test_a_store_that_returns_other_values_is_named(tmp_path, formats):
     mix = write_mix(tmp_path / "mix.yaml", [("web.computed", 1)])
     with pytest.raises(EnergonExtError, match=r"column double: int32 \[1\] found"):
         take(loader_of(mix), 1)
+
+
+def test_names_that_a_batch_uses_itself_are_reserved():
+    assert {field.name for field in dataclasses.fields(PackedBatch)} < RESERVED
 
 
 # Assembly ---------------------------------------------------------------------------------------

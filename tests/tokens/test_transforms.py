@@ -236,6 +236,7 @@ def test_random_ids_are_below_the_limit():
         ({"token_noise": {"rate": 0.5}}, "give either below or token"),
         ({"token_noise": {"rate": 0.5, "token": -3}}, "token: -3 found, a token is needed"),
         ({"fill_in_the_middle": {"prefix": 1}}, "missing 2 required keyword-only arguments"),
+        ({"fill_in_the_middle": {**FILL, "ends": "abc"}}, "ends: 'abc' found, a list of tokens"),
         ({"fill_in_the_middle": {**FILL, "pad": 1}}, "got an unexpected keyword argument 'pad'"),
         ({"metadata_prefix": {"column": "site"}}, "no column per document 'site'; they have none"),
     ],
@@ -262,6 +263,34 @@ def test_a_resume_with_another_transform_is_refused_by_its_name(tmp_path):
     take(loader, 2)
     state = loader.state_dict()
     mix = mix_with(tmp_path / "mix.yaml", {"token_noise": {"rate": 0.2, "token": 7}})
+    with pytest.raises(StateMismatchError, match="transform"):
+        loader_of(mix).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        {"fill_in_the_middle": {**FILL, "middle": 260, "rate": 1}},
+        {"token_noise": {"rate": 1, "token": 260}},
+        {"token_noise": {"rate": 1, "below": 100_000}},
+    ],
+)
+def test_tokens_that_the_tokenizer_does_not_have_are_refused(tmp_path, transform):
+    write_tokens(tmp_path / "web", short())
+    mix = mix_with(tmp_path / "mix.yaml", transform)
+    with pytest.raises(EnergonExtError, match=r"has the token \d+ after it, but .* has 260 ids"):
+        take(loader_of(mix), 1)
+
+
+def test_a_resume_with_other_metadata_is_refused_by_its_name(tmp_path):
+    texts = [[100 + n % 90, *range(3, 3 + n % 40)] for n in range(60)]
+    write_with_metadata(tmp_path / "web", texts)
+    mix = mix_with(tmp_path / "mix.yaml", {"metadata_prefix": {"column": "site"}})
+    loader = loader_of(mix)
+    take(loader, 2)
+    state = loader.state_dict()
+    columns = np.load(tmp_path / "web.site.npy")
+    np.save(tmp_path / "web.site.npy", np.where(columns < 0, columns, columns + 1))
     with pytest.raises(StateMismatchError, match="transform"):
         loader_of(mix).load_state_dict(state)
 

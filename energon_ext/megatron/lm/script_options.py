@@ -119,6 +119,11 @@ def given_options(names: Collection[str]) -> list[str]:
     ]
 
 
+_DISTILLATION = (
+    "write the teacher's words as columns and pass distillation to forward_step, see "
+    "docs/tasks/distillation.md"
+)
+
 #: Of the forward step, the loss and the data, which this package replaces; also options of data
 #: that Megatron-LM reads elsewhere.
 STEP_OPTIONS = ScriptOptions(
@@ -165,13 +170,14 @@ STEP_OPTIONS = ScriptOptions(
         ),
         "fim_data": "give the entries of the metadataset a `transform`, which `energon-ext import "
         "--fim-rate` writes",
-        "logits_load_dir": "its logits are numbered by Megatron-LM's batches, which are not drawn",
+        "logits_load_dir": f"its logits are numbered by Megatron-LM's batches, which do not "
+        f"exist; {_DISTILLATION}",
         **dict.fromkeys(
             (
                 *("export_kd_teacher_load", "export_kd_teacher_model_config"),
                 *("export_kd_teacher_ckpt_format", "export_kd_cfg"),
             ),
-            "the loss of energon_ext does not distil",
+            f"its loss does not run; {_DISTILLATION}",
         ),
         "use_legacy_models": "its models know no packed rows",
         "perform_rl_step": "it replaces the data with its own rollouts; use energon_ext.rl",
