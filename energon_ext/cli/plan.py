@@ -9,6 +9,7 @@ from typing import Any, Callable, Sequence
 import click
 
 from energon_ext.cli import MAX_LISTED, echo, one_of, option, table
+from energon_ext.cli.context import ContextForecast, context_options, forecast_context
 from energon_ext.cli.file_calls import KINDS, count_file_calls
 from energon_ext.cli.forecast import (
     draw_forecast,
@@ -50,6 +51,7 @@ COUNT = option.Count(1)
     "--start", is_flag=True, help="Count the file system calls that a rank makes at its start."
 )
 @click.option("--balance", is_flag=True, help="Show how unevenly the work is divided among ranks.")
+@context_options
 @click.option(
     "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Estimate for streamed sources."
 )
@@ -64,6 +66,10 @@ def plan(
     train_tokens: int | None,
     start: bool,
     balance: bool,
+    context_sizes: tuple[int, ...] | None,
+    context_times: Path | None,
+    context_budget: int | None,
+    pipeline_stages: int,
     tokens_per_doc: float | None,
     exact: bool,
     png: Path | None,
@@ -81,6 +87,10 @@ def plan(
     each source, and when it ends. Up to 262,144 rows are planned exactly; beyond that, the forecast
     is estimated from the shares.
 
+    With --context-sizes, the command forecasts the time of a step if long documents are cut over
+    more ranks than short ones, and compares it with one size for all. --ranks then counts data and
+    context parallelism together.
+
     With --start, the command opens the dataset as rank 0 of --ranks does at a second start, and
     counts its file system calls.
 
@@ -90,10 +100,15 @@ def plan(
     forecasts = any(given.values()) and one_of(given) != "--at"
     if not forecasts and (png or html or as_json or exact):
         raise ConfigError("--png, --html, --json and --exact are for a forecast: give --steps.")
+    if context_times is not None and not context_sizes:
+        raise ConfigError("--context-times: is for --context-sizes; give both.")
+    if context_sizes and (balance or start):
+        raise ConfigError("--context-sizes: is for layouts; give --balance and --start alone.")
     positions = [parse_breakpoint(text, "--at") for text in (at or "").split(",") if text]
     if (
         not forecasts
         and not balance
+        and not context_sizes
         and not start
         and (weights := weights_of(metadataset, **options))
     ):
@@ -102,8 +117,8 @@ def plan(
     open_dataset = functools.partial(
         open_mix,
         metadataset,
-        ranks=ranks,
-        batch_size=micro_batch_size or max(1, global_batch_size // ranks),
+        ranks=1 if context_sizes else ranks,
+        batch_size=1 if context_sizes else micro_batch_size or max(1, global_batch_size // ranks),
         rows_per_step=max(global_batch_size, ranks) if start else global_batch_size,
         default_tokenizer=written_tokenizer if start else tokenizer_of_plan,
         **options,
@@ -116,16 +131,30 @@ def plan(
     if train_tokens is not None:
         steps = _steps_for(blend, train_tokens)
     imbalance = imbalance_of(blend) if balance else {}
+    layouts: ContextForecast | None = None
+    if context_sizes:
+        layouts = forecast_context(
+            blend,
+            ranks,
+            context_sizes,
+            context_times,
+            budget=context_budget,
+            stages=pipeline_stages,
+            steps=steps,
+        )
     if steps is None:
         _show_shares(blend, positions)
     else:
         prediction = make_forecast(blend, steps, tokens_per_doc, exact)
-        show_forecast(prediction, blend, steps, as_json, imbalance=imbalance)
+        extra = {"imbalance": imbalance, "context": layouts and layouts.to_json()}
+        show_forecast(prediction, blend, steps, as_json, **extra)
         draw_forecast(prediction, Path(metadataset).name, png, html)
     if as_json:
         return
     if imbalance:
         echo("\n" + imbalance_table(imbalance, blend))
+    if layouts:
+        echo("\n" + layouts.text())
     for source in splices_of(dataset):
         echo("\n" + _documents(source, blend))
 

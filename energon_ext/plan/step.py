@@ -8,7 +8,9 @@ import functools
 
 import numpy as np
 
+from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import Cost
+from energon_ext.plan.layout import Units
 from energon_ext.plan.rows import TakenRows
 from energon_ext.plan.topology import Topology, balance
 
@@ -46,6 +48,26 @@ class Step:
             length_costs = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
             costs[places] = length_costs + taken.further_costs()
         return costs
+
+    def units(self) -> Units:
+        """Return the documents and pieces of documents in the step, row by row.
+
+        Raises:
+            ConfigError: rows have a cost beside their lengths, which a layout cannot divide.
+        """
+        lengths, rows = [], []
+        for places, taken, _ in self._parts:
+            found, ends = taken.pieces()
+            if taken.further_costs().any():
+                raise ConfigError(
+                    "context sizes: samples have a cost beside their tokens, such as images, which "
+                    "is not divided among context-parallel ranks; leave context sizes out."
+                )
+            lengths.append(found)
+            rows.append(np.repeat(places, np.diff(ends, prepend=0)))
+        order = np.argsort(np.concatenate(rows), kind="stable")
+        count = np.arange(1, len(order) + 1)
+        return Units(np.concatenate(lengths)[order], count, np.concatenate(rows)[order])
 
     def row(self, number: int) -> tuple[TakenRows, int, int] | None:
         """Return a row as (rows taken together, index in them, source number); None if missing."""
