@@ -29,6 +29,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from timing import markdown
 
 from energon_ext import ExactDataLoader
+from energon_ext.losses import unified_loss
+from energon_ext.losses.chunked import chunked_loss
 from energon_ext.megatron import build_packed_seq_params, enable_cpu, gpt_layer_spec
 from energon_ext.megatron.attention import SegmentAttention
 
@@ -60,6 +62,7 @@ def measure(device, dtype):
         tables.append(steps(Path(folder), device, dtype, "1 torch thread"))
         torch.set_num_threads(threads)
         tables += [packing(Path(folder), device, dtype), groups(device, dtype)]
+    tables.append(losses(device, dtype))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return f"Device: {name}.\n\n" + "\n".join(tables)
 
@@ -216,8 +219,7 @@ def step_and_peak(layers, hidden, segments, attention, batch, count, dtype):
         found = in_turns({"it": lambda: fields}, train, count, device)
     except torch.OutOfMemoryError:
         return "out of memory"
-    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0
-    return f"{found['it'][0] * 1e3:.1f} ms, {peak:.1f} GiB"
+    return f"{found['it'][0] * 1e3:.1f} ms, {peak_gib(device):.1f} GiB"
 
 
 def groups(device, dtype):
@@ -246,6 +248,34 @@ def groups(device, dtype):
     table = [(name, f"{wall * 1e3:.2f}") for name, (wall, _) in found.items()]
     title = f"Attention, {heads} heads and {count} groups of 128, {positions} positions"
     return markdown(title, ("keys and values", "ms, forward and backward"), table)
+
+
+# Losses -------------------------------------------------------------------------------------------
+
+
+def losses(device, dtype, positions=16_384, words=150_000, hidden=2048):
+    """Return a table of the loss of whole logits and of chunks, with the peak of their memory."""
+    states, weight = (
+        torch.randn(n, hidden, device=device, dtype=dtype).mul_(hidden**-0.5).requires_grad_()
+        for n in (positions, words)
+    )
+    labels = torch.randint(words, (positions,), device=device)
+    weights = torch.ones(positions, device=device)
+    ways = {"whole logits": lambda: unified_loss(states @ weight.T, labels, weights)}
+    for chunk in (4096, 1024, 256):
+        name = f"chunks of {chunk:,} positions"
+        ways[name] = lambda chunk=chunk: chunked_loss(states, weight, labels, weights, chunk=chunk)
+    table = []
+    for name, way in ways.items():
+        clear(device)
+        found = in_turns({"it": lambda: None}, lambda _, way=way: way().backward(), 5, device)
+        table.append((name, f"{found['it'][0] * 1e3:.1f}", f"{peak_gib(device):.1f}"))
+    title = f"A loss over {words:,} words and {positions:,} positions, hidden size {hidden}"
+    return markdown(title, ("", "ms, forward and backward", "peak GiB"), table)
+
+
+def peak_gib(device):
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0
 
 
 def synchronize(device):
