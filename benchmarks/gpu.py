@@ -11,6 +11,7 @@ data differs. "Resident" is a batch that lies on the GPU already.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import sys
 import tempfile
@@ -39,6 +40,8 @@ DOCUMENTS = 4000  # of each source
 
 #: Model -> (layers, hidden size, rows of the batch, steps a round)
 MODELS = {"tiny": (2, 256, 1, 40), "small": (4, 512, 8, 15), "0.9 B": (16, 2048, 8, 3)}
+#: Matrix products of about 10 ms on an H200, which leave the host free.
+PRODUCTS, PRODUCT_SIZE, PRODUCT_STEPS = 7, 8192, 40
 ROUNDS = 3
 
 OURS = {f"ours, {count} workers": count for count in range(3)}
@@ -87,20 +90,28 @@ def steps(folder, device, dtype, threads):
         sources[name] = ExactDataLoader(token_source.our_dataset(folder, workers))
     iterators = {name: iter(source) for name, source in sources.items()}
     batch = next(iterators["ours, 0 workers"]).to(device)
-    found = {name: {} for name in ("resident", *iterators)}
-    for model_name, (layers, hidden, rows, count) in MODELS.items():
-        train = trainer(layers, hidden, first_rows(batch, rows), device, dtype)
-        resident = fields_of(batch, device)
-        contenders = {"resident": lambda resident=resident: resident}
-        for name, iterator in iterators.items():
-            contenders[name] = lambda each=iterator: fields_of(next(each), device)
+    resident = fields_of(batch, device)
+    contenders = {"resident": lambda: resident}
+    for name, iterator in iterators.items():
+        contenders[name] = lambda each=iterator: fields_of(next(each), device)
+    steps_of = {
+        f"{PRODUCTS} products": (lambda: multiplier(device, dtype, waits=False), PRODUCT_STEPS),
+        "waiting for each step": (lambda: multiplier(device, dtype, waits=True), PRODUCT_STEPS),
+    }
+    for name, (layers, hidden, rows, count) in MODELS.items():
+        rows = first_rows(batch, rows)
+        new = functools.partial(trainer, layers, hidden, rows, device, dtype)
+        steps_of[name] = new, count
+    found = {name: {} for name in contenders}
+    for step_name, (new, count) in steps_of.items():
+        train = new()
         for name, times in in_turns(contenders, train, count, device).items():
-            found[name][model_name] = times
+            found[name][step_name] = times
         del train
         clear(device)
     for name in OURS:
         sources[name].close()
-    header = ["loader", *(f"{name}: wall, processor" for name in MODELS)]
+    header = ["loader", *(f"{name}: wall, processor" for name in steps_of)]
     table = []
     for name, by_model in found.items():
         cells = []
@@ -186,6 +197,20 @@ def trainer(layers, hidden, segments, device, dtype, attention=SegmentAttention)
         optimizer.zero_grad()
 
     return train
+
+
+def multiplier(device, dtype, waits):
+    """Return a step of matrix products alone, which waits for the GPU or not."""
+    matrix = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, device=device, dtype=dtype)
+
+    def multiply(fields):
+        sum(each.sum() for each in fields)
+        for _ in range(PRODUCTS):
+            matrix @ matrix
+        if waits:
+            synchronize(device)
+
+    return multiply
 
 
 def packing(folder, device, dtype):
