@@ -161,7 +161,7 @@ def forecast_context(
     drawn = itertools.islice(
         blend.fork().draw_steps(), min(BALANCED_STEPS, steps or BALANCED_STEPS)
     )
-    units = [step.units() for step in drawn]
+    units = [step.units for step in drawn]
     if not units:
         raise ConfigError("--context-sizes: the sources have no step of this size.")
     mixed = [_lay_out(each, ranks, options, sizes) for each in units]

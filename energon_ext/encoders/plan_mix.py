@@ -31,6 +31,7 @@ from energon_ext.mixture.tree import IN_ORDER, blend_of
 from energon_ext.packing import Packer, load_packer
 from energon_ext.plan.arrangement import LENGTH, Arrangement, sort_numbers
 from energon_ext.plan.clock import Clock
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.packed_rows import LoadPacker, PackedRows
 from energon_ext.plan.rows import Rows
@@ -73,6 +74,8 @@ def plan_mix(
     """
     spec = replace(task.spec(mix.entries, worker_config.seed_offset), repeat=passes.repeat)
     splices = choose_splices(mix.entries, spec, are_all=not passes.validating)
+    if task.contexts is not None:
+        _check_layouts(task.contexts, mix, splices, topology, passes)
     sources = _plan_sources(mix.entries, task, spec, splices, passes)
     if passes.validating:
         sources = [replace(source, loss_weight=None) for source in sources]
@@ -86,6 +89,7 @@ def plan_mix(
     options = RunOptions(
         spec=spec,
         cost=task.cost,
+        contexts=task.contexts,
         pass_batches=passes.batches,
         repeats=passes.repeats_blend,
         restarts=not passes.repeat,
@@ -101,10 +105,38 @@ def _read(run: Run, task: Task, pad_id: int | None) -> BatchReader:
     context = EncoderContext(source_keys=keys, pad_id=pad_id, columns=columns)
     return BatchReader(
         readers=[source.reader for source in run.sources.values()],
-        assemble=functools.partial(task.assemble, context=context),
+        assemble=functools.partial(_assemble, task, context),
         padding=functools.partial(_pad, task, run.keys) if run.spec.pads else None,
         parts=[tuple(each.parts) for each in run.sources.values()] if run.loss_weights else (),
     )
+
+
+def _check_layouts(
+    contexts: ContextOptions, mix: Mix, splices: Splices, topology: Topology, passes: Passes
+) -> None:
+    """Raise ConfigError for what cannot be read in layouts."""
+    contexts.check_ranks(topology.ranks)
+    for key in splices.by_key:
+        raise ConfigError(
+            f"{key}: is spliced, but a spliced row is one piece, which layouts cannot take apart; "
+            f"remove its splice, or leave contexts out."
+        )
+    if passes.batches:
+        raise ConfigError(
+            f"contexts: passes of {passes.batches} batches found, but steps differ in their "
+            f"numbers of micro-batches; leave virtual_epoch_length and limit out."
+        )
+    if mix.axis.unit == "batches":
+        raise ConfigError(
+            "contexts: schedule_axis is batches, but steps differ in their numbers of "
+            "micro-batches; count steps."
+        )
+
+
+def _assemble(
+    task: Task, context: EncoderContext, rows: list[Any], context_size: int | None
+) -> Any:
+    return task.assemble(rows, replace(context, context_size=context_size))
 
 
 def _pad(task: Task, keys: Sequence[str], source: int, read: Callable[[], Any]) -> Any:

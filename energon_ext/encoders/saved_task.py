@@ -16,6 +16,7 @@ from energon_ext.encoders.sources import open_stored
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.encoders.text_sources import find_text
 from energon_ext.plan.cost import load_cost
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import DOCUMENTS, Spec
@@ -37,7 +38,8 @@ def plan_saved(mix: Mix, spec: Spec, topology: Topology, as_whole: bool) -> Run:
     Raises:
         EncoderNeededError: something is not cached, or was planned by code of the user's.
     """
-    task = SavedTask(saved=spec, cost=load_cost(spec.cost))
+    contexts = None if spec.contexts is None else ContextOptions.from_json(spec.contexts)
+    task = SavedTask(saved=spec, cost=load_cost(spec.cost), contexts=contexts)
     passes = Passes(repeat=spec.repeat, as_whole=as_whole)
     return plan_mix(mix, task, topology, passes, ALONE).run
 

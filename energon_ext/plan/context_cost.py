@@ -177,6 +177,20 @@ class MeasuredCost:
             for size, (overhead, cost) in sorted(self.by_size.items())
         ]
 
+    @classmethod
+    def from_json(cls, value: Any) -> MeasuredCost:
+        """Return the cost of :meth:`to_json`, without what the fit says of the measurements.
+
+        Raises:
+            ValueError: the values are none.
+        """
+        by_size = {}
+        for size, overhead, linear, quadratic in value:
+            check_integer("context_size", size, 1)
+            check_number("overhead", overhead)
+            by_size[size] = overhead, AttentionCost(linear, quadratic)
+        return cls(by_size, {}, {})
+
     def _of(self, size: int) -> tuple[float, AttentionCost]:
         if size not in self.by_size:
             raise ConfigError(

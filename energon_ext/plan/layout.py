@@ -26,13 +26,14 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from energon_ext.arguments import check_integer
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.packing.bins import best_fit
-from energon_ext.plan.context_cost import ContextCost, scale_of
+from energon_ext.plan.context_cost import ContextCost, MeasuredCost, scale_of
 from energon_ext.plan.pipeline_time import time_of_pipelines
 from energon_ext.plan.topology import Topology, balance
 
@@ -149,10 +150,12 @@ class ContextOptions:
             raise ConfigError(
                 f"sizes: {list(self.sizes)} found, powers of two such as 1, 2, 8 are needed."
             )
-        if self.sizes[-1] > 1 and self.budget % (2 * self.alignment):
+        multiple = self.alignment * (2 if self.sizes[-1] > 1 else 1)
+        if self.budget % multiple:
             raise ConfigError(
-                f"budget: {self.budget} found; it must be a multiple of {2 * self.alignment}, "
-                f"since context parallelism cuts documents into chunks."
+                f"budget: {self.budget} found; it must be a multiple of {multiple}, since the "
+                f"documents of a micro-batch are aligned, and context parallelism cuts each into "
+                f"two chunks per rank."
             )
         if self.count is not None:
             check_integer("count", self.count, 1)
@@ -165,6 +168,30 @@ class ContextOptions:
     def segment_alignment(self, size: int) -> int:
         """Return the multiple of positions at which documents begin on a block."""
         return self.alignment if size == 1 else 2 * self.alignment * size
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON values."""
+        return {**vars(self), "sizes": [*self.sizes], "cost": self.cost.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> ContextOptions:
+        """Return options with a measured cost; StateFormatError if the values are none."""
+        try:
+            cost = MeasuredCost.from_json(value["cost"])
+            return cls(**{**value, "sizes": tuple(value["sizes"]), "cost": cost})
+        except (ConfigError, TypeError, ValueError, KeyError) as error:
+            raise StateFormatError(
+                f"contexts: {value!r:.200} found ({error}); the state is damaged."
+            ) from error
+
+    def check_rows(self, row_tokens: int) -> None:
+        """Raise ConfigError unless a document as long as a row fits on the largest block."""
+        if row_tokens > self.sizes[-1] * self.budget:
+            raise ConfigError(
+                f"contexts: a document of {row_tokens + 1:,} tokens, which fills a row, does not "
+                f"fit on {self.sizes[-1]} ranks with a budget of {self.budget:,} positions; allow "
+                f"larger blocks, raise budget, or use shorter rows."
+            )
 
     def check_ranks(self, ranks: int) -> None:
         """Raise ConfigError unless blocks of all sizes divide the ranks."""
@@ -234,13 +261,16 @@ def lay_out(
         count=count,
         alignment=alignment,
     )
-    options.check_ranks(topology.ranks)
-    problem = _Problem(units, topology.ranks, options)
+    return lay_out_step(units, topology.ranks, options)
+
+
+def lay_out_step(units: Units, ranks: int, options: ContextOptions) -> Layout:
+    """Return the layout of a step on a number of ranks; see :func:`lay_out`."""
+    options.check_ranks(ranks)
+    problem = _Problem(units, ranks, options)
     problem.check_lengths()
     # Each fixed size is a problem of its own, with the same result as if it were alone.
-    alone = [
-        _Problem(units, topology.ranks, replace(options, sizes=(size,))) for size in options.sizes
-    ]
+    alone = [_Problem(units, ranks, replace(options, sizes=(size,))) for size in options.sizes]
     kinds = [each.fixed() for each in alone if each.fit.all()]
     if len(options.sizes) > 1:
         kinds.append(problem.mixed())
@@ -253,8 +283,8 @@ def lay_out(
     if not found:
         least = min(each.count for kind in kinds for each in kind)
         raise ConfigError(
-            f"count: {count} found, but a step of {int(units.lengths.sum()):,} tokens needs "
-            f"{least} micro-batches on every rank; raise count or budget, or leave count out."
+            f"count: {options.count} found, but a step of {int(units.lengths.sum()):,} tokens "
+            f"needs {least} micro-batches on every rank; raise count or budget, or leave count out."
         )
     return min((each.layout() for each in found), key=lambda layout: layout.seconds)
 

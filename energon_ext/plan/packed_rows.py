@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -374,6 +374,29 @@ class TakenPackedRows(TakenRows):
         documents, starts, stops, visits = (column[part].tolist() for column in columns)
         ended, tokens = int(plan.documents[row]), int(plan.tokens[row])
         return documents, starts, stops, visits, ended, tokens
+
+    def description_of_pieces(self, places: Sequence[tuple[int, int]]) -> Description:
+        documents, starts, stops, visits = [], [], [], []
+        ended = 0
+        for number, piece in places:
+            plan, row = self._rows[number]
+            pieces, index = plan.pieces, plan.extent(row).start + piece
+            documents.append(int(pieces.documents[index]))
+            starts.append(int(pieces.starts[index]))
+            stops.append(int(pieces.stops[index]))
+            visits.append(int(pieces.visits[index]))
+            ended += self._ends(number, piece)
+        tokens = sum(stops) - sum(starts)
+        return documents, starts, stops, visits, ended, tokens
+
+    def _ends(self, number: int, piece: int) -> bool:
+        """Return whether a document ends with a piece of a row, as the pack plan counts it."""
+        plan, row = self._rows[number]
+        part = plan.extent(row)
+        is_last = plan.pieces.stops[part] == plan.pieces.lengths[part]
+        if piece or is_last.sum() == plan.documents[row]:
+            return bool(is_last[piece])
+        return False  # a window of a stream begins with the last label of the one before
 
     def _pieces(self, number: int) -> Pieces:
         plan, row = self._rows[number]

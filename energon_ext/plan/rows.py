@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -36,6 +36,14 @@ class TakenRows(ABC):
     @abstractmethod
     def description(self, number: int) -> Any:
         """Return what the reader of the source needs to read one row; small and picklable."""
+
+    def description_of_pieces(self, places: Sequence[tuple[int, int]]) -> Any:
+        """Return what the reader needs to read some pieces as one row.
+
+        Args:
+            places: the row of each piece, and its number in the row.
+        """
+        raise NotImplementedError("only rows of documents are taken apart in layouts")
 
     @abstractmethod
     def contents(self, number: int) -> list[tuple[int, int, int]]:
