@@ -17,7 +17,7 @@ from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError, EnergonExtError, printable
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.run import Run
-from energon_ext.plan.trace import TracedRow, rows_of
+from energon_ext.plan.trace import TracedRow, trace_step
 from energon_ext.state.match import KEPT, compare_sources
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 
@@ -124,7 +124,7 @@ def trace(
     if blend.clock.is_skipped(step):
         click.echo(f"Step {step} is skipped by the metadataset.", err=True)
     warn_of_undecided_weights(blend, step)
-    rows = [row for row in _trace_rows(planned) if rank in (None, row.rank)]
+    rows = [row for row in _trace_rows(planned) if rank is None or rank in row.ranks]
     decode = load_tokenizer(tokenizer).decode if tokenizer else None
     if exclude_lines:
         _print_exclude_lines(step, rows, blend)
@@ -184,7 +184,7 @@ def _report_unknown(span: StepRange, error: EnergonExtError) -> None:
 
 
 def _trace_rows(planned: PlannedStep) -> Iterator[TracedRow]:
-    return rows_of(planned.step, planned.blend.topology, planned.blend.keys)
+    return trace_step(planned.step, planned.blend)
 
 
 def _document(text: str, blend: Run) -> tuple[str, int]:
@@ -216,7 +216,10 @@ def _print_exclude_lines(step: int, rows: Sequence[TracedRow], blend: Run) -> No
 
 
 def _where(row: TracedRow) -> str:
-    place = f"row {row.row}, rank {row.rank}, micro-batch {row.micro_batch}"
+    ranks = f"rank {row.rank}"
+    if len(row.ranks) > 1:
+        ranks = f"ranks {row.rank} to {row.ranks[-1]}"
+    place = f"row {row.row}, {ranks}, micro-batch {row.micro_batch}"
     if row.source is None:
         return f"{place}: padding"
     tokens = sum(stop - start for _, start, stop in row.contents)
