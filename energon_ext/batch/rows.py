@@ -32,7 +32,7 @@ class Row:
             :class:`~energon_ext.batch.columns.Column` describes are float, as log_probs.
         slice_sources: key of each slice, if they differ; each slice then counts as a document. A
             row without slices has an empty list here and is padding.
-        slice_documents: with ``slice_sources``, documents that end in each slice; None for one.
+        slice_documents: with ``slice_sources``, documents that end in each slice; None if one does.
         parts: per slice, ``(n, total)``: its document has ``total`` trained labels, of which ``n``
             come before the slice; None for a whole document. None if all are whole.
         num_tokens: positions with a document; by default the length of all slices, which is one too
@@ -69,7 +69,7 @@ class Row:
 
 
 def join_rows(rows: Sequence[Row]) -> Row:
-    """Return rows of documents, each of one source, as one row.
+    """Join rows of documents, each row of a single source.
 
     Example:
         >>> web = Row([np.array([5, 6]), np.array([7])], source="web", documents=1)

@@ -30,6 +30,7 @@ from energon_ext.megatron import (
     follow_context_groups,
     forward_step,
     mean_losses,
+    measure_context_times,
 )
 from energon_ext.plan.context_cost import ContextTime, MeasuredCost, load_context_times
 from energon_ext.plan.layout import ContextOptions
