@@ -51,7 +51,7 @@ def measure_context_times(
         repeats: timed runs of each micro-batch.
 
     Returns:
-        The times, equal on all ranks.
+        The times, equal on all ranks, with lengths that include what aligns documents.
 
     Raises:
         ConfigError: virtual pipeline stages, a wrapped model, or groups that were not created.
@@ -73,9 +73,10 @@ def measure_context_times(
         for lengths in listed:
             batch = _batch(lengths, size, alignment)
             taken = [_run(model, batch) for _ in range(repeats + 1)][1:]
-            times.append(
-                ContextTime(context_size=size, lengths=[*lengths], seconds=_slowest(taken))
-            )
+            multiple = _multiple(size, alignment)
+            positions = [length + -length % multiple for length in lengths]
+            seconds = _slowest(taken)
+            times.append(ContextTime(context_size=size, lengths=positions, seconds=seconds))
     for parameter in model.parameters():
         parameter.grad = None
     if dist.get_rank() == 0:
@@ -95,8 +96,13 @@ def _lengths(positions: int) -> list[list[int]]:
     ]
 
 
+def _multiple(size: int, alignment: int) -> int:
+    """Return the multiple of positions at which documents begin on ranks that share them."""
+    return alignment if size == 1 else 2 * alignment * size
+
+
 def _batch(lengths: Sequence[int], size: int, alignment: int) -> PackedBatch:
-    multiple = alignment if size == 1 else 2 * alignment * size
+    multiple = _multiple(size, alignment)
     # One token more is only a label: a document then has as many positions as its length says.
     row = Row([np.zeros(length, np.int64) for length in lengths], source="measured")
     row.slices[-1] = np.zeros(lengths[-1] + 1, np.int64)

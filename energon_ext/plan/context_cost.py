@@ -54,7 +54,7 @@ class ContextTime:
 
     Attributes:
         context_size: context-parallel ranks that shared it.
-        lengths: positions of its documents, each at least 1.
+        lengths: positions of its documents, with the padding that aligns them, each at least 1.
         seconds: of the slowest of these ranks, above 0.
     """
 

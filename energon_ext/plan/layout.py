@@ -169,6 +169,15 @@ class ContextOptions:
         """Return the multiple of positions at which documents begin on a block."""
         return self.alignment if size == 1 else 2 * self.alignment * size
 
+    def positions(self, lengths: np.ndarray, size: int) -> np.ndarray:
+        """Return the positions that documents take on a block, with what aligns the next one.
+
+        One that fills a micro-batch takes no more, and its last token may be only a label.
+        """
+        step = self.segment_alignment(size)
+        aligned = -(-lengths // step) * step
+        return np.maximum(lengths, np.minimum(aligned, size * self.budget))
+
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON values."""
         return {**vars(self), "sizes": [*self.sizes], "cost": self.cost.to_json()}
@@ -385,7 +394,10 @@ class _Problem:
     def __init__(self, units: Units, ranks: int, options: ContextOptions):
         self.units, self.ranks, self.options = units, ranks, options
         sizes, cost = options.sizes, options.cost
-        costs = [np.asarray(cost(units.lengths, size), np.float64) for size in sizes]
+        costs = [
+            np.asarray(cost(options.positions(units.lengths, size), size), np.float64)
+            for size in sizes
+        ]
         overheads = [cost.overhead(size) for size in sizes]
         largest = max(*(each.max(initial=0.0) for each in costs), *overheads, 0.0)
         self.scale = scale_of(float(largest) or 1.0)

@@ -41,11 +41,15 @@ def contexts(sizes=(1, 2, 4), budget=16, **options):
 
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
-    """Two sources of documents up to twice as long as a row; every token occurs once."""
+    """Documents up to twice as long as a row, and of 13 tokens; every token occurs once.
+
+    In a stream of the latter, the second row begins with the last token of a document.
+    """
     root, random, first, pairs = tmp_path_factory.mktemp("data"), np.random.default_rng(0), 0, []
     for name in ("web", "books"):
         found = []
-        for length in np.minimum(random.lognormal(2.5, 1.0, 90).astype(int) + 1, 2 * SEQ_LEN):
+        lengths = np.minimum(random.lognormal(2.5, 1.0, 90).astype(int) + 1, 2 * SEQ_LEN)
+        for length in lengths if name == "web" else [13] * 90:
             found.append(list(range(first, first + length)))
             first += length + 1
         pairs.append((write_tokens(root / name, found), 1))

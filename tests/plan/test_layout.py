@@ -66,6 +66,9 @@ def seconds_of(units, micro_batch, cost):
 
 
 def seconds_on(lengths, size, cost):
+    """Return the seconds of documents with the padding that aligns them, up to a full block."""
+    step = 1 if size == 1 else 2 * size
+    lengths = [max(n, min(n + -n % step, size * BUDGET)) for n in lengths]
     return cost.overhead(size) + float(cost(np.array(lengths, np.int64), size).sum())
 
 
