@@ -4,7 +4,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from energon_ext.cli.forecast import BALANCED_STEPS
 from energon_ext.errors import ConfigError
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.context_cost import HOW_TO_MEASURE, MeasuredCost, load_context_times
-from energon_ext.plan.layout import ContextOptions, Layout, Units, lay_out
+from energon_ext.plan.layout import ContextOptions, Layout, Units, lay_out_step
 from energon_ext.plan.run import Run
-from energon_ext.plan.topology import Topology
 
 
 class _Sizes(click.ParamType):  # type: ignore[type-arg]  # a class without any in older click
@@ -177,14 +176,7 @@ def forecast_context(
 
 
 def _lay_out(units: Units, ranks: int, options: ContextOptions, sizes: Sequence[int]) -> Layout:
-    return lay_out(
-        units,
-        Topology(ranks, ranks=ranks),
-        budget=options.budget,
-        sizes=sizes,
-        cost=options.cost,
-        stages=options.stages,
-    )
+    return lay_out_step(units, ranks, replace(options, sizes=tuple(sizes)))
 
 
 def _shares(units: Sequence[Units], layouts: Sequence[Layout]) -> dict[int, float]:

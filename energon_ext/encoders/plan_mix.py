@@ -31,7 +31,6 @@ from energon_ext.mixture.tree import IN_ORDER, blend_of
 from energon_ext.packing import Packer, load_packer
 from energon_ext.plan.arrangement import LENGTH, Arrangement, sort_numbers
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.packed_rows import LoadPacker, PackedRows
 from energon_ext.plan.rows import Rows
@@ -75,7 +74,7 @@ def plan_mix(
     spec = replace(task.spec(mix.entries, worker_config.seed_offset), repeat=passes.repeat)
     splices = choose_splices(mix.entries, spec, are_all=not passes.validating)
     if task.contexts is not None:
-        _check_layouts(task.contexts, mix, splices, topology, passes)
+        _check_layouts(mix, splices, passes)
     sources = _plan_sources(mix.entries, task, spec, splices, passes)
     if passes.validating:
         sources = [replace(source, loss_weight=None) for source in sources]
@@ -111,11 +110,8 @@ def _read(run: Run, task: Task, pad_id: int | None) -> BatchReader:
     )
 
 
-def _check_layouts(
-    contexts: ContextOptions, mix: Mix, splices: Splices, topology: Topology, passes: Passes
-) -> None:
+def _check_layouts(mix: Mix, splices: Splices, passes: Passes) -> None:
     """Raise ConfigError for what cannot be read in layouts."""
-    contexts.check_ranks(topology.ranks)
     for key in splices.by_key:
         raise ConfigError(
             f"{key}: is spliced, but a spliced row is one piece, which layouts cannot take apart; "

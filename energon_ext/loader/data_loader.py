@@ -101,6 +101,8 @@ class ExactDataLoader(SavesState):
         check_number("ExactDataLoader: timeout", timeout, above_zero=True)
         self.dataset = _check_planned(dataset)
         self._run = self.dataset.run
+        if (contexts := self._run.options.contexts) is not None:
+            contexts.check_ranks(self._run.topology.ranks)
         self.worker_config: WorkerConfig = dataset.worker_config
         self.comparison = Comparison(self.worker_config, compare_ranks, timeout / 4)
         self.changes: list[SourceChange] = []

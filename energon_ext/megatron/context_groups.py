@@ -93,8 +93,10 @@ def follow_context_groups(model: torch.nn.Module) -> None:
 
     Raises:
         ConfigError: the model has state-space layers, predicts several tokens, or has auxiliary
-            losses of routers: they need all positions of a document.
+            losses of routers: they need all positions of a document; or megatron-core is older than
+            0.16.
     """
+    check_core()
     inner = unwrap(model)
     config = inner.config
     for name, found in (
@@ -119,6 +121,15 @@ def follow_context_groups(model: torch.nn.Module) -> None:
 
         if TEDotProductAttention.cp_stream is None:
             TEDotProductAttention.cp_stream = torch.cuda.Stream()
+
+
+def check_core() -> None:
+    """Raise ConfigError if Megatron-core takes no group of a micro-batch."""
+    if not hasattr(PackedSeqParams, "cp_group"):
+        raise ConfigError(
+            "contexts: the context-parallel groups of a layout differ between micro-batches, which "
+            "needs megatron-core 0.16 or later."
+        )
 
 
 def check_follows(model: torch.nn.Module) -> None:

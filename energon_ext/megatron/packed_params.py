@@ -8,7 +8,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
-from energon_ext.megatron.context_groups import context_group
+from energon_ext.megatron.context_groups import check_core, context_group
 from energon_ext.megatron.context_parallel import ContextParallelSlice
 
 
@@ -59,11 +59,7 @@ def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> 
         max_seqlen_kv=longest,
     )
     if batch.context_size is not None:
-        if not hasattr(params, "cp_group"):
-            raise ConfigError(
-                "A batch of a layout, whose context-parallel group differs from that of other "
-                "batches, needs megatron-core 0.16 or later."
-            )
+        check_core()
         params.local_cp_size = batch.context_size
         params.cp_group = context_group(batch)  # none: Megatron's own tests refuse one of a rank
     if isinstance(batch, ContextParallelSlice):

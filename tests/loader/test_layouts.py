@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs whose steps are read in layouts: the same documents, in micro-batches of several sizes."""
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -23,6 +24,8 @@ from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.spec import Spec
 from energon_ext.plan.topology import Topology
 from energon_ext.plan.trace import trace_step
+from tests.cli.command import energon_ext
+from tests.saves import save_cursor
 from tests.support import LargeTokenizer, config, trained_transitions, write_mix, write_tokens
 
 SEQ_LEN, ROWS = 64, 3
@@ -255,6 +258,20 @@ def test_a_trace_names_the_ranks_and_the_micro_batch_of_each_document(mix):
         for piece in row.contents
     ]
     assert sorted(pieces) == sorted(expected)
+
+
+def test_commands_follow_a_run_in_layouts(mix, tmp_path):
+    run = Ranks(mix, contexts(), 4)
+    first = run.read_step()
+    save_cursor(tmp_path / "run", 1, run.state())
+    arguments = (tmp_path / "run", mix, "--step", 0, "--world-size", 4, "--json")
+    rows = [json.loads(line) for line in energon_ext("trace", *arguments).stdout.splitlines()]
+    assert {row["context_size"] for row in rows} == {batch.context_size for batch in first}
+    on_last = energon_ext("trace", *arguments, "--rank", 3).stdout.splitlines()
+    expected = [row for row in rows if row["rank"] + row["context_size"] > 3 >= row["rank"]]
+    assert [json.loads(line) for line in on_last] == expected != rows
+    forecast = energon_ext("checkpoint", "forecast", tmp_path / "run", mix, "--steps", 3)
+    assert forecast.exit_code == 0, forecast.output
 
 
 @pytest.mark.parametrize(
