@@ -77,6 +77,11 @@ def choose_splices(entries: Sequence[Entry], spec: Spec, *, are_all: bool = True
                 f"{entry.where}.order: {entry.key} is spliced, which has an order of its own; "
                 f"remove one of the two."
             )
+        if entry.budget is not None:
+            raise ConfigError(
+                f"{entry.budget.where}.{entry.budget.unit}: {entry.key} is spliced, which chooses "
+                f"its documents itself; remove one of the two, or give a `range`."
+            )
         if entry.transform is not None:
             raise ConfigError(
                 f"{entry.where}.transform: {entry.key} is spliced, which shows its documents as "

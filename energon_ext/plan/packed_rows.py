@@ -37,6 +37,9 @@ Description = tuple[list[int], list[int], list[int], list[int], int, int]
 #: Documents in the first pack plan of a run.
 _FIRST_DOCS = 64
 
+#: Documents of a subset whose lengths are summed at once.
+_SUMMED_DOCS = 1 << 20
+
 #: If documents are long, a pack plan takes at most this many rows of tokens.
 MAX_ROWS = 4096
 
@@ -61,9 +64,9 @@ class PackedRows(Rows):
 
     State: a :class:`PackWindow`, with three integers per carried-over piece. ``buffer_docs``,
     ``excluded`` and the epochs of ``order`` may change between two steps; the current pack plan is
-    then finished as it was begun. So may the blocks and arrangement of ``order``; the epoch is then
-    finished in its own. The packer may change, too: the rest of the current plan is then packed
-    again, before any further documents.
+    then finished as it was begun. So may the blocks, arrangement and subset of ``order``; the epoch
+    is then finished in its own. The packer may change, too: the rest of the current plan is then
+    packed again, before any further documents.
     """
 
     window: PackWindow
@@ -102,9 +105,9 @@ class PackedRows(Rows):
 
     def _check_tokens(self) -> None:
         """Raise ConfigError if all documents are empty or excluded: there would never be a row."""
-        stop = self._first + self._order.size
-        for begin in range(self._first, stop, 64):
-            numbers = np.arange(begin, min(begin + 64, stop))
+        stop = self._order.documents
+        for begin in range(0, stop, 64):
+            numbers = self._order.stored(begin, min(begin + 64, stop)) + self._first
             if self.lengths.lengths(numbers)[~_among(numbers, self.excluded)].any():
                 return
         reason = "empty or excluded" if len(self.excluded) else "empty"
@@ -118,6 +121,7 @@ class PackedRows(Rows):
             "exclude": self.excluded.tolist(),
             **({"block_docs": self._order.block} if has_blocks else {}),
             **({"order": order.to_json()} if (order := self._order.arrangement) else {}),
+            **({} if self._order.subset is None else {"subset": self._order.subset}),
             **self.lengths.options(),
         }
 
@@ -135,10 +139,23 @@ class PackedRows(Rows):
         return other
 
     @property
-    def _epoch(self) -> tuple[int, int, np.ndarray]:
-        """The first document of an epoch, the one after the last, and those left out."""
+    def subset(self) -> tuple[int, int] | None:
+        order = self._order
+        return None if order.subset is None else (order.subset, order.size)
+
+    @functools.cached_property
+    def _left_out(self) -> np.ndarray:
+        """The excluded documents among those of an epoch."""
         first, stop = self._first, self._first + self._order.size
-        return first, stop, self.excluded[(first <= self.excluded) & (self.excluded < stop)]
+        excluded = self.excluded[(first <= self.excluded) & (self.excluded < stop)]
+        if self._order.subset is None or not len(excluded):
+            return excluded
+        return excluded[np.isin(excluded, self._order.stored(0, self._order.documents) + first)]
+
+    @property
+    def _documents(self) -> int:
+        """Documents that are read in an epoch."""
+        return self._order.documents - len(self._left_out)
 
     @property
     def epoch_tokens(self) -> int:
@@ -146,9 +163,14 @@ class PackedRows(Rows):
 
     @functools.cached_property
     def _epoch_tokens(self) -> int:
-        """Tokens in one epoch; only excluded documents are looked up, and only once."""
-        first, stop, excluded = self._epoch
-        return self.lengths.tokens_in(first, stop) - int(self.lengths.lengths(excluded).sum())
+        """Tokens in one epoch; all but a subset are summed without the excluded, and only once."""
+        order, first = self._order, self._first
+        left_out = int(self.lengths.lengths(self._left_out).sum())
+        if order.subset is None:
+            return self.lengths.tokens_in(first, first + order.size) - left_out
+        begins = range(0, order.subset, _SUMMED_DOCS)
+        chunks = (order.stored(n, min(n + _SUMMED_DOCS, order.subset)) + first for n in begins)
+        return sum(int(self.lengths.lengths(chunk).sum()) for chunk in chunks) - left_out
 
     @property
     def fullest(self) -> float:
@@ -157,16 +179,14 @@ class PackedRows(Rows):
         :class:`~energon_ext.packing.BestFitPacker` puts no document into a row twice, so a source
         with less than a row of tokens has short rows however often it is read.
         """
-        first, stop, excluded = self._epoch
-        is_short = stop - first - len(excluded) < self._packer.seq_len  # tokens, if one each
+        is_short = self._documents < self._packer.seq_len  # tokens, if one each
         if self._order.epochs == 1 or not is_short or not isinstance(self._packer, BestFitPacker):
             return 1.0
         return min(1.0, self.epoch_tokens / self._packer.seq_len)
 
     @property
     def tokens_per_document(self) -> float:
-        first, stop, excluded = self._epoch
-        return self.epoch_tokens / (stop - first - len(excluded))
+        return self.epoch_tokens / self._documents
 
     @property
     def is_finite(self) -> bool:
@@ -213,6 +233,7 @@ class PackedRows(Rows):
             position=position,
             blocks=self._order.blocks,
             arranged=self._order.saved_arrangement(),
+            chosen=self._order.chosen,
             documents=carried.documents,
             starts=carried.starts,
             stops=self._saved_stops(carried),
@@ -234,7 +255,7 @@ class PackedRows(Rows):
         documents that are read much later. They double up to the size of a buffer.
         """
         kept = len(set(carried.documents.tolist()))
-        taken = self._order.epoch * self._order.size + self._order.position
+        taken = self._order.epoch * self._order.epoch_size + self._order.position
         return max(1, min(self._buffer_docs - kept, max(_FIRST_DOCS, taken)))
 
     def _request_next(self) -> None:
@@ -276,6 +297,7 @@ class PackedRows(Rows):
         self._order.first = window.pass_start
         if window.position or window.taken:  # of an epoch that has begun
             self._order.blocks = window.blocks or self._order.blocks
+            self._order.chosen = self._chosen_of(window)
             self._order.restore_arrangement(arrangement_from_state(window.arranged))
         if window.taken is None:  # saved before the first plan, or the first one after a repacking
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
@@ -301,6 +323,16 @@ class PackedRows(Rows):
         if packer != self._packer:
             self._repack(packer)
 
+    def _chosen_of(self, window: PackWindow) -> int | None:
+        """Return the size of the subset of an epoch that has begun."""
+        size = self._order.size
+        if window.chosen is not None and not 1 <= window.chosen <= size:
+            raise StateFormatError(
+                f"{self.key}: a subset of {window.chosen:,} documents found; the source has "
+                f"{size:,}, so the state is damaged."
+            )
+        return window.chosen
+
     def _repack(self, former: Packer) -> None:
         """Turn all pieces left in the current plan into carried-over pieces of the next one."""
         plan, window = self._plan, self.window
@@ -323,6 +355,7 @@ class PackedRows(Rows):
             position=self._order.position,
             blocks=self._order.blocks,
             arranged=self._order.saved_arrangement(),
+            chosen=self._order.chosen,
             documents=rest.documents,
             starts=rest.starts,
             stops=self._saved_stops(rest),

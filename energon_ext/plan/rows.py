@@ -129,6 +129,11 @@ class Rows(ABC):
         return 1.0
 
     @property
+    def subset(self) -> tuple[int, int] | None:
+        """Documents of an epoch, and of the source; None if an epoch has all of them."""
+        return None
+
+    @property
     def tokens_per_document(self) -> float | None:
         """Mean of an epoch; None if documents are not read whole."""
         return None
