@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -87,8 +88,8 @@ class Budget:
             )
         lengths, total = lengths.for_rows(_LONGEST), len(documents)
         begins, tokens = range(0, total, _CHUNK), 0
-        bar = {"leave": False, "disable": None, "delay": _QUIET_SECONDS}
-        for begin in tqdm(begins, f"subset of {key}", **bar):
+        title, delay = f"subset of {key}", _QUIET_SECONDS
+        for begin in tqdm(begins, title, leave=False, disable=None, delay=delay):
             numbers = _permute(total, np.arange(begin, min(begin + _CHUNK, total)))
             numbers += documents.start
             if lengths.is_large:
@@ -106,7 +107,7 @@ class Budget:
         )
 
 
-def budget_from_config(given: Mapping[str, object], where: str) -> Budget | None:
+def budget_from_config(given: Mapping[str, Any], where: str) -> Budget | None:
     """Return the budget among the fields of an entry's ``subset``; None without one.
 
     Raises:

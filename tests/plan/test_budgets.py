@@ -87,7 +87,7 @@ def numbers_read(mix, key=None, *, encoder=None, ranks=1, seed=0, rows=16):
     )
     sources = find_blend(dataset).sources
     source = sources[key or min(sources)]
-    taken = source.rows().take(10_000)
+    taken = source.rows().take(10_000 if source.max_epochs else 10)
     pieces = [piece for row in range(len(taken)) for piece in taken.contents(row)]
     return Counter(number for number, start, _ in pieces if not start), source
 
@@ -325,10 +325,9 @@ def test_the_state_plans_the_subset_without_the_encoder(folder):
 def test_text_and_validation_read_the_documents_of_the_budget(tmp_path):
     texts = [f"text {number:02d}" for number in range(40)]
     write_dataset(tmp_path / "web", texts)
-    tokens = [ByteTokenizer().encode(text) for text in texts]
-    lengths = [[*each, 0] for each in tokens]  # with the end of the text
     budget = {"tokens": 100}
-    chosen = chosen_for(budget, lengths)
+    chosen = chosen_for(budget, [[0] * 9] * 40)  # seven bytes, the beginning and the end
+    assert len(chosen) == 12
     encoder = PackedTaskEncoder(ByteTokenizer(), 32)
     mix = mix_of(tmp_path, budget, max_epochs=1)
     read, _ = numbers_read(mix, encoder=encoder)
@@ -340,7 +339,7 @@ def test_text_and_validation_read_the_documents_of_the_budget(tmp_path):
     )
     found = "".join(ByteTokenizer().decode(b.tokens.numpy()) for b in loader_for(dataset))
     places = [found.find(texts[number]) for number in sorted(chosen)]
-    assert -1 not in places and places == sorted(places)
+    assert -1 not in places
     assert found.count("text") == len(chosen)
 
 
