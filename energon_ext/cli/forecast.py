@@ -20,6 +20,7 @@ from energon_ext.plan.estimate import estimate
 from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.forecast import Forecast, forecast, late_breakpoints
 from energon_ext.plan.run import Run
+from energon_ext.plan.subsets import describe_subsets
 from energon_ext.plan.topology import imbalance
 from energon_ext.state.files import write_file
 
@@ -67,7 +68,7 @@ def forecast_text(forecast: Forecast, blend: Blend, steps: int) -> str:
         more = f" and {len(late) - MAX_BREAKPOINTS} more" if len(late) > MAX_BREAKPOINTS else ""
         word = "breakpoints" if len(late) > 1 else "breakpoint"
         lines.append(f"The run ends before the {word} {named}{more}.")
-    lines += describe_short_sources(blend)
+    lines += [*describe_subsets(blend), *describe_short_sources(blend)]
     if blend.clock.skip:
         named = ", ".join(f"{first:,} to {stop - 1:,}" for first, stop in blend.clock.skip)
         lines.append(f"Steps {named} are planned but skipped; they are counted here.")

@@ -25,6 +25,7 @@ from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.subsets import describe_subsets
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.frames import Frames, splices_of
 from energon_ext.weights.axis import MAX_BREAKPOINT, STEPS, parse_breakpoint
@@ -97,7 +98,7 @@ def plan(
         and not start
         and (weights := weights_of(metadataset, **options))
     ):
-        _show_shares(weights, positions)
+        _show_shares(*weights, positions)
         return
     open_dataset = functools.partial(
         open_mix,
@@ -117,7 +118,7 @@ def plan(
         steps = _steps_for(blend, train_tokens)
     imbalance = imbalance_of(blend) if balance else {}
     if steps is None:
-        _show_shares(blend, positions)
+        _show_shares(blend, [*describe_subsets(blend)], positions)
     else:
         prediction = make_forecast(blend, steps, tokens_per_doc, exact)
         show_forecast(prediction, blend, steps, as_json, imbalance=imbalance)
@@ -149,11 +150,11 @@ def _steps_for(blend: Blend, tokens: int) -> int:
     return -(-tokens // tokens_per_step)
 
 
-def _show_shares(blend: Blend, positions: Sequence[int]) -> None:
+def _show_shares(blend: Blend, subsets: Sequence[str], positions: Sequence[int]) -> None:
     points = {0, *blend.tree.breakpoints()}
     points.update(*(weight.breakpoints() for weight in blend.loss_weights.values()))
     shares = _shares(blend, positions or sorted(points))
-    echo("\n".join([shares, *describe_short_sources(blend)]))
+    echo("\n".join([shares, *subsets, *describe_short_sources(blend)]))
     warn_of_undecided_weights(blend, max(positions, default=MAX_BREAKPOINT))
 
 

@@ -48,6 +48,9 @@ class Budget:
     amount: float
     where: str = field(default="", compare=False)
 
+    def __str__(self) -> str:
+        return f"{self.where}.{self.unit}: {self.amount:,}"
+
     def count(self, key: str, documents: range, lengths: Lengths | None) -> int:
         """Return how many documents it pays for.
 

@@ -19,6 +19,7 @@ from energon_ext.plan.blend import Blend
 from energon_ext.plan.forecast import (
     Forecast,
     check_not_empty,
+    epochs_counted,
     forecast_of,
     position_of,
     start_of,
@@ -45,8 +46,11 @@ def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None)
     row_tokens = blend.clock.row_tokens
     contents = [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
     tokens_per_row, documents_per_row = np.array(contents).T
-    limits = np.array([(each.max_epochs or np.inf) * max(each.documents, 1) for each in sources])
-    documents_left = np.maximum(limits - start_of(blend).documents, 0)
+    epoch_documents = np.array([max(each.documents, 1) for each in sources])
+    limits = np.array([each.max_epochs or np.inf for each in sources])
+    before = epochs_counted(blend)
+    read = np.where(np.isnan(before), start_of(blend).documents, before * epoch_documents)
+    documents_left = np.maximum(limits * epoch_documents - read, 0)
     reading = _Reading(blend, documents_left / documents_per_row, tokens_per_row)
     rows, edges = [], [start_of(blend).step]
     for begin, end in itertools.pairwise(window_edges(blend, steps)):
@@ -58,6 +62,7 @@ def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None)
             break
     check_not_empty(edges)
     by_window = np.array(rows)
+    documents = by_window * documents_per_row
     total = by_window.sum()
     is_random = any(node.rule == BLEND for node in blend.tree.nodes())
     # An interleave stays within about a row of its share.
@@ -66,11 +71,12 @@ def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None)
         blend,
         edges,
         tokens=by_window * tokens_per_row,
-        documents=by_window * documents_per_row,
+        documents=documents,
         exhausted=reading.exhausted,
         positions=round(total * row_tokens),
         is_exact=False,
         spread=2 * deviation / total,
+        counted=before + np.vstack([0 * before, documents.cumsum(0) / epoch_documents]),
     )
 
 

@@ -57,7 +57,8 @@ class EpochOrder:
         blocks: ``(block, mixed)`` of the current epoch. After a restore it may differ from the
             arguments, which then apply from the next epoch on.
         arranged: the arrangement of the current epoch, likewise.
-        chosen: the ``subset`` of the current epoch, likewise.
+        chosen: the ``subset`` of the current epoch, likewise; ``size`` for all documents after an
+            epoch with a subset.
 
     Raises:
         ConfigError: ``block`` or ``mixed`` is less than 1.
@@ -98,6 +99,7 @@ class EpochOrder:
     def restart(self) -> None:
         """Start again with the first epoch."""
         self.first = 0
+        self.chosen: int | None = None
         self._begin(0)
 
     def begin_again(self) -> None:
@@ -107,7 +109,9 @@ class EpochOrder:
 
     def _begin(self, epoch: int) -> None:
         self.epoch, self.position, self.blocks = epoch, 0, (self.block, self.mixed)
-        self.arranged, self.chosen = self.arrangement, self.subset
+        self.arranged = self.arrangement
+        # Once there was a subset, the state says the size of every epoch: others had other sizes.
+        self.chosen = self.size if self.subset is None and self.chosen else self.subset
 
     @property
     def documents(self) -> int:
@@ -125,7 +129,7 @@ class EpochOrder:
 
     def _among(self, subset: int | None, places: np.ndarray) -> np.ndarray:
         """Return the documents at places of a subset, which is sorted once."""
-        if subset is None:
+        if subset in (None, self.size):
             return places
         if subset not in self._subsets:
             self._subsets[subset] = nested_subset(self.size, subset)

@@ -27,7 +27,7 @@ class PackWindow(Window):
         blocks: of the order in this epoch, see :class:`~energon_ext.plan.order.EpochOrder`; None
             for those that it is given.
         arranged: the order of this epoch as JSON values, None for a random one.
-        chosen: documents of this epoch, if they are a nested subset.
+        chosen: documents of this epoch, if it or an earlier one has a nested subset.
         documents, starts: documents and starts of the carried-over pieces, int64 [n].
         stops: stops of the carried-over pieces; None if the packer can compute them.
         visits: visits of the carried-over pieces, int64 [n].

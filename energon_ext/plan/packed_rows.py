@@ -93,6 +93,8 @@ class PackedRows(Rows):
         self.may_be_repacked = load_packer is not None
         self._order = order
         self._first = first
+        if order.subset is not None:
+            self.subset = order.subset, order.size
         self._buffer_docs = buffer_docs
         self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
         if self.excluded.max(initial=-1) >= len(lengths):
@@ -139,9 +141,21 @@ class PackedRows(Rows):
         return other
 
     @property
-    def subset(self) -> tuple[int, int] | None:
-        order = self._order
-        return None if order.subset is None else (order.subset, order.size)
+    def subset_change(self) -> tuple[int, int] | None:
+        """Documents of the current epoch, if it has begun, and of the next one; None if as many."""
+        now, then = self._order.epoch_size, self._order.documents
+        return None if now == then else (now, then)
+
+    @property
+    def epochs_read(self) -> float | None:
+        """Epochs taken so far, if they may differ in size; the order counts them, then."""
+        order, plan = self._order, self._plan
+        if order.subset is None and order.chosen is None:
+            return None
+        left = plan.extent(self.next_row).start if self.next_row < len(plan) else len(plan.pieces)
+        rest = plan.pieces[left:] + plan.carried
+        to_come = len(np.unique(np.stack([rest.documents, rest.visits]), axis=1).T)
+        return max(0.0, order.epoch + (order.position - to_come) / order.epoch_size)
 
     @functools.cached_property
     def _left_out(self) -> np.ndarray:

@@ -344,7 +344,12 @@ def test_text_and_validation_read_the_documents_of_the_budget(tmp_path):
 
 
 CHATS = [
-    {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a" * 2 * n}]}
+    {
+        "messages": [
+            {"role": "user", "content": f"q{n}"},
+            {"role": "assistant", "content": "a" * 2 * n},
+        ]
+    }
     for n in range(1, 31)
 ]
 
