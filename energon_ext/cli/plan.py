@@ -18,6 +18,7 @@ from energon_ext.cli.forecast import (
     show_forecast,
 )
 from energon_ext.cli.mix import mix_options, open_mix, warn_of_undecided_weights, weights_of
+from energon_ext.cli.mixes import plan_mixes
 from energon_ext.encoders.written_tokenizer import tokenizer_of_plan, written_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
@@ -50,6 +51,18 @@ COUNT = option.Count(1)
 @click.option(
     "--start", is_flag=True, help="Count the file system calls that a rank makes at its start."
 )
+@click.option(
+    "--target-tokens",
+    type=option.Count(1, 10**16),
+    help="Show how often a run of this many tokens would read each source, with padding.",
+)
+@click.option(
+    "--mixes",
+    type=option.FILE,
+    help="Forecast each mix of a CSV table: a column `mix`, and one of weights for each entry. "
+    "Writes a metadataset for each next to METADATASET.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace metadatasets that --mixes writes.")
 @click.option("--balance", is_flag=True, help="Show how unevenly the work is divided among ranks.")
 @click.option(
     "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Estimate for streamed sources."
@@ -64,6 +77,9 @@ def plan(
     steps: int | None,
     train_tokens: int | None,
     start: bool,
+    target_tokens: int | None,
+    mixes: Path | None,
+    overwrite: bool,
     balance: bool,
     tokens_per_doc: float | None,
     exact: bool,
@@ -82,6 +98,11 @@ def plan(
     each source, and when it ends. Up to 262,144 rows are planned exactly; beyond that, the forecast
     is estimated from the shares.
 
+    With --target-tokens, the forecast also shows how often a run of that size, with the same shares
+    and without limits and subsets, would read each source: what a small run has to simulate.
+
+    With --mixes, the command forecasts a run with each mix of a table, and writes its metadataset.
+
     With --start, the command opens the dataset as rank 0 of --ranks does at a second start, and
     counts its file system calls.
 
@@ -91,6 +112,11 @@ def plan(
     forecasts = any(given.values()) and one_of(given) != "--at"
     if not forecasts and (png or html or as_json or exact):
         raise ConfigError("--png, --html, --json and --exact are for a forecast: give --steps.")
+    if not forecasts and (mixes or target_tokens):
+        found = "--mixes" if mixes else "--target-tokens"
+        raise ConfigError(f"{found}: is for a forecast; give --steps or --train-tokens.")
+    if overwrite and not mixes:
+        raise ConfigError("--overwrite: is for --mixes; remove it.")
     positions = [parse_breakpoint(text, "--at") for text in (at or "").split(",") if text]
     if (
         not forecasts
@@ -116,12 +142,31 @@ def plan(
     blend = find_blend(dataset)
     if train_tokens is not None:
         steps = _steps_for(blend, train_tokens)
+    if target_tokens is not None and not blend.clock.row_tokens:
+        raise ConfigError("--target-tokens: rows have no fixed length; remove it.")
+    if mixes is not None:
+        assert steps is not None, "there is a forecast"
+        _refuse_figures(png=png, html=html, balance=balance)
+        plan_mixes(
+            Path(metadataset),
+            mixes,
+            blend,
+            steps,
+            split_part=options["split_part"],
+            trusted_modules=options["trusted_modules"],
+            tokens_per_doc=tokens_per_doc,
+            target=target_tokens,
+            exact=exact,
+            overwrite=overwrite,
+            as_json=as_json,
+        )
+        return
     imbalance = imbalance_of(blend) if balance else {}
     if steps is None:
         _show_shares(blend, [*describe_subsets(blend)], positions)
     else:
         prediction = make_forecast(blend, steps, tokens_per_doc, exact)
-        show_forecast(prediction, blend, steps, as_json, imbalance=imbalance)
+        show_forecast(prediction, blend, steps, as_json, target=target_tokens, imbalance=imbalance)
         draw_forecast(prediction, Path(metadataset).name, png, html)
     if as_json:
         return
@@ -129,6 +174,13 @@ def plan(
         echo("\n" + imbalance_table(imbalance, blend))
     for source in splices_of(dataset):
         echo("\n" + _documents(source, blend))
+
+
+def _refuse_figures(**given: Any) -> None:
+    """Raise ConfigError for an option that shows one mix."""
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"--{name}: is for one mix; remove it, or --mixes.")
 
 
 def _start(open_dataset: Callable[[], tuple[Any, Any]]) -> str:

@@ -31,21 +31,31 @@ from energon_ext.plan.source import PlannedSource, Source
 _FIRST_ROWS, _SAMPLED_ROWS = 256, 256
 
 
-def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None) -> Forecast:
+#: Mean tokens and documents in a row of each source.
+RowContents = list[tuple[float, float]]
+
+
+def estimate(
+    blend: Blend,
+    steps: int,
+    tokens_per_document: float | None = None,
+    contents: RowContents | None = None,
+) -> Forecast:
     """Estimate by summing the shares of the sources, from the current position of the dataset.
 
     ``spread`` measures how far random draws of a blend may deviate from the shares.
 
     Args:
         tokens_per_document: mean for streamed sources, whose lengths are unknown.
+        contents: those of its sources if they are known already, see :func:`row_contents`.
 
     Raises:
         ConfigError: a source is streamed and ``tokens_per_document`` is missing, or no row is left.
     """
     sources = list(blend.sources.values())
     row_tokens = blend.clock.row_tokens
-    contents = [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
-    tokens_per_row, documents_per_row = np.array(contents).T
+    found = row_contents(blend, tokens_per_document) if contents is None else contents
+    tokens_per_row, documents_per_row = np.array(found).T
     epoch_documents = np.array([max(each.documents, 1) for each in sources])
     limits = np.array([each.max_epochs or np.inf for each in sources])
     before = epochs_counted(blend)
@@ -127,10 +137,16 @@ class _Reading:
         return drawn, end - missing
 
 
+def row_contents(blend: Blend, tokens_per_document: float | None = None) -> RowContents:
+    """Return the mean tokens and documents per row of each source; planned ones are sampled."""
+    row_tokens = blend.clock.row_tokens
+    sources = blend.sources.values()
+    return [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
+
+
 def _row_contents(
     source: Source, row_tokens: int, tokens_per_document: float | None
 ) -> tuple[float, float]:
-    """Return the mean tokens and documents per row; planned sources are sampled."""
     if not isinstance(source, PlannedSource):
         if tokens_per_document is None or not tokens_per_document >= 1:
             raise ConfigError(

@@ -22,6 +22,7 @@ from energon_ext.plan.blend import Blend
 from energon_ext.plan.cursor import fork_at
 from energon_ext.plan.plan import PlanState
 from energon_ext.plan.run import Run
+from energon_ext.plan.source import PlannedSource
 
 #: Number of parts of a run that are reported separately.
 WINDOWS = 240
@@ -160,6 +161,20 @@ def epochs_counted(blend: Blend) -> np.ndarray:
     if not isinstance(blend, Run):
         return np.full(len(blend.keys), np.nan)
     return np.array([rows.epochs_read for rows in blend.rows], np.float64)
+
+
+def epochs_at(forecast: Forecast, blend: Blend, tokens: int) -> np.ndarray:
+    """Return how often each source would be read in a run of so many tokens, float64 [sources].
+
+    The run has the shares of the forecast, reads all documents of its sources, and has no limits.
+    NaN for a source whose documents are not read whole, or are not known.
+    """
+    whole = [
+        source.first_rows.source_tokens if isinstance(source, PlannedSource) else None
+        for source in blend.sources.values()
+    ]
+    scale = tokens / max(forecast.positions, 1)
+    return forecast.tokens.sum(0) * scale / np.array(whole, np.float64)
 
 
 def position_of(blend: Blend, step: int) -> int:

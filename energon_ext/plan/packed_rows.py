@@ -160,11 +160,16 @@ class PackedRows(Rows):
     @functools.cached_property
     def _left_out(self) -> np.ndarray:
         """The excluded documents among those of an epoch."""
-        first, stop = self._first, self._first + self._order.size
-        excluded = self.excluded[(first <= self.excluded) & (self.excluded < stop)]
+        excluded = self._excluded_of_source
         if self._order.subset is None or not len(excluded):
             return excluded
-        return excluded[np.isin(excluded, self._order.stored(0, self._order.documents) + first)]
+        chosen = self._order.stored(0, self._order.documents) + self._first
+        return excluded[np.isin(excluded, chosen)]
+
+    @property
+    def _excluded_of_source(self) -> np.ndarray:
+        first, stop = self._first, self._first + self._order.size
+        return self.excluded[(first <= self.excluded) & (self.excluded < stop)]
 
     @property
     def _documents(self) -> int:
@@ -173,18 +178,27 @@ class PackedRows(Rows):
 
     @property
     def epoch_tokens(self) -> int:
-        return self._epoch_tokens
+        return self._source_tokens if self._order.subset is None else self._subset_tokens
+
+    @property
+    def source_tokens(self) -> int:
+        return self._source_tokens
 
     @functools.cached_property
-    def _epoch_tokens(self) -> int:
-        """Tokens in one epoch; all but a subset are summed without the excluded, and only once."""
-        order, first = self._order, self._first
-        left_out = int(self.lengths.lengths(self._left_out).sum())
-        if order.subset is None:
-            return self.lengths.tokens_in(first, first + order.size) - left_out
-        begins = range(0, order.subset, _SUMMED_DOCS)
-        chunks = (order.stored(n, min(n + _SUMMED_DOCS, order.subset)) + first for n in begins)
-        return sum(int(self.lengths.lengths(chunk).sum()) for chunk in chunks) - left_out
+    def _source_tokens(self) -> int:
+        """Tokens of all documents; only excluded ones are looked up, and only once."""
+        first, stop = self._first, self._first + self._order.size
+        left_out = self.lengths.lengths(self._excluded_of_source)
+        return self.lengths.tokens_in(first, stop) - int(left_out.sum())
+
+    @functools.cached_property
+    def _subset_tokens(self) -> int:
+        """Tokens of the documents of a subset, which are summed."""
+        begins = range(0, self._order.documents, _SUMMED_DOCS)
+        stops = [min(begin + _SUMMED_DOCS, self._order.documents) for begin in begins]
+        chunks = (self._order.stored(*each) + self._first for each in zip(begins, stops))
+        every = sum(int(self.lengths.lengths(chunk).sum()) for chunk in chunks)
+        return every - int(self.lengths.lengths(self._left_out).sum())
 
     @property
     def fullest(self) -> float:

@@ -131,6 +131,11 @@ class Rows(ABC):
         return 1.0
 
     @property
+    def source_tokens(self) -> int | None:
+        """Tokens in one epoch if there were no subset; None if documents are not read whole."""
+        return None
+
+    @property
     def epochs_read(self) -> float | None:
         """Epochs taken so far, if they differ in size; None if all have the same documents."""
         return None

@@ -26,9 +26,12 @@ from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from energon_ext.keyed import KeyedPermutation
 from energon_ext.plan import budget as module
 from energon_ext.plan.budget import Budget, nested_subset
+from energon_ext.plan.estimate import estimate
+from energon_ext.plan.forecast import epochs_counted, forecast
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.spec import Spec
 from energon_ext.plan.topology import Topology
+from energon_ext.splice.frames import splices_of
 from energon_ext.state.schema import seal
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.plan.memory_documents import MemoryDocuments, planned
@@ -402,6 +405,90 @@ def test_packed_samples_count_as_measured_also_those_that_fit_no_row(tmp_path):
     assert short.first_rows.epoch_tokens < 600 <= long.first_rows.epoch_tokens
 
 
+SPLICE = {"num_docs": 100, "content_length": 2}
+
+
+def frames_of(mix, split="train"):
+    encoder = PackedTaskEncoder(LargeTokenizer(), 64)
+    if split == "train":
+        dataset = get_train_dataset(
+            mix, worker_config=config(), batch_size=2, rows_per_step=4, task_encoder=encoder
+        )
+    else:
+        ((dataset, _),) = get_val_datasets(
+            mix, worker_config=config(), batch_size=2, task_encoder=encoder
+        )
+    (frames,) = splices_of(dataset)
+    return dataset, frames
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_splice_chooses_among_the_documents_of_the_budget(folder, split):
+    budget = {"range": [10, 60], "tokens": 200}
+    entry = {"path": "web", "split_part": "train", "subset": budget, "splice": SPLICE}
+    mix = write_split(folder / "mix.yaml", {"blend": [entry]}, split)
+    _, frames = frames_of(mix, split)
+    assert {*frames.numbers} == chosen_for({"tokens": 200}, DOCUMENTS[10:])
+    assert frames.subset == (len(frames.numbers), 50)
+
+
+def test_a_splice_of_a_document_outside_the_subset_is_refused(folder):
+    inside = chosen_for({"documents": 20})
+    for index in (min(inside), min({*range(COUNT)} - inside)):
+        splice = {"doc_index": index, "content_length": 2}
+        mix = mix_of(folder, {"documents": 20}, splice=splice)
+        if index in inside:
+            assert frames_of(mix)[1].numbers == [index]
+            continue
+        with pytest.raises(ConfigError, match=rf"doc_index: document {index} of web is not among"):
+            frames_of(mix)
+
+
+def test_a_splice_cannot_continue_with_another_subset(folder):
+    mix = mix_of(folder, {"documents": 20}, splice=SPLICE)
+    loader = loader_for(frames_of(mix)[0])
+    take(loader, 2)
+    state = loader.state_dict()
+    loader_for(frames_of(mix)[0]).load_state_dict(state)
+    mix_of(folder, {"documents": 30}, splice=SPLICE)
+    with pytest.raises(StateMismatchError, match="web.*subset: saved 20, now 30"):
+        loader_for(frames_of(mix)[0]).load_state_dict(state)
+
+
+# Epochs of different sizes ----------------------------------------------------------------------
+
+
+def test_epochs_are_counted_as_they_were_read_after_a_change(folder):
+    """A row has one document. The first document of an epoch is planned with the last row before.
+
+    Two epochs of 6 documents, one of all 10, two of 3, all but the last two read.
+    """
+    documents = [[100 * n + k for k in range(8)] for n in range(1, 11)]
+    write_tokens(folder / "ten", documents, np.int32)
+    encoder = PackedTaskEncoder(LargeTokenizer(), 8, packing_buffer_docs=1)
+    state = None
+    hops = [(6, 6, 1), (None, 4, 1 + 4 / 6), (None, 7, 2.5), (3, 5, 3), (3, 1, 3 + 1 / 3)]
+    for count, steps, expected in hops:
+        entry = {"path": "ten", **({"subset": {"documents": count}} if count else {})}
+        mix = write_split(folder / "mix.yaml", {"blend": [{**entry, "max_epochs": 5}]})
+        run = Run(mix, rows=1, encoder=encoder)
+        if state is not None:
+            run.resume(state)
+        take(run.loaders[0], steps)
+        state = run.state()
+        run.close()
+        blend = find_blend(run.loaders[0].dataset)
+        assert epochs_counted(blend).tolist() == pytest.approx([expected])
+    assert json.loads(state)["plan"]["sources"]["ten"]["documents"] == 6 + 6 + 10 + 1
+    for found in (forecast(blend, 20), estimate(blend, 20)):
+        assert found.epochs_before.tolist() == [3 + 1 / 3]
+        assert (found.steps, found.epochs[-1].tolist()) == (5, pytest.approx([5]))
+    whole = write_split(folder / "mix.yaml", {"blend": [{"path": "ten", "max_epochs": 5}]})
+    (loader,) = Run(whole, rows=1, encoder=encoder).resume(state).loaders
+    found = forecast(find_blend(loader.dataset), 20)  # the rest of this epoch, and one of all
+    assert (found.steps, found.epochs[-1].tolist()) == (12, [5])
+
+
 # Errors -----------------------------------------------------------------------------------------
 
 
@@ -457,11 +544,7 @@ def test_only_an_entry_of_a_blend_or_interleave_has_a_budget(folder, node):
         numbers_read(write_split(folder / "mix.yaml", split))
 
 
-def test_spliced_and_streamed_sources_and_other_encoders_have_no_budget(folder):
-    mix = mix_of(folder, {"documents": 5}, splice={"num_docs": 2})
-    with pytest.raises(ConfigError, match="subset.documents: web is spliced, which chooses"):
-        numbers_read(mix)
-
+def test_streamed_sources_and_other_encoders_have_no_budget(folder):
     class Streaming(DynamicBlendMixin, DefaultTaskEncoder):
         plan_samples = False
 
