@@ -120,7 +120,11 @@ class EpochOrder:
 
     def stored(self, first: int, stop: int) -> np.ndarray:
         """Return the documents ``first`` to ``stop - 1`` of such an epoch, as stored."""
-        return self._among(self.subset, np.arange(first, stop))
+        return self.among(self.subset, first, stop)
+
+    def among(self, subset: int | None, first: int, stop: int) -> np.ndarray:
+        """Return the documents ``first`` to ``stop - 1`` of a subset, as stored."""
+        return self._among(subset, np.arange(first, stop))
 
     @property
     def epoch_size(self) -> int:

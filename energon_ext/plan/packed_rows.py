@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, Mapping
 
@@ -103,6 +104,8 @@ class PackedRows(Rows):
                 f"{len(lengths):,}, counted from 0."
             )
         self._check_tokens()
+        self._tokens_by_subset: dict[int, int] = {}
+        self._summed = (0, 0, 0)  # epoch, its documents that were summed, their tokens
         self.window, self._plan, self.next_row = PackWindow(epoch=0, position=0), PackPlan.none(), 0
 
     def _check_tokens(self) -> None:
@@ -152,10 +155,27 @@ class PackedRows(Rows):
         order, plan = self._order, self._plan
         if order.subset is None and order.chosen is None:
             return None
-        left = plan.extent(self.next_row).start if self.next_row < len(plan) else len(plan.pieces)
-        rest = plan.pieces[left:] + plan.carried
-        to_come = len(np.unique(np.stack([rest.documents, rest.visits]), axis=1).T)
-        return max(0.0, order.epoch + (order.position - to_come) / order.epoch_size)
+        in_rows = plan.totals[0, -1] - plan.totals[0, self.next_row]
+        in_pieces = (plan.carried.stops - plan.carried.starts).sum()
+        read = self._tokens_taken() - int(in_rows + in_pieces)
+        return max(0.0, order.epoch + read / max(1, self._tokens_of(order.epoch_size)))
+
+    def _tokens_taken(self) -> int:
+        """Return the tokens of the documents that were taken in this epoch; each summed once."""
+        order = copy.copy(self._order)
+        epoch, position, tokens = self._summed
+        if epoch != order.epoch or position > order.position:
+            position = tokens = 0
+        stop, order.position = order.position, position
+        while order.position < stop:
+            numbers = order.take(min(_SUMMED_DOCS, stop - order.position)) + self._first
+            tokens += self._sum_tokens(numbers)
+        self._summed = order.epoch, stop, tokens
+        return tokens
+
+    def _sum_tokens(self, numbers: np.ndarray) -> int:
+        """Return the tokens of documents, without those that are excluded."""
+        return int(self.lengths.lengths(numbers[~_among(numbers, self.excluded)]).sum())
 
     @functools.cached_property
     def _left_out(self) -> np.ndarray:
@@ -178,27 +198,29 @@ class PackedRows(Rows):
 
     @property
     def epoch_tokens(self) -> int:
-        return self._source_tokens if self._order.subset is None else self._subset_tokens
+        return self._tokens_of(self._order.documents)
 
     @property
     def source_tokens(self) -> int:
-        return self._source_tokens
+        return self._tokens_of(self._order.size)
 
-    @functools.cached_property
-    def _source_tokens(self) -> int:
-        """Tokens of all documents; only excluded ones are looked up, and only once."""
-        first, stop = self._first, self._first + self._order.size
-        left_out = self.lengths.lengths(self._excluded_of_source)
-        return self.lengths.tokens_in(first, stop) - int(left_out.sum())
+    def _tokens_of(self, subset: int) -> int:
+        """Return the tokens of the first documents of the subset's order, summed only once.
 
-    @functools.cached_property
-    def _subset_tokens(self) -> int:
-        """Tokens of the documents of a subset, which are summed."""
-        begins = range(0, self._order.documents, _SUMMED_DOCS)
-        stops = [min(begin + _SUMMED_DOCS, self._order.documents) for begin in begins]
-        chunks = (self._order.stored(*each) + self._first for each in zip(begins, stops))
-        every = sum(int(self.lengths.lengths(chunk).sum()) for chunk in chunks)
-        return every - int(self.lengths.lengths(self._left_out).sum())
+        Of all of them, only those that are excluded are looked up.
+        """
+        if subset in self._tokens_by_subset:
+            return self._tokens_by_subset[subset]
+        if subset == self._order.size:
+            first, stop = self._first, self._first + self._order.size
+            left_out = self.lengths.lengths(self._excluded_of_source)
+            tokens = self.lengths.tokens_in(first, stop) - int(left_out.sum())
+        else:
+            bounds = [*range(0, subset, _SUMMED_DOCS), subset]
+            chunks = (self._order.among(subset, *each) for each in itertools.pairwise(bounds))
+            tokens = sum(self._sum_tokens(chunk + self._first) for chunk in chunks)
+        self._tokens_by_subset[subset] = tokens
+        return tokens
 
     @property
     def fullest(self) -> float:
