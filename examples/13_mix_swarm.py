@@ -164,6 +164,7 @@ def predict(law, shares):
 
 def logs_of(shares, least=0.02):
     """Return the logarithms of shares, and 1; without a source, others teach a little of it."""
+    shares = np.atleast_2d(shares)
     return np.column_stack([np.log(shares + least), np.ones(len(shares))])
 
 

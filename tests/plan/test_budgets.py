@@ -503,8 +503,8 @@ def test_epochs_of_a_subset_count_tokens_also_of_documents_read_in_part(folder, 
     for batch in itertools.islice(run.loaders[0], 90):
         read += batch.tokens_per_source()["web"]
         (counted,) = epochs_counted(blend.fork()) * size
-        # The last token of a row may be only a label, or also the first of the next row.
-        assert counted == pytest.approx(read, abs=size / seq_len)
+        # `read` lacks last tokens of documents that are only labels.
+        assert counted == pytest.approx(read, rel=0.03, abs=size / seq_len)
     assert read > size
 
 
