@@ -174,22 +174,28 @@ def forecast_mixes(
     blend: Blend, trees: Mapping[str, Tree], steps: int, tokens_per_doc: float | None, exact: bool
 ) -> dict[str, Forecast]:
     """Forecast a run with each tree over the sources of a blend; they are opened only once."""
-    if isinstance(blend, Run):
-        rows = len(trees) * steps * blend.topology.rows_per_step
-        if exact or rows <= MAX_EXACT_ROWS:
-            return {name: forecast(_run_with(blend, tree), steps) for name, tree in trees.items()}
-        runs: dict[str, Blend] = {name: _run_with(blend, tree) for name, tree in trees.items()}
-    elif exact:
+    if exact and not isinstance(blend, Run):
         raise ConfigError("--exact: cannot be used; the lengths of streamed sources are unknown.")
-    else:
-        sources = [*blend.sources.values()]
-        runs = {name: Blend(sources, tree, blend.clock) for name, tree in trees.items()}
+    is_exact = exact or len(trees) * steps * blend.topology.rows_per_step <= MAX_EXACT_ROWS
     contents = row_contents(blend, tokens_per_doc)
-    return {name: estimate(run, steps, contents=contents) for name, run in runs.items()}
+    found = {}
+    for name, tree in trees.items():
+        run = _with_tree(blend, tree)
+        try:
+            if is_exact and isinstance(run, Run):
+                found[name] = forecast(run, steps)
+                continue
+        except ConfigError:
+            pass  # all sources that are left have weight 0; an estimate ends there
+        found[name] = estimate(run, steps, contents=contents)
+    return found
 
 
-def _run_with(run: Run, tree: Tree) -> Run:
-    return Run([*run.sources.values()], tree=tree, clock=run.clock, options=run.options)
+def _with_tree(blend: Blend, tree: Tree) -> Blend:
+    if isinstance(blend, Run):
+        sources = [*blend.sources.values()]
+        return Run(sources, tree=tree, clock=blend.clock, options=blend.options)
+    return Blend([*blend.sources.values()], tree, blend.clock)
 
 
 def show_mixes(
@@ -234,7 +240,7 @@ def _remarks(found: Forecast, steps: int) -> Iterator[str]:
     for key, step in found.exhausted.items():
         yield f"{titles[key]} ends at step {step:,}"
     if found.steps < steps:
-        yield f"all sources are exhausted after step {found.steps:,} of {steps:,}"
+        yield f"no source with a weight is left after step {found.steps:,} of {steps:,}"
 
 
 def plan_mixes(

@@ -81,6 +81,18 @@ def test_an_estimate_of_many_rows_opens_the_sources_once(folder):
     assert "written:" in nothing_changed.stdout
 
 
+def test_a_mix_that_ends_early_is_named_and_the_others_are_shown(folder):
+    ratios = mixes(folder, "mix,web,Code", "code_only,0,1", "both,1,1")
+    found = energon_ext(
+        "plan", base(folder, max_epochs=1), *RUN, "--steps", 10, "--mixes", ratios
+    ).stdout.splitlines()
+    # Code has 8 documents, two steps of 4; web is never read in that mix.
+    assert found[1].split() == ["code_only", "100.00%", "x", "1.00", "0.00%", "x", "0.00"]
+    assert "code_only: Code ends at step 2" in found
+    assert "code_only: no source with a weight is left after step 2 of 10" in found
+    assert "both: Code ends at step 4" in found
+
+
 def test_a_file_of_other_content_is_kept_unless_overwrite_is_given(folder):
     mix, other = base(folder), folder / "mix.a.yaml"
     other.write_text("mine")
