@@ -162,6 +162,17 @@ def test_the_documents_depend_on_no_mix_seed_row_or_cluster(folder):
     assert found == [expected] * 5
 
 
+def test_a_transform_does_not_change_which_documents_are_read(folder):
+    """Each document becomes three tokens longer."""
+    ids = {"prefix": 90_001, "suffix": 90_002, "middle": 90_003, "rate": 1}
+    mix = mix_of(folder, {"tokens": 300}, max_epochs=1, transform={"fill_in_the_middle": ids})
+    read, source = numbers_read(mix)
+    expected = chosen_for({"tokens": 300})
+    assert read == dict.fromkeys(expected, 1)
+    longer = sum(len(DOCUMENTS[number]) + 3 for number in expected)
+    assert source.first_rows.epoch_tokens == longer
+
+
 def test_a_budget_within_a_range_reads_of_that_range(folder):
     read, _ = numbers_read(mix_of(folder, {"range": [20, 60], "documents": 10}, max_epochs=1))
     assert {*read} == {20 + number for number in first_of(40, lambda found: len(found) == 10)}
