@@ -164,7 +164,7 @@ def epochs_counted(blend: Blend) -> np.ndarray:
 
 
 def epochs_at(forecast: Forecast, blend: Blend, tokens: int) -> np.ndarray:
-    """Return how often each source would be read in a run of so many tokens, float64 [sources].
+    """Return how often each source would be read in a run of this many tokens, float64 [sources].
 
     The run has the shares of the forecast, reads all documents of its sources, and has no limits.
     NaN for a source whose documents are not read whole, or are not known.
