@@ -162,7 +162,7 @@ def test_a_layout_is_forecast_as_json(long_and_short):
     [
         (["--context-sizes", "1,2"], "--context-sizes: give --context-times FILE"),
         (["--context-sizes", "1,x"], "'1,x' found; sizes such as 1,2,8 are needed"),
-        (["--context-sizes", "1,2", "--balance"], "give --balance and --start alone"),
+        (["--context-sizes", "1,2", "--balance"], "give --balance, --start and --mixes alone"),
         (["--context-sizes", "1,4"], "no time was measured on 4 ranks"),
         (["--context-sizes", "1"], "a unit of 64 tokens does not fit on 1 ranks"),
         (["--context-times", "t"], "--context-times: is for --context-sizes; give both"),
