@@ -68,8 +68,8 @@ class PlannedDataset(SavableDataset):
         """Raise ConfigError if a loader has other workers than this dataset was built for."""
         info, expected = get_worker_info(), self.worker_config.num_workers
         found = 0 if info is None else info.num_workers
-        # One worker and none are the same share of the batches.
-        if max(1, found) != max(1, expected):
+        # A single worker may be the process itself.
+        if found != expected and (found, expected) != (0, 1):
             raise ConfigError(
                 f"num_workers: the loader has {found}, but the dataset was built with "
                 f"WorkerConfig(num_workers={expected}); use the same number in both, or a "
