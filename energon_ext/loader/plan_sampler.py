@@ -137,11 +137,6 @@ class PlanSampler(Sampler[int]):
         source, (documents, *_), _, _ = self._rows[number]
         return int(self._places[self._rows.run.keys[source]][documents[0]])
 
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of a pass, unless this one has begun; accelerate calls this."""
-        if self._next // self._samples != epoch:
-            self._next = epoch * self._samples
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last index of all ranks, as JSON values."""
         return seal(self._rows.cursor(self._next))

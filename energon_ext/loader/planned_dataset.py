@@ -17,7 +17,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
 from torch.utils.data import get_worker_info
 
-from energon_ext.errors import log_of
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.loader.reader import BatchReader
 from energon_ext.plan.cursor import restore_cursor, save_cursor
 from energon_ext.plan.fill import describe_short_sources

@@ -171,7 +171,8 @@ class NumberedRows:
             if len(self._steps) > MAX_STEPS:
                 self._steps.popitem(last=False)
             self._next = found + self.run.topology.rows_per_step
-            self._mark(self._next, step.after)
+            if step.after.read == self._next:  # else it has padding, and is the last one
+                self._mark(self._next, step.after)
             if found == first:
                 self._drawn = drawn
                 return
@@ -190,7 +191,9 @@ class NumberedRows:
         return (number - self.first) // self.run.topology.rows_per_step % self._stride == 0
 
     def _run_at(self, mark: Progress) -> Run:
+        """Return a run that draws from a mark on, the rows of an incomplete last step, too."""
         run = copy.copy(self.run)
+        run.spec = dataclasses.replace(run.spec, pads=True)
         run.progress = mark.copy()
         run.rewind()
         return run
@@ -206,11 +209,14 @@ class NumberedRows:
             if len(places) == 1:
                 begun = run.progress.copy()
             if round_.completes is not None:
-                after = run.progress.copy()
-                yield after.read - len(places), _without_padding(places, begun, after)
+                first = run.progress.read - len(places)
+                yield first, _without_padding(first, places, begun, run.progress)
                 places = []
 
 
-def _without_padding(places: Sequence[DescribedRow], begun: Progress, after: Progress) -> _Step:
+def _without_padding(
+    first: int, places: Sequence[DescribedRow], begun: Progress, after: Progress
+) -> _Step:
     read = [place for place, (_, _, is_padding, _) in enumerate(places) if not is_padding]
+    after = dataclasses.replace(after, read=first + len(read))
     return _Step([places[place] for place in read], read, begun, after)
