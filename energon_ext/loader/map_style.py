@@ -23,7 +23,7 @@ from energon_ext.state.schema import check_seal, seal
 class MapStyleDataset(Dataset[Any]):
     """The rows of a planned run by number: item n is a batch of row n alone.
 
-    Row n is the same on any number of ranks and workers, whoever asks for it. The loop needs no
+    Row n is the same on any number of ranks and workers. The loop needs no
     shuffling of its own: the plan is shuffled, and only in its order do the shares of sources hold
     in every step. One epoch of the loop is the whole run. Derive from this class to change what an
     item is.

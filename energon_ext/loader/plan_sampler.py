@@ -27,14 +27,14 @@ from energon_ext.samples.one_each import OneEach
 from energon_ext.samples.packers import OnePerRow
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_seal, seal
-from energon_ext.weights import ConstantWeight, ScheduleAxis, weight_from_config
+from energon_ext.weights import ScheduleAxis, weight_from_config
 
 #: Samples that a source plans together.
 _BUFFER = 4096
 
 
 class PlanSampler(Sampler[int]):
-    """Yields the indices of a dataset of one's own in the order of a plan.
+    """Yields the indices of your own dataset in the order of a plan.
 
     Each sample is a row that counts as one token. As in a metadataset, weights may be schedules,
     an ``interleave`` keeps shares exact, and each source is shuffled again in every epoch. Each

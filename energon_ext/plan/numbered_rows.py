@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rows of a run by number, for whoever draws numbers himself.
+"""The rows of a run by number, for loops that choose the numbers themselves.
 
 Row n is the n-th row that the run reads, in the order of the plan. Padding and the rows of skipped
 steps have no number.

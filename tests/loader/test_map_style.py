@@ -86,7 +86,12 @@ def in_steps(path, state=None, steps=STEPS, step=STEP):
         if state is not None:
             loader.load_state_dict(state)
     each = zip(range(steps), *loaders)
-    return [row.tolist() for _, *parts in each for part in parts for row in part.tokens.view(-1, SEQ_LEN)]
+    return [
+        row.tolist()
+        for _, *parts in each
+        for part in parts
+        for row in part.tokens.view(-1, SEQ_LEN)
+    ]
 
 
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
@@ -268,9 +273,13 @@ def test_what_has_no_numbers_is_refused(folder):
 
 def test_another_number_of_workers_is_refused_in_a_sentence(folder):
     path = mix(folder, MOVING)
-    with pytest.raises(ConfigError, match=r"the loader has 2, but .* WorkerConfig\(num_workers=0\)"):
+    with pytest.raises(
+        ConfigError, match=r"the loader has 2, but .* WorkerConfig\(num_workers=0\)"
+    ):
         list(DataLoader(planned(path), None, num_workers=2))
-    with pytest.raises(ConfigError, match=r"the loader has 0, but .* WorkerConfig\(num_workers=2\)"):
+    with pytest.raises(
+        ConfigError, match=r"the loader has 0, but .* WorkerConfig\(num_workers=2\)"
+    ):
         next(iter(planned(path, workers=2)))
     first, second = items(numbered(path), [0, 1], 2)
     assert tokens([first, second], [0, 1]) == tokens(numbered(path), [0, 1])

@@ -280,7 +280,9 @@ def test_trls_trainers_read_the_plan_over_a_resume_on_other_ranks(tmp_path, kind
         start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command = [sys.executable, *start, TRL_RUN, kind, tmp_path, *map(str, arguments)]
         subprocess.run(command, check=True, timeout=600, cwd=tmp_path)
-        read = [(tmp_path / f"read_{ranks}_{rank}.txt").read_text().split() for rank in range(ranks)]
+        read = [
+            (tmp_path / f"read_{ranks}_{rank}.txt").read_text().split() for rank in range(ranks)
+        ]
         each = STEP * answers // ranks  # of a rank in a step
         steps = range(0, len(read[0]), each)
         return [int(n) for first in steps for own in read for n in own[first : first + each]]

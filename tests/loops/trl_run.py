@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Train a tiny model with a trainer of TRL, and write the prompts that each rank has read.
 
-    torchrun --nproc-per-node 2 trl_run.py grpo FOLDER STEPS [resume]
+torchrun --nproc-per-node 2 trl_run.py grpo FOLDER STEPS [resume]
 """
 
 import os
@@ -40,8 +40,14 @@ def new_tokenizer():
 def new_model():
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-            num_attention_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=1,
+            vocab_size=16,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            pad_token_id=0,
+            eos_token_id=1,
+            bos_token_id=1,
         )  # fmt: skip
     )
 
