@@ -157,6 +157,17 @@ def test_a_resume_with_another_mix_goes_on_from_the_state(folder):
         changed[11]
 
 
+def test_earlier_rows_have_other_numbers_if_earlier_steps_are_skipped_now(folder):
+    before, after = mix(folder, MOVING), mix(folder, MOVING, skip=[[1, 3]])
+    rows = numbered(before)
+    tokens(rows, range(20))
+    changed = numbered(after)
+    changed.load_state_dict(rows.state_dict())
+    assert tokens(changed, range(20, 30)) == in_steps(before)[20:30]
+    with pytest.raises(IndexError, match="Row 19 was read before the mix changed"):
+        changed[19]
+
+
 def test_a_resume_may_change_the_rows_of_a_step_between_two_steps(folder):
     path = mix(folder, {"x": 2, "y": 1})
     rows = numbered(path)

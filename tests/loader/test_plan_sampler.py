@@ -157,3 +157,20 @@ def test_ranks_that_could_not_draw_equally_many_are_refused():
     limits = {"math": 1, "code": 1}
     with pytest.raises(ConfigError, match="17 found, a multiple of 2 ranks is needed"):
         new(max_epochs=limits, ranks=2, samples=16)
+
+
+@pytest.mark.parametrize(("seed", "step"), [(0, 6), (1, 7), (10, 4)])
+def test_a_run_that_ends_inside_a_step_continues_after_any_of_its_samples(seed, step):
+    """Seeds with which the last step has places without a sample before others with one."""
+    sources = ["a"] * 6 + ["b"] * 4
+
+    def sampler():
+        return new(sources, step=step, rule="blend", seed=seed, max_epochs={"a": 1, "b": 1})
+
+    expected = list(sampler())
+    assert sorted(expected) == [*range(10)]
+    for read in range(11):
+        before, after = sampler(), sampler()
+        draw(before, read)
+        after.load_state_dict(before.state_dict())
+        assert [*after] == expected[read:]

@@ -6,6 +6,7 @@ import pytest
 
 from energon_ext import ConfigError
 from energon_ext.loader.plan_sampler import PlanSampler
+from energon_ext.loader.reader import BatchReader
 from tests.loops.records import ROWS, STEP, RecordRows, offline, record_dataset, write_sums
 
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
@@ -69,12 +70,21 @@ def test_a_loop_that_shuffles_goes_on_with_the_rows_that_it_has_not_read(mix, wo
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_planned_dataset_goes_on_as_an_iterable_one(mix, workers):
+def test_a_planned_dataset_goes_on_as_an_iterable_one(mix, workers, monkeypatch):
     """Its batches are our own; each worker reads those whose turn it is."""
     dataset = record_dataset(mix, 2, workers)
     begin, state = take(new_loader(dataset, None, num_workers=workers), 5)
     again = new_loader_at(state, record_dataset(mix, 2, workers), None, num_workers=workers)
+    read, rows = BatchReader.read, []
+
+    def count(reader, batch):
+        rows.append(batch)
+        return read(reader, batch)
+
+    monkeypatch.setattr(BatchReader, "read", count)
     rest, _ = take(again, 8)
+    if not workers:
+        assert len(rows) == 8  # nothing twice
     assert prompts(begin + rest) == offline(mix)[:26]
 
 
