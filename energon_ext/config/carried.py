@@ -107,6 +107,10 @@ class CarriedWeight(float):
         self.share, self.not_constant, self.factor = share, not_constant, factor
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes a copy, which may be in another process."""
+        return CarriedWeight, (self.share, self.not_constant, self.factor)
+
     def __mul__(self, other: Any) -> "CarriedWeight":
         before = 1.0 if self.factor is None else self.factor
         return CarriedWeight(self.share, self.not_constant, before * float(other))

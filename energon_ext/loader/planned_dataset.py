@@ -9,11 +9,13 @@ reads the batches whose turn it is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Iterator
 
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
+from torch.utils.data import get_worker_info
 
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.loader.reader import BatchReader
@@ -23,6 +25,7 @@ from energon_ext.plan.length import batches_in_pass
 from energon_ext.plan.progress import Round
 from energon_ext.plan.run import Run
 from energon_ext.plan.subsets import describe_subsets
+from energon_ext.state.schema import check_seal, seal
 
 logger = log_of(__name__)
 
@@ -46,6 +49,7 @@ class PlannedDataset(SavableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this worker of Energon's own loader in one pass."""
+        self._check_workers()
         worker, workers = self.worker_config.rank_worker_id(), self.run.topology.workers
         if self.run.topology.in_layouts and workers > 1:
             raise ConfigError(
@@ -65,6 +69,18 @@ class PlannedDataset(SavableDataset):
         else:
             self._stream = None
         self.end_pass()
+
+    def _check_workers(self) -> None:
+        """Raise ConfigError if a loader has other workers than this dataset was built for."""
+        info, expected = get_worker_info(), self.worker_config.num_workers
+        found = 0 if info is None else info.num_workers
+        # A single worker may be the process itself.
+        if found != expected and (found, expected) != (0, 1):
+            raise ConfigError(
+                f"num_workers: the loader has {found}, but the dataset was built with "
+                f"WorkerConfig(num_workers={expected}); use the same number in both, or a "
+                f"MapStyleDataset, which any loader may read."
+            )
 
     def begin(self) -> None:
         """Reset the plan to the progress: it may be ahead, or be drawn by another process."""
@@ -154,6 +170,14 @@ class PlannedDataset(SavableDataset):
         if self.worker_config.num_workers:
             state["inside"] = self.run.worker_settings
         return FlexState(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return :meth:`save_state` with its digest; torchdata's loaders call this."""
+        return seal(self.save_state())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`, without reading anything again."""
+        self.restore_state(check_seal(state))
 
     def restore_state(self, state: Any) -> None:
         """Continue from a cursor; see :func:`~energon_ext.plan.cursor.restore_cursor`."""

@@ -34,6 +34,7 @@ from energon_ext.plan.rows import Rows
 from energon_ext.plan.source import PlannedSource
 from energon_ext.plan.spec import Spec
 from energon_ext.plan.step import Step
+from energon_ext.plan.topology import Topology
 from energon_ext.state.schema import digest_of
 
 logger = log_of(__name__)
@@ -117,6 +118,11 @@ class Run(Blend):
         """Reset the plan to the progress."""
         self.plan = self.plan.fork(self.progress.plan)
         self.dropped_rows = 0
+
+    def over(self, topology: Topology) -> Run:
+        """Return a run over the same data from its first row on, with another topology."""
+        clock = dataclasses.replace(self.clock, topology=topology)
+        return Run([*self.sources.values()], tree=self.tree, clock=clock, options=self.options)
 
     def fork(self) -> Run:
         """Return a run over the same data that draws on its own, to answer questions.

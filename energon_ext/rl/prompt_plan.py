@@ -6,7 +6,6 @@ Every rank draws all batches and reads only its own, so that all ranks are at th
 plan, and a run continues there with any number of ranks.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.plan.cursor import restore_cursor, save_cursor
 from energon_ext.plan.progress import DescribedBatch, Round
-from energon_ext.plan.run import Run
 from energon_ext.plan.topology import Topology
 from energon_ext.samples.numbered import as_worker
 from energon_ext.state.match import SourceChange
@@ -77,9 +75,7 @@ class PromptPlan:
                 f"trained; give its answers `sample_weights` in their ScoredGroup."
             )
         rows = run.topology.batch_rows
-        clock = dataclasses.replace(run.clock, topology=Topology(rows, rows))
-        sources = [*run.sources.values()]
-        self.run = Run(sources, tree=run.tree, clock=clock, options=run.options)
+        self.run = run.over(Topology(rows, rows))
         self._dataset = PlannedDataset(
             self.run, dataset.batches, worker_config=dataset.worker_config
         )
