@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 import tests.fast  # noqa: F401
-from tests.garbage import leave_imports_alone
+from tests.garbage import keep_in_large_pages, leave_imports_alone
 from tests.megatron.processes import SERVER
 from tests.support import close_loaders, write_dataset
 
@@ -30,6 +30,10 @@ def pytest_configure(config):
     is_suite = "not nightly" in config.option.markexpr
     settings.load_profile("suite" if is_suite else "nightly")
     hide_gpu_or_select_its_tests(config)
+
+
+def pytest_collection_finish():
+    if os.environ.get("COLL"): keep_in_large_pages()
 
 
 def pytest_sessionfinish():
