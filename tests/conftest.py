@@ -1,6 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -14,7 +15,6 @@ from hypothesis import settings
 import tests.fast  # noqa: F401
 from tests.garbage import keep_in_large_pages, leave_imports_alone
 from tests.megatron.processes import SERVER
-from tests.support import close_loaders, write_dataset
 
 warnings.filterwarnings("ignore", message=".*pin_memory.*|.*worker processes in total.*")
 
@@ -32,8 +32,16 @@ def pytest_configure(config):
     hide_gpu_or_select_its_tests(config)
 
 
-def pytest_collection_finish():
-    if os.environ.get("COLL"): keep_in_large_pages()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Import what tests need without collections, which would go through it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        leave_imports_alone()
+        keep_in_large_pages()
 
 
 def pytest_sessionfinish():
@@ -65,6 +73,9 @@ def _imports_are_no_garbage():
 
 @pytest.fixture(autouse=True)
 def _no_workers_left():
+    # It imports Megatron, which the process that only hands out tests does without.
+    from tests.support import close_loaders
+
     yield
     close_loaders()
 
@@ -77,6 +88,8 @@ def processes():
 
 @pytest.fixture(scope="session")
 def texts_once(tmp_path_factory):
+    from tests.support import write_dataset
+
     return write_dataset(tmp_path_factory.mktemp("texts") / "d", [f"text {n}" for n in range(20)])
 
 
