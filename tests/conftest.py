@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 
 import gc
+import logging
 import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import warnings
 from pathlib import Path
 
@@ -42,6 +44,22 @@ def pytest_collection():
         gc.enable()
         leave_imports_alone()
         keep_in_large_pages()
+        let_loggers_propagate()
+        if "torch" in sys.modules:
+            from tests.gloo import share_one_device
+
+            share_one_device()
+
+
+def let_loggers_propagate():
+    """Let the logs of libraries reach pytest at the root.
+
+    It would add its handlers to each logger that does not propagate, of which torch has fifty, six
+    times a test.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_sessionfinish():

@@ -16,7 +16,9 @@ import pytest  # noqa: E402, F401
 
 import energon_ext.megatron  # noqa: E402, F401
 from tests.garbage import keep_in_large_pages, leave_imports_alone  # noqa: E402
+from tests.gloo import share_one_device  # noqa: E402
 
 gc.enable()
+share_one_device()
 leave_imports_alone()
 keep_in_large_pages()
