@@ -3,7 +3,7 @@
 """One thread for the connections of all groups of a process.
 
 Each gloo group has a thread of its own that wakes a hundred times a second, and Megatron makes a
-hundred groups on each rank: without this, an eighth of the time of the suite.
+hundred groups on each rank: without this, a tenth of the processor time of the suite.
 """
 
 import functools
