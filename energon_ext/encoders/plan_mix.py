@@ -20,7 +20,7 @@ from energon_ext.arguments import choices
 from energon_ext.batch.columns import merge_columns
 from energon_ext.config.mix import Entry, Mix
 from energon_ext.config.references import subset_of
-from energon_ext.encoders.sources import check_omissions, read_live_weights
+from energon_ext.encoders.sources import check_omissions, read_live_weights, subset_size
 from energon_ext.encoders.splicing import Splices, choose_splices, plan_frames
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.errors import ConfigError
@@ -155,7 +155,10 @@ def _plan_source(
     rows: Rows
     reader: Reader
     if (splice := splices.by_key.get(entry.key)) is None:
-        rows = _plan_packed(entry, found, task, spec, documents, check_whole(entry, epochs), passes)
+        subset = subset_size(entry, found)
+        rows = _plan_packed(
+            *(entry, found, task, spec, documents, subset, check_whole(entry, epochs), passes)
+        )
         reader = task.reader(entry, found, spec)
     else:
         rows, reader = plan_frames(
@@ -168,7 +171,8 @@ def _plan_source(
             validating=passes.validating,
             fill_id=splices.pad_id,
         )
-    return PlannedSource(entry.key, rows, reader, documents=len(documents), **entry.naming)
+    count = len(documents) if rows.subset is None else rows.subset[0]
+    return PlannedSource(entry.key, rows, reader, documents=count, **entry.naming)
 
 
 def _plan_packed(
@@ -177,6 +181,7 @@ def _plan_packed(
     task: Task,
     spec: Spec,
     documents: range,
+    subset: int | None,
     epochs: int | None,
     passes: Passes,
 ) -> PackedRows:
@@ -197,6 +202,7 @@ def _plan_packed(
         shuffled=not passes.validating,
         arrangement=_arrangement_of(entry),
         rank=functools.partial(_rank, entry, found, lengths, documents),
+        subset=subset,
         **_blocks_of(entry, found, kind),
     )
     return PackedRows(

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_ext.config.mix import Entry, Mix, sample_entries, token_entries
-from energon_ext.config.references import subset_of
 from energon_ext.encoders.document_task import check_weighted, read_documents
 from energon_ext.encoders.measured import find_measured
 from energon_ext.encoders.plan_mix import find_kind, plan_mix
 from energon_ext.encoders.sample_task import count_samples
-from energon_ext.encoders.sources import open_stored
+from energon_ext.encoders.sources import numbers_of, open_stored
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.encoders.text_sources import find_text
 from energon_ext.plan.cost import load_cost
@@ -81,7 +80,7 @@ class SavedTask(Task):
         """Open what says where documents and samples come from; samples cannot be encoded."""
         if find_kind(entry, spec)[0] == DOCUMENTS:
             return read_documents(entry, columns, spec, None)
-        numbers = subset_of(entry.dataset, len(columns))
+        numbers = numbers_of(entry, columns)
         samples = NumberedSamples(open_stored(entry), str(entry.dataset.paths[0]))
         methods = SampleMethods(name="the run's encoder", packer=OnePerRow())
         return SampleReader(methods, entry.key, spec.seed, numbers, frozenset(), samples)

@@ -22,6 +22,7 @@ from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.length import batches_in_pass
 from energon_ext.plan.progress import Round
 from energon_ext.plan.run import Run
+from energon_ext.plan.subsets import describe_subsets
 
 logger = log_of(__name__)
 
@@ -67,6 +68,8 @@ class PlannedDataset(SavableDataset):
         if self._is_first_reader and not self._has_begun:
             for line in describe_short_sources(self.run):
                 logger.warning(line)
+            for line in describe_subsets(self.run):
+                logger.info(line)
         self._has_begun = True
 
     @property

@@ -79,6 +79,7 @@ class Rows(ABC):
         may_be_repacked: whether rows may be packed with other options after a resume.
         can_exclude: whether single documents can be left out.
         fullest: the largest part of a row that the documents can fill, 1 for all of it.
+        subset: documents of an epoch, and of the source; None if an epoch has all of them.
     """
 
     kind: str
@@ -86,6 +87,7 @@ class Rows(ABC):
     next_row: int
     may_be_repacked = False
     can_exclude = False
+    subset: tuple[int, int] | None = None
 
     def __init__(self, key: str, fingerprint: Mapping[str, Any]):
         self.key = key
@@ -127,6 +129,16 @@ class Rows(ABC):
     @property
     def fullest(self) -> float:
         return 1.0
+
+    @property
+    def source_tokens(self) -> int | None:
+        """Tokens in one epoch if there were no subset; None if documents are not read whole."""
+        return None
+
+    @property
+    def epochs_read(self) -> float | None:
+        """Epochs taken so far, if they differ in size; None if all have the same documents."""
+        return None
 
     @property
     def tokens_per_document(self) -> float | None:
