@@ -422,7 +422,8 @@ def _small_buffers(monkeypatch):
 @pytest.mark.parametrize(
     ("seed", "max_workers"),
     [
-        *((seed, 2) for seed in range(20)),
+        *((seed, 2) for seed in range(10)),
+        *(pytest.param(seed, 2, marks=pytest.mark.nightly) for seed in range(10, 20)),
         *(pytest.param(seed, 7, marks=pytest.mark.nightly) for seed in range(40)),
     ],
 )
