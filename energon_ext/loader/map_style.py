@@ -15,6 +15,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.plan.numbered_rows import NumberedRows
+from energon_ext.plan.progress import DescribedBatch
 from energon_ext.samples.numbered import as_worker
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_seal, seal
@@ -91,7 +92,7 @@ class MapStyleDataset(Dataset[Any]):
         row = self._rows[number]
         self._stop = max(self._stop, number + 1)
         with as_worker():
-            return self._batches.read([row])
+            return self._batches.read(DescribedBatch([row]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this process as JSON values."""

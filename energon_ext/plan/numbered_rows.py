@@ -56,7 +56,8 @@ class NumberedRows:
         run: the same run from its first row on, in natural order, divided into single rows.
 
     Raises:
-        ConfigError: the run has live weights, or breakpoints that count the batches of a rank.
+        ConfigError: the run has live weights, layouts, or breakpoints that count the batches of a
+            rank.
 
     State: the cursor of the run after some rows, see :mod:`energon_ext.plan.cursor`. It may be
     saved after any row, and depends on nobody's batches, ranks or workers.
@@ -67,6 +68,11 @@ class NumberedRows:
             raise ConfigError(
                 f"{run.live_weights[0].key}: live weights are decided while the run trains, but "
                 f"any row may be asked for; remove `weights_file`, or use ExactDataLoader."
+            )
+        if run.options.contexts is not None:
+            raise ConfigError(
+                "contexts: the loop makes its own batches of rows, which have no layout; leave the "
+                "option out, or use ExactDataLoader."
             )
         if run.clock.axis.counted == "batches":
             raise ConfigError(
@@ -204,7 +210,7 @@ class NumberedRows:
         places: list[DescribedRow] = []
         begun = run.progress
         for round_ in run.rounds(run.draw_own_steps()):
-            places += round_.rows
+            places += round_.batch.rows
             run.hand_out(round_)
             if len(places) == 1:
                 begun = run.progress.copy()
