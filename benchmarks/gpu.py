@@ -1,16 +1,18 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""On one GPU, in at most two minutes: what the data costs a step, and what packing costs it.
+"""On one GPU, in three minutes: what the data costs a step, and what packing and losses cost.
 
     python benchmarks/run.py gpu
 
 A step is a forward pass, a backward pass and AdamW, in bfloat16. All contenders run in one process
 and take turns, and each feeds its tokens to the same model with the same segments, so that only the
-data differs. "Resident" is a batch that lies on the GPU already.
+data differs. "Resident" is a batch that lies on the GPU already. Steps of matrix products alone
+leave the host free; those that wait for the GPU have nothing to hide a draw behind.
 """
 
 import contextlib
 import dataclasses
+import functools
 import math
 import sys
 import tempfile
@@ -29,6 +31,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from timing import markdown
 
 from energon_ext import ExactDataLoader
+from energon_ext.losses import unified_loss
+from energon_ext.losses.chunked import chunked_loss
 from energon_ext.megatron import build_packed_seq_params, enable_cpu, gpt_layer_spec
 from energon_ext.megatron.attention import SegmentAttention
 
@@ -37,6 +41,8 @@ DOCUMENTS = 4000  # of each source
 
 #: Model -> (layers, hidden size, rows of the batch, steps a round)
 MODELS = {"tiny": (2, 256, 1, 40), "small": (4, 512, 8, 15), "0.9 B": (16, 2048, 8, 3)}
+#: Matrix products of about 10 ms on an H200, which leave the host free.
+PRODUCTS, PRODUCT_SIZE, PRODUCT_STEPS = 7, 8192, 40
 ROUNDS = 3
 
 OURS = {f"ours, {count} workers": count for count in range(3)}
@@ -60,6 +66,7 @@ def measure(device, dtype):
         tables.append(steps(Path(folder), device, dtype, "1 torch thread"))
         torch.set_num_threads(threads)
         tables += [packing(Path(folder), device, dtype), groups(device, dtype)]
+    tables.append(losses(device, dtype))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return f"Device: {name}.\n\n" + "\n".join(tables)
 
@@ -84,20 +91,28 @@ def steps(folder, device, dtype, threads):
         sources[name] = ExactDataLoader(token_source.our_dataset(folder, workers))
     iterators = {name: iter(source) for name, source in sources.items()}
     batch = next(iterators["ours, 0 workers"]).to(device)
-    found = {name: {} for name in ("resident", *iterators)}
-    for model_name, (layers, hidden, rows, count) in MODELS.items():
-        train = trainer(layers, hidden, first_rows(batch, rows), device, dtype)
-        resident = fields_of(batch, device)
-        contenders = {"resident": lambda resident=resident: resident}
-        for name, iterator in iterators.items():
-            contenders[name] = lambda each=iterator: fields_of(next(each), device)
+    resident = fields_of(batch, device)
+    contenders = {"resident": lambda: resident}
+    for name, iterator in iterators.items():
+        contenders[name] = lambda each=iterator: fields_of(next(each), device)
+    steps_of = {
+        f"{PRODUCTS} products": (lambda: multiplier(device, dtype, waits=False), PRODUCT_STEPS),
+        "waiting for each step": (lambda: multiplier(device, dtype, waits=True), PRODUCT_STEPS),
+    }
+    for name, (layers, hidden, rows, count) in MODELS.items():
+        rows = first_rows(batch, rows)
+        new = functools.partial(trainer, layers, hidden, rows, device, dtype)
+        steps_of[name] = new, count
+    found = {name: {} for name in contenders}
+    for step_name, (new, count) in steps_of.items():
+        train = new()
         for name, times in in_turns(contenders, train, count, device).items():
-            found[name][model_name] = times
+            found[name][step_name] = times
         del train
         clear(device)
     for name in OURS:
         sources[name].close()
-    header = ["loader", *(f"{name}: wall, processor" for name in MODELS)]
+    header = ["loader", *(f"{name}: wall, processor" for name in steps_of)]
     table = []
     for name, by_model in found.items():
         cells = []
@@ -185,6 +200,20 @@ def trainer(layers, hidden, segments, device, dtype, attention=SegmentAttention)
     return train
 
 
+def multiplier(device, dtype, waits):
+    """Return a step of matrix products alone, which waits for the GPU or not."""
+    matrix = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, device=device, dtype=dtype)
+
+    def multiply(fields):
+        sum(each.sum() for each in fields)
+        for _ in range(PRODUCTS):
+            matrix @ matrix
+        if waits:
+            synchronize(device)
+
+    return multiply
+
+
 def packing(folder, device, dtype):
     """Return a table of packed rows against one causal mask a row, with peak memory."""
     loader = ExactDataLoader(token_source.our_dataset(folder))
@@ -216,8 +245,7 @@ def step_and_peak(layers, hidden, segments, attention, batch, count, dtype):
         found = in_turns({"it": lambda: fields}, train, count, device)
     except torch.OutOfMemoryError:
         return "out of memory"
-    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0
-    return f"{found['it'][0] * 1e3:.1f} ms, {peak:.1f} GiB"
+    return f"{found['it'][0] * 1e3:.1f} ms, {peak_gib(device):.1f} GiB"
 
 
 def groups(device, dtype):
@@ -246,6 +274,34 @@ def groups(device, dtype):
     table = [(name, f"{wall * 1e3:.2f}") for name, (wall, _) in found.items()]
     title = f"Attention, {heads} heads and {count} groups of 128, {positions} positions"
     return markdown(title, ("keys and values", "ms, forward and backward"), table)
+
+
+# Losses -------------------------------------------------------------------------------------------
+
+
+def losses(device, dtype, positions=16_384, words=150_000, hidden=2048):
+    """Return a table of the loss of whole logits and of chunks, with the peak of their memory."""
+    states, weight = (
+        torch.randn(n, hidden, device=device, dtype=dtype).mul_(hidden**-0.5).requires_grad_()
+        for n in (positions, words)
+    )
+    labels = torch.randint(words, (positions,), device=device)
+    weights = torch.ones(positions, device=device)
+    ways = {"whole logits": lambda: unified_loss(states @ weight.T, labels, weights)}
+    for chunk in (4096, 1024, 256):
+        name = f"chunks of {chunk:,} positions"
+        ways[name] = lambda chunk=chunk: chunked_loss(states, weight, labels, weights, chunk=chunk)
+    table = []
+    for name, way in ways.items():
+        clear(device)
+        found = in_turns({"it": lambda: None}, lambda _, way=way: way().backward(), 5, device)
+        table.append((name, f"{found['it'][0] * 1e3:.1f}", f"{peak_gib(device):.1f}"))
+    title = f"A loss over {words:,} words and {positions:,} positions, hidden size {hidden}"
+    return markdown(title, ("", "ms, forward and backward", "peak GiB"), table)
+
+
+def peak_gib(device):
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0
 
 
 def synchronize(device):
