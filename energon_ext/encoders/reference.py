@@ -15,7 +15,7 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.config.mix import sample_entries
 from energon_ext.encoders.cached_samples import use_sample
 from energon_ext.encoders.measured import random_of
-from energon_ext.encoders.pair_task import PairTask, PreferencePair
+from energon_ext.encoders.pair_task import PairTask, PreferencePair, encode_log_probs
 from energon_ext.encoders.preferences import PreferenceTaskEncoder
 from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError, SampleError
@@ -96,7 +96,7 @@ def _score(
     with as_worker(), encoder_context(source_key=key):
         for document in documents:
             if document.sample is None:  # excluded by the split
-                results.append(Encoded([(np.zeros(0, np.float32), None)]))
+                results.append(encode_log_probs(np.zeros(0)))
                 continue
             # As a run encodes it: the tokens of a run must be those that are scored.
             with random_of(document):
@@ -105,7 +105,7 @@ def _score(
                 results.append(pair)
                 continue
             # NaN for pairs that are longer than a row, which no run reads.
-            results.append(Encoded([(np.full(_count(pair), np.nan, np.float32), None)]))
+            results.append(encode_log_probs(np.full(_count(pair), np.nan)))
             if task.length_of(pair) <= methods.packer.seq_len:
                 pairs[len(results) - 1] = pair
         rows, batches = _batches(task, key, pairs)
@@ -119,7 +119,7 @@ def _score(
             )
         counts = [_count(pairs[place]) for place in row]
         for place, part in zip(row, np.split(values, np.cumsum(counts)[:-1])):
-            results[place] = Encoded([(part, None)])
+            results[place] = encode_log_probs(part)
     return results
 
 

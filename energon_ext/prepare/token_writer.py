@@ -3,7 +3,6 @@
 """Writes a ``.bin``/``.idx`` pair, document by document, with its weights and origins."""
 
 import json
-import os
 from array import array
 from collections.abc import Mapping
 from contextlib import ExitStack

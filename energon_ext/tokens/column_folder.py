@@ -91,8 +91,8 @@ class ColumnFolder:
             columns, belongs = columns_in(options, file), options["documents"]
             parts, files = [], {}
             for unit in units:
-                documents, tokens = unit["documents"][PARTS], unit["tokens"][PARTS]
-                prefix = f"{name}/{PARTS}/{unit['name']}"
+                ((folder, documents),) = unit["documents"].items()
+                prefix, tokens = f"{name}/{folder}/{unit['name']}", unit["tokens"][folder]
                 parts.append((prefix, count_of(documents), count_of(tokens)))
                 for each, known in unit["files"].items():
                     stored = StoredObject(
@@ -106,6 +106,9 @@ class ColumnFolder:
         found = cls(name, columns, belongs, parts, files if is_remote(name) else None)
         found._check_sizes(files)
         return found
+
+    def __len__(self) -> int:
+        return int(self._first_documents[-1])
 
     def _check_sizes(self, files: Mapping[str, StoredObject]) -> None:
         """Raise ConfigError if a file is missing or cut."""
@@ -135,8 +138,8 @@ class ColumnFolder:
             return
         lengths = documents.lengths(np.array(new, np.int64)).tolist()
         tokens = documents.read(new, [0] * len(new), lengths, (TOKENS,))[TOKENS]
-        for number, each, digest in zip(new, tokens, self._read_own(DIGESTS, new)):
-            if digest_of_tokens(each) != int(digest):
+        for number, each, digest in zip(new, tokens, self.digests(new)):
+            if digest_of_tokens(each) != digest:
                 raise ConfigError(
                     f"{self.path}: its columns were made of other tokens of document {number}; "
                     f"write them again for these documents."
@@ -145,12 +148,14 @@ class ColumnFolder:
 
     @functools.cached_property
     def _checked(self) -> np.ndarray:
-        return np.zeros(int(self._first_documents[-1]), bool)
+        return np.zeros(len(self), bool)
 
-    def _read_own(self, name: str, numbers: Sequence[int]) -> list[int]:
+    def digests(self, numbers: Sequence[int]) -> list[int]:
+        """Return the checksum of the tokens that the columns of each document were made of."""
         parts = np.searchsorted(self._first_documents, np.asarray(numbers), side="right") - 1
         local = np.asarray(numbers) - self._first_documents[parts]
-        return [int(_open(self, part, name)[n]) for part, n in zip(parts.tolist(), local.tolist())]
+        places = zip(parts.tolist(), local.tolist())
+        return [int(_open(self, part, DIGESTS)[place]) for part, place in places]
 
     @functools.cached_property
     def _first_documents(self) -> np.ndarray:
