@@ -78,9 +78,9 @@ class PairTask(SampleTask):
 
     reference: str | None
 
-    def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
+    def reader(self, entry: Entry, opened: Lengths, spec: Spec) -> Reader:
         if self.reference is None:
-            return super().reader(entry, columns, spec)
+            return super().reader(entry, opened, spec)
         scored = self.cached_scores(entry)
         if not scored.is_complete:
             raise ConfigError(
@@ -89,7 +89,7 @@ class PairTask(SampleTask):
             )
         pack = functools.partial(self._pack, scored, scored.open())
         methods = dataclasses.replace(self.methods, pack=pack)
-        return self.read_samples(methods, entry, columns, spec)
+        return self.read_samples(methods, entry, opened, spec)
 
     def cached_scores(self, entry: Entry, score: Score = refuse_to_encode) -> Cached:
         """Return the cache entry for the log-probabilities of a source.

@@ -28,7 +28,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file
 from energon_ext.storage.object_store import StoredObject
 from energon_ext.tokens.index import MAX_MAPS
-from energon_ext.tokens.measured import MeasuredFiles, local_files
+from energon_ext.tokens.scanned import ScannedFiles, local_files
 
 #: Describes all shards in its folder: ``{"dtype": "uint32", "end_token": 100257}``.
 DESCRIPTION = "shards.json"
@@ -50,7 +50,7 @@ _FIELDS = (
 _CHUNK_LINES, _CHUNK_TOKENS, _MAX_LINE = 1 << 16, 1 << 22, 1 << 16
 
 
-class NpyTokens(MeasuredFiles):
+class NpyTokens(ScannedFiles):
     """Documents of ``.npy`` shards; see the module.
 
     Args:
@@ -66,7 +66,7 @@ class NpyTokens(MeasuredFiles):
     def unweighted(self) -> str | None:
         return next((stored.url for stored in self.files if mask_of(stored.url) is None), None)
 
-    def measure(self, file: int) -> Iterator[np.ndarray]:
+    def scan(self, file: int) -> Iterator[np.ndarray]:
         stored, total = self.files[file], 0
         table = _table_of(stored.url)
         if os.path.exists(table):

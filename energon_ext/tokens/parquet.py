@@ -3,7 +3,7 @@
 """Documents of Parquet files with a column of token ids, one document per row.
 
 Parquet stores where a list ends only inside its pages, so the lengths take one pass over the
-column, see :mod:`~energon_ext.tokens.measured`; it also checks every row. A row group is the
+column, see :mod:`~energon_ext.tokens.scanned`; it also checks every row. A row group is the
 smallest part that can be read: it is decoded as a whole, and the last ones are kept.
 """
 
@@ -20,7 +20,7 @@ from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.storage.object_store import StoredObject
 from energon_ext.tokens.documents import Documents
-from energon_ext.tokens.measured import MeasuredFiles, check_unchanged, local_files
+from energon_ext.tokens.scanned import ScannedFiles, check_unchanged, local_files
 
 logger = log_of(__name__)
 
@@ -65,7 +65,7 @@ class RowGroup:
         return self.tokens.nbytes + (0 if self.weights is None else self.weights.nbytes)
 
 
-class ParquetTokens(MeasuredFiles):
+class ParquetTokens(ScannedFiles):
     """Documents of Parquet files; see the module.
 
     Args:
@@ -89,7 +89,7 @@ class ParquetTokens(MeasuredFiles):
         bare = (f.url for f in self.files if not _columns(f, self.how)[1])
         return next(bare, None)
 
-    def measure(self, file: int) -> Iterator[np.ndarray]:
+    def scan(self, file: int) -> Iterator[np.ndarray]:
         stored, row = self.files[file], 0
         names = _columns(stored, self.how)
         largest = _check_groups(stored, names[0])

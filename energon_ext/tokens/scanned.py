@@ -40,10 +40,10 @@ _VERSION = 2
 _INT64 = np.dtype("<i8")
 
 
-class MeasuredFiles(Documents):
+class ScannedFiles(Documents):
     """The documents of files, numbered from the first file to the last; see the module.
 
-    A subclass needs :meth:`measure` and :meth:`read`.
+    A subclass needs :meth:`scan` and :meth:`read`.
 
     Args:
         files: in the order of their documents.
@@ -56,7 +56,7 @@ class MeasuredFiles(Documents):
         watched.add(self)
 
     @abstractmethod
-    def measure(self, file: int) -> Iterator[np.ndarray]:
+    def scan(self, file: int) -> Iterator[np.ndarray]:
         """Yield the tokens of the documents of a file, int64, in order and in parts."""
 
     @abstractmethod
@@ -160,7 +160,7 @@ class MeasuredFiles(Documents):
             items.write(np.zeros(1, _INT64))
             for number, stored in enumerate(self.files):
                 count = 0
-                for lengths in self.measure(number):
+                for lengths in self.scan(number):
                     beat()
                     ends = end + np.cumsum(lengths, dtype=_INT64)
                     items.write(ends)
