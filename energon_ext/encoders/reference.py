@@ -19,7 +19,7 @@ from energon_ext.encoders.pair_task import PairTask, PreferencePair, encode_log_
 from energon_ext.encoders.preferences import PreferenceTaskEncoder
 from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.packing.bins import best_fit
+from energon_ext.packing.bins import best_fit_decreasing
 from energon_ext.prepare.cache import (
     prepare_entry,
     prepare_part_of_entry,
@@ -134,12 +134,8 @@ def _batches(
     """Return batches of one row each, and the places of the pairs in them."""
     pack, batch = task.methods.pack, task.encoder.batch
     assert pack is not None, "pairs have lengths"
-    lengths = {place: task.length_of(pair) for place, pair in pairs.items()}
-    ordered = sorted(pairs, key=lambda place: -lengths[place])
-    bins: dict[int, list[int]] = {}
-    found = best_fit([lengths[place] for place in ordered], task.methods.packer.seq_len)
-    for place, number in zip(ordered, found.tolist()):
-        bins.setdefault(number, []).append(place)
-    rows = list(bins.values())
+    places, lengths = [*pairs], [*map(task.length_of, pairs.values())]
+    bins = best_fit_decreasing(lengths, task.methods.packer.seq_len)
+    rows = [[places[n] for n in row] for row in bins]
     with encoder_context(source_key=key, source_keys=(key,)):
         return rows, [batch([pack([pairs[place] for place in row])]) for row in rows]

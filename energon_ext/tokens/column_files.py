@@ -18,7 +18,7 @@ import numpy as np
 from energon_ext.batch.columns import LABEL_WEIGHTS, Column, check_values
 from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file
-from energon_ext.storage.object_store import StoredObject
+from energon_ext.storage.object_store import StoredObject, local_copy
 from energon_ext.storage.range_reader import RemoteTokens
 
 #: Bytes of the header of a file that has one.
@@ -60,22 +60,29 @@ def check_size(path: str, found: int | None, column: Column, count: int) -> None
 
 
 def open_column(
-    path: str, column: Column, count: int, stored: StoredObject | None = None
+    path: str,
+    column: Column,
+    count: int,
+    stored: StoredObject | None = None,
+    *,
+    is_copied: bool = False,
 ) -> "np.ndarray | RemoteTokens":
     """Open a column of a number of items, [count, *item], read by slices.
 
     Args:
         stored: the object if it is in an object store.
+        is_copied: whether an object is copied as a whole and read from there.
 
     Raises:
         ConfigError: the file is not a column like this.
     """
     begin = _header_bytes(path)
-    if stored is not None:
+    if stored is not None and not is_copied:
         check_size(path, stored.size, column, count)
         return RemoteTokens(stored, column.dtype, begin, column.item)
     try:
-        content = map_file(path, begin + count * column.item_bytes, is_whole=True)
+        local = path if stored is None else local_copy(stored)
+        content = map_file(local, begin + count * column.item_bytes, is_whole=True)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); copy it again.") from error
     header, needed = content[:begin].tobytes(), _header(path, column, count)

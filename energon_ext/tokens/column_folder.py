@@ -20,20 +20,20 @@ from typing import Any
 import numpy as np
 
 from energon_ext.batch.columns import TOKENS, Column, columns_in
-from energon_ext.data_files import count_of, parse_json, read_data
+from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.storage.object_store import (
     StoredObject,
     as_msc,
     file_name,
     is_remote,
-    local_copy,
     read_object,
 )
 from energon_ext.storage.range_reader import RemoteTokens
 from energon_ext.tokens.column_files import check_size, open_column, suffix_of
 from energon_ext.tokens.documents import Documents
 from energon_ext.tokens.index import MAX_MAPS, PREPARED, Numbers
+from energon_ext.tokens.prepared import parse_prepared
 
 #: The folder of the files in it.
 PARTS = "columns"
@@ -85,25 +85,13 @@ class ColumnFolder:
             content = None
         if content is None:
             raise ConfigError(f"{name}: has no {PREPARED}; columns are written by write_columns.")
-        try:
-            written = parse_json(content)
-            options, units = written["options"], written["units"]
-            columns, belongs = columns_in(options, file), options["documents"]
-            parts, files = [], {}
-            for unit in units:
-                ((folder, documents),) = unit["documents"].items()
-                prefix, tokens = f"{name}/{folder}/{unit['name']}", unit["tokens"][folder]
-                parts.append((prefix, count_of(documents), count_of(tokens)))
-                for each, known in unit["files"].items():
-                    stored = StoredObject(
-                        f"{name}/{each}", count_of(known["bytes"]), sha256=str(known["sha256"])
-                    )
-                    files[stored.url] = stored
-        except ConfigError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{file}: not written by write_columns ({error!r}).") from error
-        found = cls(name, columns, belongs, parts, files if is_remote(name) else None)
+        prepared = parse_prepared(content, name)
+        columns, files = columns_in(prepared.options, file), prepared.files
+        if "documents" not in prepared.options:
+            raise ConfigError(f"{file}: not written by write_columns.")
+        parts = [(prefix, *counts) for prefix, counts in prepared.counts.items()]
+        objects = files if is_remote(name) else None
+        found = cls(name, columns, prepared.options["documents"], parts, objects)
         found._check_sizes(files)
         return found
 
@@ -210,9 +198,6 @@ def _open(folder: ColumnFolder, part: int, name: str) -> Any:
     """Open a file of a part; in an object store, the further ones are copied."""
     prefix, documents, tokens = folder.parts[part]
     column = OWN_FILES.get(name) or folder.columns[name]
-    path, stored = prefix + suffix_of(name), None
-    if folder.objects is not None:
-        stored = folder.objects[path]
-        if name in OWN_FILES:
-            path, stored = local_copy(stored), None
-    return open_column(path, column, tokens if column.per == "token" else documents, stored)
+    path, count = prefix + suffix_of(name), tokens if column.per == "token" else documents
+    stored = None if folder.objects is None else folder.objects[path]
+    return open_column(path, column, count, stored, is_copied=name in OWN_FILES)

@@ -17,12 +17,11 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS
 from energon_ext.data_files import open_data, parse_json, read_data
 from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file
@@ -88,13 +87,9 @@ class NpyTokens(ScannedFiles):
         if mask is not None and mask.max(initial=0) > 1:
             raise ConfigError(f"{mask_of(stored.url)}: has a byte other than 0 and 1.")
 
-    def read(
-        self,
-        numbers: Sequence[int],
-        starts: Sequence[int],
-        stops: Sequence[int],
-        names: Collection[str] | None = None,
-    ) -> dict[str, list[Any]]:
+    def read_pieces(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> tuple[list[Any], list[Any]]:
         files = self.files_of(numbers)
         firsts = self.ends[self.first_documents[files]]
         totals = self.ends[self.first_documents[files + 1]] - firsts
@@ -106,8 +101,7 @@ class NpyTokens(ScannedFiles):
             mask = _open_mask(self.files[file], total)
             tokens.append(_open_shard(self.files[file], total)[part])
             weights.append(None if mask is None else mask[part].astype(np.float32))
-        read: dict[str, list[Any]] = {TOKENS: tokens, LABEL_WEIGHTS: weights}
-        return read if names is None else {name: read[name] for name in names}
+        return tokens, weights
 
 
 def open_npy(path: str) -> NpyTokens:

@@ -143,7 +143,7 @@ def prepared_catalog(path: str, listing: Listing) -> Catalog | None:
         content = None if meta is None else read[meta.sha256]
         pairs.append(pair_of(prefix, header, header[-1], content, None, True))
         check_columns(pairs[-1], files, prepared.size_of)
-        stamps.append(Stamp((), known[prefix + ".idx"].sha256))
+        stamps.append(Stamp((), str(known[prefix + ".idx"].sha256)))
     return Catalog(file, pairs, stamps, "prepare it again")
 
 

@@ -10,13 +10,12 @@ smallest part that can be read: it is decoded as a whole, and the last ones are 
 import functools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.storage.object_store import StoredObject
 from energon_ext.tokens.documents import Documents
@@ -108,13 +107,9 @@ class ParquetTokens(ScannedFiles):
                 yield lengths
                 row += len(lengths)
 
-    def read(
-        self,
-        numbers: Sequence[int],
-        starts: Sequence[int],
-        stops: Sequence[int],
-        names: Collection[str] | None = None,
-    ) -> dict[str, list[Any]]:
+    def read_pieces(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> tuple[list[Any], list[Any]]:
         files = self.files_of(numbers)
         rows = np.asarray(numbers, np.int64) - self.first_documents[files]
         tokens: list[Any] = [None] * len(files)
@@ -126,8 +121,7 @@ class ParquetTokens(ScannedFiles):
             part = slice(int(group.ends[row]) + starts[place], int(group.ends[row]) + stops[place])
             tokens[place] = group.tokens[part]
             weights[place] = None if group.weights is None else group.weights[part]
-        read: dict[str, list[Any]] = {TOKENS: tokens, LABEL_WEIGHTS: weights}
-        return read if names is None else {name: read[name] for name in names}
+        return tokens, weights
 
     def _group_of(self, file: int, row: int) -> tuple[RowGroup, int]:
         """Return the row group that contains a row of a file, and the number of the row in it."""

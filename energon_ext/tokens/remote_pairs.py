@@ -172,8 +172,4 @@ def _prepared(folder: str) -> _Found:
     if content is None:
         return {}, None
     prepared = parse_prepared(content, folder)
-    objects = {
-        url: StoredObject(url, file.num_bytes, sha256=file.sha256)
-        for url, file in prepared.files.items()
-    }
-    return objects, prepared
+    return prepared.files, prepared
