@@ -197,10 +197,10 @@ def columns_in(meta: Mapping[str, Any] | None, where: str) -> Mapping[str, Colum
     Raises:
         ConfigError: it describes them wrongly.
     """
-    described = {name: (meta or {}).get(name) for name in (COLUMNS, LABEL_WEIGHTS)}
-    if all(each is None for each in described.values()):
-        return {}
-    return _parse_columns(*map(json.dumps, described.values()), where)
+    if not meta or (COLUMNS not in meta and LABEL_WEIGHTS not in meta):
+        return NO_COLUMNS
+    described = (json.dumps(meta.get(name)) for name in (COLUMNS, LABEL_WEIGHTS))
+    return _parse_columns(*described, where)
 
 
 @functools.lru_cache(64)

@@ -152,7 +152,7 @@ def _plan_source(
     check_shuffling(entry)
     if isinstance(found, Documents):
         others = open_others(entry.columns, found, f"{entry.where}.columns")
-        entry = replace(entry, others=others)
+        entry = replace(entry, others=others) if others else entry
     documents = subset_of(entry.dataset, len(found))
     epochs = entry.max_epochs if passes.repeats_sources else entry.repetitions
     rows: Rows
