@@ -19,7 +19,7 @@ _TOKENS: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was prepared: files by path, documents and tokens of each part by prefix, options."""
+    """The files of an output by path, the documents and tokens of its parts by prefix, options."""
 
     files: dict[str, StoredObject]
     counts: dict[str, tuple[int, int]]
