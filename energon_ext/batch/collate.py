@@ -8,6 +8,7 @@ and further columns are streams too: of values that belong to labels the last T 
 that belong to inputs the first T.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
@@ -74,6 +75,22 @@ class BatchAssembler:
                 f"alignment: {self.alignment!r} found; the sequence length {self.seq_len} must be "
                 f"a multiple of it."
             )
+
+    def fitting(self, row: Row) -> "BatchAssembler":
+        """Return an assembler of rows that are as short as one row allows.
+
+        Example:
+            >>> row = Row([np.arange(5), np.arange(3)])
+            >>> BatchAssembler(64).fitting(row).seq_len  # the last token is only a label
+            7
+            >>> BatchAssembler(64, alignment=4).fitting(row).seq_len
+            12
+        """
+        end = 0
+        for content in row.slices:
+            end += -end % self.alignment + len(content)
+        longest = max(1, end - 1)
+        return dataclasses.replace(self, seq_len=longest + -longest % self.alignment)
 
     def __call__(
         self,
@@ -171,6 +188,7 @@ class BatchAssembler:
             sources=tuple(sources),
             columns={name: further[name] for name in streams},
             segments={name: further[name] for name in per_document},
+            context_size=None,
         )
 
     def _write(
@@ -263,8 +281,9 @@ class _Segments:
             raise SampleError(
                 f"A row has source {error}, but the batch has {list(self._index_of)}."
             ) from None
-        for index in indices:
-            self.documents[index] += 1
+        ended = [1] * len(indices) if row.slice_documents is None else row.slice_documents
+        for index, count in zip(indices, ended):
+            self.documents[index] += count
         return indices
 
 

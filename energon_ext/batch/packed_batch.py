@@ -74,6 +74,8 @@ class PackedBatch:
             its type and at its inputs or labels, and float32 [N] of the labels.
         segments: further values of documents by name, ``[n, *item]`` each, of the document of each
             segment; fill values for padding.
+        context_size: in a layout, the context-parallel ranks that share this batch; else None, for
+            those of the run.
 
     Example:
         >>> import numpy as np
@@ -106,6 +108,7 @@ class PackedBatch:
     pair_ids: torch.Tensor | None = None
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     segments: dict[str, torch.Tensor] = field(default_factory=dict)
+    context_size: int | None = None
 
     @property
     def num_tokens(self) -> int:

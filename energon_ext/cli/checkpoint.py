@@ -222,6 +222,9 @@ def _changed_documents(dataset: Run) -> Iterator[str]:
     for key, rows in zip(dataset.keys, dataset.rows):
         if not isinstance(rows, PackedRows):
             continue
+        if rows.subset_change is not None:
+            now, then = rows.subset_change
+            yield f"{key}: the epoch of {now:,} documents ends first, then an epoch has {then:,}"
         repacked = set() if rows.window.taken is not None else set(rows.window.documents.tolist())
         excluded = set(rows.excluded.tolist())
         counts = {

@@ -20,6 +20,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, Node, Tree
 from energon_ext.plan.arrangement import Arrangement
+from energon_ext.plan.budget import Budget
 from energon_ext.splice.config import SpliceFields
 from energon_ext.tokens.transforms import Transform
 from energon_ext.weights import ConstantWeight, WeightSpec
@@ -42,6 +43,7 @@ class Leaf:
     transform: Transform | None = None  # change of its documents when they are read
     order: Arrangement | None = None  # of its documents in an epoch, None for a random one
     loss_weight: WeightSpec | None = None  # factor of its labels in the loss, None for 1
+    budget: Budget | None = None  # of the nested subset to read, None for all
     metadataset: EPath | None = None  # the outermost one of ours, if any
     run: RunFields | None = None  # run-wide fields of its metadatasets
 
@@ -59,9 +61,9 @@ class Leaf:
 #: What an entry may ask for that only our encoders do, and what a field is called in the YAML.
 _FIELDS_OF_ENTRIES = (
     *("max_epochs", "splice", "text_key", "block_docs", "columns", "transform", "order"),
-    "loss_weight",
+    *("loss_weight", "budget"),
 )
-_YAML_NAMES = {"text_key": "key"}
+_YAML_NAMES = {"text_key": "key", "budget": "subset"}
 
 
 def leaves_of(tree: Tree | Leaf) -> list[Leaf]:

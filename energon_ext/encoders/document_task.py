@@ -60,6 +60,7 @@ class DocumentTask(EncoderTask):
             seed=seed,
             buffer_docs=self.buffer_docs,
             cost=cost_to_json(self.cost),
+            contexts=None if self.contexts is None else self.contexts.to_json(),
             loss=self.loss,
             own=self.fingerprint(),
         )

@@ -20,7 +20,7 @@ from energon_ext.arguments import choices
 from energon_ext.batch.columns import merge_columns
 from energon_ext.config.mix import Entry, Mix
 from energon_ext.config.references import subset_of
-from energon_ext.encoders.sources import check_omissions, read_live_weights
+from energon_ext.encoders.sources import check_omissions, read_live_weights, subset_size
 from energon_ext.encoders.splicing import Splices, choose_splices, plan_frames
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.errors import ConfigError
@@ -73,6 +73,8 @@ def plan_mix(
     """
     spec = replace(task.spec(mix.entries, worker_config.seed_offset), repeat=passes.repeat)
     splices = choose_splices(mix.entries, spec, are_all=not passes.validating)
+    if task.contexts is not None:
+        _check_layouts(mix, splices, passes)
     sources = _plan_sources(mix.entries, task, spec, splices, passes)
     if passes.validating:
         sources = [replace(source, loss_weight=None) for source in sources]
@@ -86,6 +88,7 @@ def plan_mix(
     options = RunOptions(
         spec=spec,
         cost=task.cost,
+        contexts=task.contexts,
         pass_batches=passes.batches,
         repeats=passes.repeats_blend,
         restarts=not passes.repeat,
@@ -101,10 +104,35 @@ def _read(run: Run, task: Task, pad_id: int | None) -> BatchReader:
     context = EncoderContext(source_keys=keys, pad_id=pad_id, columns=columns)
     return BatchReader(
         readers=[source.reader for source in run.sources.values()],
-        assemble=functools.partial(task.assemble, context=context),
+        assemble=functools.partial(_assemble, task, context),
         padding=functools.partial(_pad, task, run.keys) if run.spec.pads else None,
         parts=[tuple(each.parts) for each in run.sources.values()] if run.loss_weights else (),
     )
+
+
+def _check_layouts(mix: Mix, splices: Splices, passes: Passes) -> None:
+    """Raise ConfigError for what cannot be read in layouts."""
+    for key in splices.by_key:
+        raise ConfigError(
+            f"{key}: is spliced, but a spliced row is one piece, which layouts cannot take apart; "
+            f"remove its splice, or leave contexts out."
+        )
+    if passes.batches:
+        raise ConfigError(
+            f"contexts: passes of {passes.batches} batches found, but steps differ in their "
+            f"numbers of micro-batches; leave virtual_epoch_length and limit out."
+        )
+    if mix.axis.unit == "batches":
+        raise ConfigError(
+            "contexts: schedule_axis is batches, but steps differ in their numbers of "
+            "micro-batches; count steps."
+        )
+
+
+def _assemble(
+    task: Task, context: EncoderContext, rows: list[Any], context_size: int | None
+) -> Any:
+    return task.assemble(rows, replace(context, context_size=context_size))
 
 
 def _pad(task: Task, keys: Sequence[str], source: int, read: Callable[[], Any]) -> Any:
@@ -158,7 +186,10 @@ def _plan_source(
     rows: Rows
     reader: Reader
     if (splice := splices.by_key.get(entry.key)) is None:
-        rows = _plan_packed(entry, found, task, spec, documents, check_whole(entry, epochs), passes)
+        subset = subset_size(entry, found)
+        rows = _plan_packed(
+            *(entry, found, task, spec, documents, subset, check_whole(entry, epochs), passes)
+        )
         reader = task.reader(entry, found, spec)
     else:
         rows, reader = plan_frames(
@@ -171,7 +202,8 @@ def _plan_source(
             validating=passes.validating,
             fill_id=splices.pad_id,
         )
-    return PlannedSource(entry.key, rows, reader, documents=len(documents), **entry.naming)
+    count = len(documents) if rows.subset is None else rows.subset[0]
+    return PlannedSource(entry.key, rows, reader, documents=count, **entry.naming)
 
 
 def _plan_packed(
@@ -180,6 +212,7 @@ def _plan_packed(
     task: Task,
     spec: Spec,
     documents: range,
+    subset: int | None,
     epochs: int | None,
     passes: Passes,
 ) -> PackedRows:
@@ -200,6 +233,7 @@ def _plan_packed(
         shuffled=not passes.validating,
         arrangement=_arrangement_of(entry),
         rank=functools.partial(_rank, entry, found, lengths, documents),
+        subset=subset,
         **_blocks_of(entry, found, kind),
     )
     return PackedRows(

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_ext.config.mix import Entry, Mix, sample_entries, token_entries
-from energon_ext.config.references import subset_of
 from energon_ext.encoders.document_task import check_weighted, read_documents
 from energon_ext.encoders.measured import find_measured
 from energon_ext.encoders.plan_mix import find_kind, plan_mix
 from energon_ext.encoders.sample_task import count_samples
-from energon_ext.encoders.sources import open_stored
+from energon_ext.encoders.sources import numbers_of, open_stored
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.encoders.text_sources import find_text
 from energon_ext.plan.cost import load_cost
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import DOCUMENTS, Spec
@@ -37,7 +37,8 @@ def plan_saved(mix: Mix, spec: Spec, topology: Topology, as_whole: bool) -> Run:
     Raises:
         EncoderNeededError: something is not cached, or was planned by code of the user's.
     """
-    task = SavedTask(saved=spec, cost=load_cost(spec.cost))
+    contexts = None if spec.contexts is None else ContextOptions.from_json(spec.contexts)
+    task = SavedTask(saved=spec, cost=load_cost(spec.cost), contexts=contexts)
     passes = Passes(repeat=spec.repeat, as_whole=as_whole)
     return plan_mix(mix, task, topology, passes, ALONE).run
 
@@ -81,7 +82,7 @@ class SavedTask(Task):
         """Open what says where documents and samples come from; samples cannot be encoded."""
         if find_kind(entry, spec)[0] == DOCUMENTS:
             return read_documents(entry, opened, spec, None)
-        numbers = subset_of(entry.dataset, len(opened))
+        numbers = numbers_of(entry, opened)
         samples = NumberedSamples(open_stored(entry), str(entry.dataset.paths[0]))
         methods = SampleMethods(name="the run's encoder", packer=OnePerRow())
         return SampleReader(methods, entry.key, spec.seed, numbers, frozenset(), samples)

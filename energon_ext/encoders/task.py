@@ -19,6 +19,7 @@ from energon_ext.config.mix import Entry
 from energon_ext.errors import ConfigError
 from energon_ext.packing import Packer
 from energon_ext.plan.cost import Cost
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import Spec
 from energon_ext.samples.context import EncoderContext, encoder_context
@@ -59,10 +60,12 @@ class Task(ABC):
     Attributes:
         packers, cost: the live objects behind the JSON of the spec, as far as there are some, since
             they may be a user's code; packers by kind of source.
+        contexts: those of the spec; None if rows are read as they are.
     """
 
     packers: Mapping[str, Packer] = field(default_factory=dict)
     cost: Cost | None = None
+    contexts: ContextOptions | None = None
 
     @abstractmethod
     def spec(self, entries: Sequence[Entry], seed: int) -> Spec:

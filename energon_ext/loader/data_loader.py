@@ -44,7 +44,7 @@ from energon_ext.loader.slots import SlotBatch, Slots
 from energon_ext.loader.state_names import SavesState
 from energon_ext.plan.cursor import restore_cursor, save_cursor
 from energon_ext.plan.lookup import find_blend
-from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
+from energon_ext.plan.progress import DescribedBatch, DrawnStep, Progress, Round
 from energon_ext.plan.run import Run
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_seal, seal
@@ -101,6 +101,8 @@ class ExactDataLoader(SavesState):
         check_number("ExactDataLoader: timeout", timeout, above_zero=True)
         self.dataset = _check_planned(dataset)
         self._run = self.dataset.run
+        if (contexts := self._run.options.contexts) is not None:
+            contexts.check_ranks(self._run.topology.ranks)
         self.worker_config: WorkerConfig = dataset.worker_config
         self.comparison = Comparison(self.worker_config, compare_ranks, timeout / 4)
         self.changes: list[SourceChange] = []
@@ -136,8 +138,13 @@ class ExactDataLoader(SavesState):
 
     @property
     def batches_drawn(self) -> int:
-        """Batches of this rank since the start of the run."""
+        """Batches of this rank since the start of the run; in layouts, since the last restore."""
         return self._run.batches_read
+
+    @property
+    def ends_step(self) -> bool:
+        """True if the last batch completed its step, and before the first batch of a step."""
+        return self._run.progress.done == 0
 
     def __len__(self) -> int:
         """Return the batches of this rank in a pass; TypeError if it is endless."""
@@ -201,8 +208,8 @@ class ExactDataLoader(SavesState):
         explain_deaths_in_signals()
         return batches
 
-    def _rounds(self) -> Iterator[tuple[int, list[DescribedRow] | Failure]]:
-        """Yield the number and rows of every batch; the last one may be an error of the planner.
+    def _rounds(self) -> Iterator[tuple[int, DescribedBatch | Failure]]:
+        """Yield the number of every batch and the batch; the last may be an error of the planner.
 
         This must be a generator: torch iterates a sampler twice, and readers must be forked before
         the planner.
@@ -211,7 +218,7 @@ class ExactDataLoader(SavesState):
         failures: list[Failure] = []
         for round_ in self._run.rounds(self._steps(failures)):
             self._pending.append(round_)
-            yield number, round_.rows
+            yield number, round_.batch
             number += 1
         for failure in failures:
             yield number, failure

@@ -15,13 +15,14 @@ from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
 
-from energon_ext.errors import log_of
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.loader.reader import BatchReader
 from energon_ext.plan.cursor import restore_cursor, save_cursor
 from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.length import batches_in_pass
 from energon_ext.plan.progress import Round
 from energon_ext.plan.run import Run
+from energon_ext.plan.subsets import describe_subsets
 
 logger = log_of(__name__)
 
@@ -46,6 +47,11 @@ class PlannedDataset(SavableDataset):
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this worker of Energon's own loader in one pass."""
         worker, workers = self.worker_config.rank_worker_id(), self.run.topology.workers
+        if self.run.topology.in_layouts and workers > 1:
+            raise ConfigError(
+                "contexts: Energon's own loader cannot read them with several workers, which take "
+                "turns by the number of a batch; use energon_ext.ExactDataLoader."
+            )
         if self._stream is None:
             self.begin()
             self._stream = self.run.rounds(self.run.draw_own_steps())
@@ -53,7 +59,7 @@ class PlannedDataset(SavableDataset):
             is_own = self.run.batches_read % workers == worker
             is_last = self.hand_out(round_)
             if is_own:
-                yield self.batches.read(round_.rows)
+                yield self.batches.read(round_.batch)
             if is_last:
                 break
         else:
@@ -67,6 +73,8 @@ class PlannedDataset(SavableDataset):
         if self._is_first_reader and not self._has_begun:
             for line in describe_short_sources(self.run):
                 logger.warning(line)
+            for line in describe_subsets(self.run):
+                logger.info(line)
         self._has_begun = True
 
     @property
@@ -107,6 +115,10 @@ class PlannedDataset(SavableDataset):
 
     def len_rank(self) -> int:
         """Return the batches of this rank in a pass; TypeError if it is endless."""
+        if self.run.topology.in_layouts:
+            raise TypeError(
+                "The steps of layouts have different numbers of batches, so there is no length."
+            )
         batches = batches_in_pass(self.run)
         if batches is None:
             raise TypeError(

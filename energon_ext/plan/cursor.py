@@ -219,7 +219,7 @@ def _check_settings(run: Run, saved: Mapping[str, Any]) -> None:
         current = run.step_settings
         reason = (
             "The state was saved inside a step, which must be finished with the same weights, "
-            "limits, excluded documents, blocks and packing buffers"
+            "limits, excluded documents, subsets, blocks and packing buffers"
         )
         advice = "to change them, save at the end of a step"
     check_fingerprint(saved, current, advice=f"{reason}; {advice}.")

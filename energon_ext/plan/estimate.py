@@ -19,6 +19,7 @@ from energon_ext.plan.blend import Blend
 from energon_ext.plan.forecast import (
     Forecast,
     check_not_empty,
+    epochs_counted,
     forecast_of,
     position_of,
     start_of,
@@ -30,23 +31,36 @@ from energon_ext.plan.source import PlannedSource, Source
 _FIRST_ROWS, _SAMPLED_ROWS = 256, 256
 
 
-def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None) -> Forecast:
+#: Mean tokens and documents in a row of each source.
+RowContents = list[tuple[float, float]]
+
+
+def estimate(
+    blend: Blend,
+    steps: int,
+    tokens_per_document: float | None = None,
+    contents: RowContents | None = None,
+) -> Forecast:
     """Estimate by summing the shares of the sources, from the current position of the dataset.
 
     ``spread`` measures how far random draws of a blend may deviate from the shares.
 
     Args:
         tokens_per_document: mean for streamed sources, whose lengths are unknown.
+        contents: those of its sources if they are known already, see :func:`row_contents`.
 
     Raises:
         ConfigError: a source is streamed and ``tokens_per_document`` is missing, or no row is left.
     """
     sources = list(blend.sources.values())
     row_tokens = blend.clock.row_tokens
-    contents = [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
-    tokens_per_row, documents_per_row = np.array(contents).T
-    limits = np.array([(each.max_epochs or np.inf) * max(each.documents, 1) for each in sources])
-    documents_left = np.maximum(limits - start_of(blend).documents, 0)
+    found = row_contents(blend, tokens_per_document) if contents is None else contents
+    tokens_per_row, documents_per_row = np.array(found).T
+    epoch_documents = np.array([max(each.documents, 1) for each in sources])
+    limits = np.array([each.max_epochs or np.inf for each in sources])
+    before = epochs_counted(blend)
+    read = np.where(np.isnan(before), start_of(blend).documents, before * epoch_documents)
+    documents_left = np.maximum(limits * epoch_documents - read, 0)
     reading = _Reading(blend, documents_left / documents_per_row, tokens_per_row)
     rows, edges = [], [start_of(blend).step]
     for begin, end in itertools.pairwise(window_edges(blend, steps)):
@@ -58,6 +72,7 @@ def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None)
             break
     check_not_empty(edges)
     by_window = np.array(rows)
+    documents = by_window * documents_per_row
     total = by_window.sum()
     is_random = any(node.rule == BLEND for node in blend.tree.nodes())
     # An interleave stays within about a row of its share.
@@ -66,11 +81,12 @@ def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None)
         blend,
         edges,
         tokens=by_window * tokens_per_row,
-        documents=by_window * documents_per_row,
+        documents=documents,
         exhausted=reading.exhausted,
         positions=round(total * row_tokens),
         is_exact=False,
         spread=2 * deviation / total,
+        counted=before + np.vstack([0 * before, documents.cumsum(0) / epoch_documents]),
     )
 
 
@@ -121,10 +137,16 @@ class _Reading:
         return drawn, end - missing
 
 
+def row_contents(blend: Blend, tokens_per_document: float | None = None) -> RowContents:
+    """Return the mean tokens and documents per row of each source; planned ones are sampled."""
+    row_tokens = blend.clock.row_tokens
+    sources = blend.sources.values()
+    return [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
+
+
 def _row_contents(
     source: Source, row_tokens: int, tokens_per_document: float | None
 ) -> tuple[float, float]:
-    """Return the mean tokens and documents per row; planned sources are sampled."""
     if not isinstance(source, PlannedSource):
         if tokens_per_document is None or not tokens_per_document >= 1:
             raise ConfigError(

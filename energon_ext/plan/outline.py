@@ -108,6 +108,7 @@ def _settings_of(blend: Blend) -> dict[str, Any]:
     if isinstance(blend, Run):
         options = blend.options
         settings["cost"] = blend.step_settings["cost"]
+        settings["contexts"] = blend.step_settings.get("contexts")
         settings["virtual_epoch_length"] = options.pass_batches
         settings["repeat"] = [options.repeats, options.restarts, blend.spec.pads]
     else:

@@ -20,8 +20,16 @@ from energon_ext.mixture.tree import Tree
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock, RowLengths
 from energon_ext.plan.cost import Cost, digest_of_cost
+from energon_ext.plan.layout import ContextOptions, Layout, MicroBatch, lay_out_step
 from energon_ext.plan.plan import Plan
-from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round, rounds_of
+from energon_ext.plan.progress import (
+    DescribedBatch,
+    DescribedRow,
+    DrawnStep,
+    Progress,
+    Round,
+    rounds_of,
+)
 from energon_ext.plan.rows import Rows
 from energon_ext.plan.source import PlannedSource
 from energon_ext.plan.spec import Spec
@@ -41,6 +49,7 @@ class RunOptions:
         repeats: whether sources are read again, in another order, when all have ended.
         restarts: whether every pass starts with the first row.
         cost: that of ``spec``; None if it has none, or one that is not known here.
+        contexts: those of ``spec``; None if its steps are not read in layouts.
     """
 
     spec: Spec = field(default_factory=Spec)
@@ -48,6 +57,7 @@ class RunOptions:
     repeats: bool = False
     restarts: bool = False
     cost: Cost | None = None
+    contexts: ContextOptions | None = None
 
 
 class Run(Blend):
@@ -168,12 +178,23 @@ class Run(Blend):
 
     def _describe_step(self, step: Step) -> DrawnStep:
         number = self.plan.step - 1
-        is_read = not self.clock.is_skipped(number)
-        rounds = map(self.topology.rows_of, range(self.topology.rounds if is_read else 0))
+        described = [] if self.clock.is_skipped(number) else self._describe_batches(step)
+        return DrawnStep(number, described, self.plan.save_state(), tuple(self.plan.just_ended))
+
+    def _describe_batches(self, step: Step) -> list[DescribedBatch]:
+        """Return the batches of this rank in a step."""
         found = self.loss_weights_at(step.position)
         weights = {self.keys.index(key): weight for key, weight in found.items()}
-        described = [[_describe(step, row, weights) for row in rows] for rows in rounds]
-        return DrawnStep(number, described, self.plan.save_state(), tuple(self.plan.just_ended))
+        if self.options.contexts is not None:
+            own = self.lay_out(step).of_rank(self.topology.rank)
+            return [_describe_micro_batch(step, each, weights) for each in own]
+        rounds = map(self.topology.rows_of, range(self.topology.rounds))
+        return [DescribedBatch([_describe(step, row, weights) for row in rows]) for rows in rounds]
+
+    def lay_out(self, step: Step) -> Layout:
+        """Return the layout of a step of a run that reads its steps in layouts."""
+        assert self.options.contexts is not None, "other steps have no layout"
+        return lay_out_step(step.units, self.topology.ranks, self.options.contexts)
 
     # Progress -----------------------------------------------------------------------------------
 
@@ -183,16 +204,20 @@ class Run(Blend):
 
     @property
     def batches_read(self) -> int:
-        """Batches handed out since the run began, per rank."""
+        """Batches handed out since the run began, per rank; in layouts, since the last restore."""
+        if self.topology.in_layouts:
+            return self.progress.batches
         return self.progress.read // self.topology.rows_per_round
 
     def rounds(self, steps: Iterator[DrawnStep]) -> Iterator[Round]:
         """Yield the next rounds; ``steps`` begin with the current step."""
-        return rounds_of(steps, self.progress.done // self.topology.rows_per_round)
+        done = self.progress.done
+        is_counted = self.topology.in_layouts
+        return rounds_of(steps, done if is_counted else done // self.topology.rows_per_round)
 
     def hand_out(self, round_: Round) -> bool:
         """Advance the progress by a round; return whether the pass ends with it."""
-        self.progress.hand_out(round_, self.topology.rows_per_round)
+        self.progress.hand_out(round_, self.topology)
         batches = self.options.pass_batches
         return bool(batches) and self.batches_read % batches == 0
 
@@ -202,6 +227,7 @@ class Run(Blend):
     def step_settings(self) -> dict[str, Any]:
         """Everything that the draw of a step depends on apart from the plan."""
         cost, clock, topology = self.options.cost, self.clock, self.topology
+        contexts = self.options.contexts
         options: dict[str, list[Any]] = {}
         for key, source in self.sources.items():
             for name, value in source.first_rows.options().items():
@@ -213,6 +239,7 @@ class Run(Blend):
             "axis": clock.axis.counted,
             "cost": None if cost is None else digest_of_cost(cost, clock.row_tokens),
             "mixture": digest_of(self.tree.to_json())[:16],
+            **({} if contexts is None else {"contexts": digest_of(contexts.to_json())[:16]}),
             **({"loss_weights": self.loss_weights_as_json} if self.loss_weights else {}),
             **{name: digest_of(values)[:16] for name, values in options.items()},
         }
@@ -241,3 +268,13 @@ def _describe(step: Step, row: int, weights: Mapping[int, float]) -> DescribedRo
     found = step.row(row)
     taken, index, source = found or step.first()
     return source, taken.description(index), found is None, weights.get(source)
+
+
+def _describe_micro_batch(
+    step: Step, micro_batch: MicroBatch, weights: Mapping[int, float]
+) -> DescribedBatch:
+    rows: list[DescribedRow] = []
+    for found in step.contents_of_units(micro_batch.units):
+        description = found.taken.description_of_pieces(found.places)
+        rows.append((found.source, description, False, weights.get(found.source)))
+    return DescribedBatch(rows or [(0, None, True, None)], micro_batch.size)

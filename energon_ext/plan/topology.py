@@ -24,11 +24,15 @@ class Topology:
     A step is read in rounds of one batch per rank: rank r reads the rows
     ``[r * batch_rows, (r + 1) * batch_rows)`` of a round. The workers of a rank take turns.
 
+    In *layouts* (:mod:`energon_ext.plan.layout`) the documents of a step are put into micro-batches
+    of their own, so a step may have any number of rows, and counts as one round.
+
     Attributes:
         rows_per_step: rows of a global batch, a multiple of the rows of a round.
         batch_rows: rows of one batch of one rank.
         ranks, rank: number of data-parallel ranks, and this one.
         workers: worker processes per rank; 1 if the rank reads without workers.
+        in_layouts: whether steps are read in layouts.
 
     Example:
         >>> topology = Topology(rows_per_step=8, batch_rows=2, ranks=2, rank=1)
@@ -41,6 +45,7 @@ class Topology:
     ranks: int = 1
     rank: int = 0
     workers: int = 1
+    in_layouts: bool = False
 
     def __post_init__(self) -> None:
         if self.rows_per_step < 1 or self.rows_per_step % self.rows_per_round:
@@ -51,7 +56,11 @@ class Topology:
 
     @classmethod
     def of(
-        cls, worker_config: Any, batch_rows: int | None, rows_per_step: int | None
+        cls,
+        worker_config: Any,
+        batch_rows: int | None,
+        rows_per_step: int | None,
+        in_layouts: bool = False,
     ) -> "Topology":
         """Build the topology of Energon's worker configuration; by default a step is one round."""
         batch_rows = batch_rows or 1
@@ -61,12 +70,13 @@ class Topology:
             worker_config.world_size,
             worker_config.rank,
             max(1, worker_config.num_workers),
+            in_layouts,
         )
 
     @property
     def rows_per_round(self) -> int:
         """Rows of one batch on every rank."""
-        return self.batch_rows * self.ranks
+        return self.rows_per_step if self.in_layouts else self.batch_rows * self.ranks
 
     @property
     def rounds(self) -> int:

@@ -17,7 +17,7 @@ from energon_ext.keyed import stable_hash
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.plan.cursor import restore_cursor, save_cursor
-from energon_ext.plan.progress import Round
+from energon_ext.plan.progress import DescribedBatch, Round
 from energon_ext.plan.run import Run
 from energon_ext.plan.topology import Topology
 from energon_ext.samples.numbered import as_worker
@@ -116,7 +116,7 @@ class PromptPlan:
             if rank == own:
                 prompts += [
                     PlannedPrompt(first + place, self.sources[source], row)
-                    for place, (source, row, is_padding, _) in enumerate(round_.rows)
+                    for place, (source, row, is_padding, _) in enumerate(round_.batch.rows)
                     if not is_padding
                 ]
         return prompts
@@ -140,9 +140,10 @@ class PromptPlan:
         """Read and encode prompts; raises what reading samples of a plan may raise."""
         number = {key: number for number, key in enumerate(self.sources)}
         with as_worker():
-            return self._dataset.batches.read(
+            batch = DescribedBatch(
                 [(number[each.source], each.row, False, None) for each in prompts]
             )
+            return self._dataset.batches.read(batch)
 
     def save_state(self) -> dict[str, Any]:
         """Return the cursor after the last drawn batch, equal on all ranks."""

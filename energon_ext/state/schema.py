@@ -71,6 +71,8 @@ def _check_rows(value: Any, where: str) -> None:
         shape = {**shape, "blocks": _check_blocks}
     if "position" in shape and "order" in value:
         shape = {**shape, "order": _check_order}
+    if "position" in shape and "subset" in value:
+        shape = {**shape, "subset": COUNT}
     check_shape(value, shape, where)
 
 
