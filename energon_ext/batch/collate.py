@@ -311,9 +311,10 @@ def _document_streams(
     return {DOCUMENT_SHARE: shares, DOCUMENT_PARTS: parts}
 
 
-def _streams_of(row: Row) -> dict[str, Any]:
-    """Return the optional values of a row's labels by name; None for those it does not have."""
-    return {**(row.columns or {}), _LOG_PROBS: row.log_probs}
+def _streams_of(row: Row) -> Mapping[str, Any]:
+    """Return the optional values of a row by name."""
+    columns = row.columns or NO_COLUMNS
+    return columns if row.log_probs is None else {**columns, _LOG_PROBS: row.log_probs}
 
 
 def _names_of_streams(rows: Sequence[Row], columns: Mapping[str, Column]) -> list[str]:

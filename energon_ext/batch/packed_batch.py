@@ -8,7 +8,6 @@ from typing import ClassVar, Iterator, TypeVar
 import torch
 import torch.nn.functional as F
 
-from energon_ext.batch.host_memory import buffer_of
 from energon_ext.batch.transport import (
     build,
     move,
@@ -110,13 +109,6 @@ class PackedBatch:
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     segments: dict[str, torch.Tensor] = field(default_factory=dict)
     context_size: int | None = None
-
-    def as_buffer(self) -> torch.Tensor:
-        """Return the bytes of all tensors as one uint8 tensor.
-
-        It is page-locked if this process uses a GPU, so that copying it does not block.
-        """
-        return buffer_of(tensors_of(values_of(self)))
 
     @property
     def num_tokens(self) -> int:

@@ -156,7 +156,7 @@ def carry_weighted(tree: Tree, datasets: Sequence[LoadedDataset]) -> list[Loaded
     numbers = {id(leaf): str(number) for number, leaf in enumerate(leaves_of(tree))}
     numbered = tree.map(lambda leaf: numbers[id(leaf)])
     assert numbered is not None, "a tree of a metadataset has leaves"
-    shares = Mixture(numbered, [*numbers.values()], seed="").shares(0)
+    shares = Mixture(numbered, [*numbers.values()]).shares(0)
     for dataset, share in zip(carried, shares.tolist(), strict=True):
         dataset.weight = CarriedWeight(share, not_constant)
     return carried

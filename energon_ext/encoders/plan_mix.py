@@ -165,12 +165,12 @@ def check_blend(
 def _plan_sources(
     entries: Sequence[Entry], task: Task, spec: Spec, splices: Splices, passes: Passes
 ) -> list[PlannedSource]:
-    """Open the columns of all sources, and plan the rows of each."""
-    columns = task.columns(entries)
+    """Open all sources, and plan the rows of each."""
+    opened = task.open_sources(entries)
     # With few sources each packs more documents together.
     spec = replace(spec, buffer_docs=max(spec.buffer_docs, count_buffer_docs(len(entries))))
     return [
-        _plan_source(entry, columns[entry.key], task, spec, splices, passes) for entry in entries
+        _plan_source(entry, opened[entry.key], task, spec, splices, passes) for entry in entries
     ]
 
 
@@ -178,6 +178,9 @@ def _plan_source(
     entry: Entry, found: Lengths, task: Task, spec: Spec, splices: Splices, passes: Passes
 ) -> PlannedSource:
     check_shuffling(entry)
+    if isinstance(found, Documents):
+        others = open_others(entry.columns, found, f"{entry.where}.columns")
+        entry = replace(entry, others=others) if others else entry
     documents = subset_of(entry.dataset, len(found))
     epochs = entry.max_epochs if passes.repeats_sources else entry.repetitions
     rows: Rows
@@ -267,8 +270,7 @@ def _cut(found: Lengths, entry: Entry, kind: KindSpec, spec: Spec) -> Lengths:
                 f"an encoder of texts."
             )
         assert isinstance(found, Documents), "a task of samples refuses transforms"
-        others = open_others(entry.columns, found, f"{entry.where}.columns")
-        return TransformedLengths(found, bind(entry.transform, found, others, where))
+        return TransformedLengths(found, bind(entry.transform, found, entry.others, where))
     if kind.cut is None:
         return found
     assert isinstance(found, Documents), "only documents are cut"
@@ -316,11 +318,11 @@ def _rank(
     assert by.by is not None, "documents are sorted by a value"
     columns: list[str] = []
     if isinstance(found, Documents):
-        others = open_others(entry.columns, found, f"{entry.where}.columns")
-        columns = [name for name, c in columns_of(found, others).items() if c.per == "document"]
+        described = columns_of(found, entry.others)
+        columns = [name for name, column in described.items() if column.per == "document"]
     if by.by in columns:
         assert isinstance(found, Documents), "samples have no columns"
-        values = look_up(found, others, by.by, numbers)
+        values = look_up(found, entry.others, by.by, numbers)
     elif by.by == LENGTH and not isinstance(found, OneEach):
         values = lengths.lengths(numbers)
     else:

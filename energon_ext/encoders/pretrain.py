@@ -8,6 +8,7 @@ row has one source.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from megatron.energon import Cooker, TextSample, stateless
@@ -27,6 +28,8 @@ from energon_ext.plan.context_cost import MeasuredCost
 from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.spec import DOCUMENTS, SpliceSpec
+from energon_ext.prepare.documents import InputDocument
+from energon_ext.prepare.job import Encoded
 from energon_ext.samples.context import current_context
 from energon_ext.splice.config import SpliceFields
 from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
@@ -189,6 +192,19 @@ have no transition to train.
                 f"Sample {sample.__key__}: text is {sample.text!r:.40}; Unicode text is needed."
             )
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
+
+    def encode_many(
+        self, documents: Sequence[InputDocument]
+    ) -> Sequence[Encoded | SampleError | None]:
+        if type(self).encode_document is not PackedTaskEncoder.encode_document:
+            return super().encode_many(documents)
+        found: list[Any] = [each.text or getattr(each.sample, "text", None) for each in documents]
+        texts = {place: text for place, text in enumerate(found) if is_text(text)}
+        encoded = self.tokenizer.encode_batch([*texts.values()]) if texts else ()
+        results: list[Encoded | None] = [None] * len(documents)
+        for place, tokens in zip(texts, encoded):
+            results[place] = Encoded([(tokens, None)])
+        return results
 
     def command_options(self) -> list[str] | None:
         name = self.tokenizer.name

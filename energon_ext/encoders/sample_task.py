@@ -75,7 +75,7 @@ class SampleTask(EncoderTask):
             own=self.fingerprint(),
         )
 
-    def columns(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
+    def open_sources(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
         methods, samples = self.methods, sample_entries(entries)
         found: dict[str, Lengths] = (
             {**ensure_measured(self.encoder, methods, samples)}
@@ -88,21 +88,21 @@ class SampleTask(EncoderTask):
             found[entry.key] = documents
         return found
 
-    def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
+    def reader(self, entry: Entry, opened: Lengths, spec: Spec) -> Reader:
         methods = self.methods
         if not entry.has_samples:
             convert = functools.partial(_pack_tokens, methods, entry.key)
-            return read_documents(entry, columns, spec, methods.tokenizer, convert=convert)
-        return self.read_samples(methods, entry, columns, spec)
+            return read_documents(entry, opened, spec, methods.tokenizer, convert=convert)
+        return self.read_samples(methods, entry, opened, spec)
 
     def read_samples(
-        self, methods: SampleMethods, entry: Entry, columns: Lengths, spec: Spec
+        self, methods: SampleMethods, entry: Entry, opened: Lengths, spec: Spec
     ) -> SampleReader:
         """Open what reads the rows of samples with some methods."""
-        numbers = numbers_of(entry, columns)
+        numbers = numbers_of(entry, opened)
         excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
         samples = NumberedSamples(open_alone(self.encoder, entry), str(entry.dataset.paths[0]))
-        table = columns if methods.are_packed else None
+        table = opened if methods.are_packed else None
         return SampleReader(methods, entry.key, spec.seed, numbers, excluded, samples, table)
 
     def padding(self, read: Callable[[], Any]) -> Any:

@@ -47,7 +47,7 @@ def plan_saved(mix: Mix, spec: Spec, topology: Topology, as_whole: bool) -> Run:
 class SavedTask(Task):
     """The task of a run whose encoder is not there: its rows are planned, but not read.
 
-    Documents are their own columns. What is cached of text and samples is found by the encoding
+    What is cached of text and samples is found by the encoding
     that the spec names, and is never made here.
     """
 
@@ -56,7 +56,7 @@ class SavedTask(Task):
     def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
         return self.saved
 
-    def columns(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
+    def open_sources(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
         found = {entry.key: self._find(entry) for entry in sample_entries(entries)}
         for entry, documents in token_entries(entries):
             self._check(documents, entry)
@@ -78,11 +78,11 @@ class SavedTask(Task):
         if tokenizer := self.saved.own.get("tokenizer"):
             documents.check_written("tokenizer", "that of the run", tokenizer)
 
-    def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
+    def reader(self, entry: Entry, opened: Lengths, spec: Spec) -> Reader:
         """Open what says where documents and samples come from; samples cannot be encoded."""
         if find_kind(entry, spec)[0] == DOCUMENTS:
-            return read_documents(entry, columns, spec, None)
-        numbers = numbers_of(entry, columns)
+            return read_documents(entry, opened, spec, None)
+        numbers = numbers_of(entry, opened)
         samples = NumberedSamples(open_stored(entry), str(entry.dataset.paths[0]))
         methods = SampleMethods(name="the run's encoder", packer=OnePerRow())
         return SampleReader(methods, entry.key, spec.seed, numbers, frozenset(), samples)

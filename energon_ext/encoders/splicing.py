@@ -31,7 +31,6 @@ from energon_ext.splice.validation import GridIndex
 from energon_ext.state.match import ENCODER
 from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.tokens.origins import origins_of
-from energon_ext.tokens.reader import open_others
 
 #: Maximum number of documents of a source that are counted under their own names by default.
 NAMED_DOCUMENTS = 64
@@ -245,8 +244,7 @@ def plan_frames(
             for number, length in zip(numbers.tolist(), lengths.tolist())
         ],
     )
-    others = open_others(entry.columns, files, f"{entry.where}.columns")
-    reader = FrameReader(files, first, numbers.tolist(), names, splice, fill_id, others)
+    reader = FrameReader(files, first, numbers.tolist(), names, splice, fill_id, entry.others)
     return frames, reader
 
 

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The questions that a run asks an encoder.
 
-A spec and columns plan the rows, a reader reads them, and the encoder makes batches of them. The
-columns of all sources are opened together, so that one pool of processes makes those that are
-missing.
+A spec and the lengths of sources plan the rows, a reader reads them, and the encoder makes batches
+of them. All sources are opened together, so that one pool of processes makes what is missing.
 """
 
 from __future__ import annotations
@@ -73,12 +72,16 @@ class Task(ABC):
         """Return the spec of a run over some sources."""
 
     @abstractmethod
-    def columns(self, entries: Sequence[Entry]) -> Mapping[str, Lengths]:
+    def open_sources(self, entries: Sequence[Entry]) -> Mapping[str, Lengths]:
         """Open the documents or the lengths of each source, by key; make those that are missing."""
 
     @abstractmethod
-    def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
-        """Open what reads the rows of a source that is not spliced."""
+    def reader(self, entry: Entry, opened: Lengths, spec: Spec) -> Reader:
+        """Return what reads the rows of a source that is not spliced.
+
+        Args:
+            opened: what :meth:`open_sources` returned for it.
+        """
 
     @abstractmethod
     def assemble(self, rows: list[Any], context: EncoderContext) -> Any:

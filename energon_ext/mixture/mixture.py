@@ -31,7 +31,7 @@ class Mixture:
     Args:
         tree: its leaves are ``keys``, in any order.
         keys: keys of the sources, sorted; draws are indices into them.
-        seed: selects the random numbers.
+        seed: selects the random numbers, which shares do not need.
         row_tokens: positions per row; 0 if rows differ in length.
 
     Attributes:
@@ -55,7 +55,7 @@ class Mixture:
         tree: Tree,
         keys: Sequence[str],
         *,
-        seed: str,
+        seed: str = "",
         row_tokens: int = 0,
         unit: str = "position",
     ):

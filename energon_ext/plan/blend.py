@@ -171,7 +171,7 @@ class Blend:
     @functools.cached_property
     def _mixture_of_shares(self) -> Mixture:
         """Evaluates weights for :meth:`shares_at`, apart from the plan, which has its own."""
-        return Mixture(self.tree, self.keys, seed="")
+        return Mixture(self.tree, self.keys)
 
     @functools.cached_property
     def _parts(self) -> tuple[list[str], np.ndarray, np.ndarray]:

@@ -104,7 +104,7 @@ class _Reading:
 
     def __init__(self, blend: Blend, left: np.ndarray, tokens_per_row: np.ndarray):
         self._blend, self._left, self._tokens_per_row = blend, left, tokens_per_row
-        self._mixture = Mixture(blend.tree, blend.keys, seed="")
+        self._mixture = Mixture(blend.tree, blend.keys)
         self._mixture.ended |= left == 0
         first = start_of(blend).step
         self.exhausted = {key: first for key, rows in zip(blend.keys, left) if rows == 0}

@@ -121,7 +121,7 @@ def forecast_of(
     blend: Blend, edges: Sequence[int], exhausted: dict[str, int], **figures: Any
 ) -> Forecast:
     """Build a forecast from the edges and the figures of its windows."""
-    mixture, shares = Mixture(blend.tree, blend.keys, seed=""), []
+    mixture, shares = Mixture(blend.tree, blend.keys), []
     ended_at = np.array([exhausted.get(key, math.inf) for key in blend.keys])
     for step in edges[:-1]:
         mixture.ended[:] = ended_at <= step
