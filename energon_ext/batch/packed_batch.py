@@ -73,6 +73,7 @@ class PackedBatch:
         columns: further values of tokens by name, ``[N, *item]`` each, for losses and models of
             your own: those that a source has as a :class:`~energon_ext.batch.columns.Column`, of
             its type and at its inputs or labels, and float32 [N] of the labels.
+        row_tokens: positions of each row, T; 0 if unknown.
         segments: further values of documents by name, ``[n, *item]`` each, of the document of each
             segment; fill values for padding.
 
@@ -107,6 +108,7 @@ class PackedBatch:
     pair_ids: torch.Tensor | None = None
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     segments: dict[str, torch.Tensor] = field(default_factory=dict)
+    row_tokens: int = 0
 
     def as_buffer(self) -> torch.Tensor:
         """Return the bytes of all tensors as one uint8 tensor.

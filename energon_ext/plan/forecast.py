@@ -146,7 +146,7 @@ def start_of(blend: Blend) -> PlanState:
     if isinstance(blend, Run):
         return blend.progress.plan
     nothing = np.zeros(len(blend.keys), np.int64)
-    return PlanState(0, 0, (), nothing, nothing, nothing, (), nothing, {})
+    return PlanState(0, 0, (), 0, nothing, nothing, nothing, (), nothing, {})
 
 
 def position_of(blend: Blend, step: int) -> int:

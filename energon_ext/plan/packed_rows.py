@@ -30,9 +30,9 @@ from energon_ext.tokens.documents import Lengths
 #: Builds a packer from ``(its JSON, positions of a row, the current packer)``.
 LoadPacker = Callable[[Mapping[str, Any], int, Packer], Packer]
 
-#: ``(documents, starts, stops, visits, ended, tokens)`` of a row: its pieces, how many documents
-#: end in it, and the number of its tokens.
-Description = tuple[list[int], list[int], list[int], list[int], int, int]
+#: ``(documents, starts, stops, visits, ended, tokens, row_tokens)`` of a row: its pieces, how many
+#: documents end in it, the number of its tokens, and that of its positions.
+Description = tuple[list[int], list[int], list[int], list[int], int, int, int]
 
 #: Documents in the first pack plan of a run.
 _FIRST_DOCS = 64
@@ -134,6 +134,15 @@ class PackedRows(Rows):
             other.restore_state(self.state_at(window, next_row))
         return other
 
+    def with_length(self, row_tokens: int) -> PackedRows:
+        other = copy.copy(self)
+        other._packer = dataclasses.replace(self._packer, seq_len=row_tokens)
+        return other
+
+    def repack(self, row_tokens: int) -> None:
+        former, self._packer = self._packer, self.with_length(row_tokens)._packer
+        self._repack(former)
+
     @property
     def _epoch(self) -> tuple[int, int, np.ndarray]:
         """The first document of an epoch, the one after the last, and those left out."""
@@ -178,7 +187,7 @@ class PackedRows(Rows):
         return is_plan_taken and not len(self._plan.carried) and self._order.ended
 
     def take(self, count: int) -> TakenPackedRows:
-        taken = TakenPackedRows(self.lengths)
+        taken = TakenPackedRows(self.lengths, self._packer.seq_len)
         while count and not self.ended:
             if self.next_row == len(self._plan):
                 self._pack_next()
@@ -341,8 +350,8 @@ def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:
 class TakenPackedRows(TakenRows):
     """Packed rows, not yet read."""
 
-    def __init__(self, lengths: Lengths) -> None:
-        self._lengths = lengths
+    def __init__(self, lengths: Lengths, row_tokens: int) -> None:
+        self._lengths, self._row_tokens = lengths, row_tokens
         self._rows: list[tuple[PackPlan, int]] = []  # pack plan, row in the plan
         self.num_tokens = self.num_documents = 0
 
@@ -373,7 +382,7 @@ class TakenPackedRows(TakenRows):
         columns = pieces.documents, pieces.starts, pieces.stops, pieces.visits
         documents, starts, stops, visits = (column[part].tolist() for column in columns)
         ended, tokens = int(plan.documents[row]), int(plan.tokens[row])
-        return documents, starts, stops, visits, ended, tokens
+        return documents, starts, stops, visits, ended, tokens, self._row_tokens
 
     def _pieces(self, number: int) -> Pieces:
         plan, row = self._rows[number]

@@ -18,10 +18,11 @@ class Step:
 
     Attributes:
         position: position on the schedule axis at which they are drawn.
+        topology: distributes them over ranks and micro-batches; set by what draws the step.
     """
 
     def __init__(self) -> None:
-        self.position = 0
+        self.position, self.topology = 0, Topology(1)
         self._parts: list[tuple[np.ndarray, TakenRows, int]] = []
         self._order: np.ndarray | None = None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,13 @@ class Topology:
     def rounds(self) -> int:
         """Batches per rank in a step."""
         return self.rows_per_step // self.rows_per_round
+
+    def divide_rows(self, parts: int) -> Topology:
+        """Return the topology of rows that are ``parts`` times as short, and so as many."""
+        if parts == 1:
+            return self
+        sizes = {"rows_per_step": self.rows_per_step, "batch_rows": self.batch_rows}
+        return replace(self, **{name: parts * rows for name, rows in sizes.items()})
 
     def rows_of(self, number: int) -> range:
         """Return the rows of this rank in a round of a step."""

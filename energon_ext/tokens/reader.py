@@ -84,7 +84,7 @@ class DocumentReader:
             found[VISIT] = list(map(np.int32, _visits_of(rows)))
         has_weights = any(each is not None for each in weights)
         read, begin = [], 0
-        for numbers, _, _, _, documents, num_tokens in rows:
+        for numbers, _, _, _, documents, num_tokens, row_tokens in rows:
             part = slice(begin, begin := begin + len(numbers))
             read.append(
                 Row(
@@ -95,6 +95,7 @@ class DocumentReader:
                     parts=None if parts is None else parts[part],
                     num_tokens=num_tokens,
                     columns={name: values[part] for name, values in found.items()} or None,
+                    row_tokens=row_tokens,
                 )
             )
         return read
