@@ -211,8 +211,7 @@ class BatchAssembler:
         is_empty = not starts and row.slice_sources is None
         if is_empty or end > seq_len + 1:
             raise SampleError(
-                f"A row has {end} tokens and gaps; {seq_len} positions take 1 to "
-                f"{seq_len + 1}."
+                f"A row has {end} tokens and gaps; {seq_len} positions take 1 to {seq_len + 1}."
             )
         if parts:
             np.concatenate(parts, out=tokens[:end], casting="unsafe")

@@ -193,7 +193,7 @@ def weights_of(
         StreamedSource(entry.key, None, shown_as=entry.name, loss_weight=entry.loss_weight)
         for entry in mix.entries
     ]
-    return Blend(sources, mix.tree, Clock(mix.axis, Topology(1)))
+    return Blend(sources, mix.tree, Clock(mix.axis, Topology(1), rows=mix.run.rows))
 
 
 def warn_of_undecided_weights(blend: Blend, step: int) -> None:

@@ -8,7 +8,7 @@ as many. So nothing but the rows changes for what trains on the batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,10 @@ class RowSchedule:
     def breakpoints(self) -> tuple[int, ...]:
         return tuple(point for point, _ in self.points)
 
+    def unreached(self, end: int) -> list[int]:
+        """Return the breakpoints that a run up to a position does not reach."""
+        return [point for point in self.breakpoints if point >= end]
+
     def to_json(self) -> list[list[int]]:
         return [list(point) for point in self.points]
 
@@ -96,3 +100,34 @@ found; the longest must be 2, 4, 8, ... times as long as each other one.
                 f"be 2, 4, 8, ... times as long as each other one."
             )
     return RowSchedule(tuple(points), where)
+
+
+def describe_points(points: Sequence[Sequence[int]], unit: str) -> str:
+    """Return the lengths of rows as part of a sentence.
+
+    Args:
+        points: of :meth:`RowSchedule.to_json`.
+        unit: what breakpoints count, in the singular.
+
+    Example:
+        >>> describe_points([[0, 1024], [5000, 4096]], "step")
+        '1,024 positions, 4,096 from step 5,000 on'
+    """
+    (_, first), *others = points
+    later = [f"{length:,} from {unit} {point:,} on" for point, length in others]
+    return ", ".join([f"{first:,} positions", *later])
+
+
+def describe_row_change(
+    saved: Sequence[Sequence[int]] | None, now: RowSchedule | None, unit: str
+) -> str:
+    """Return a log line if a resume changes the schedule of the lengths of rows, else nothing.
+
+    Args:
+        saved: in the state; None if it has none.
+    """
+    found = None if now is None else now.to_json()
+    if found == (None if saved is None else [list(each) for each in saved]):
+        return ""
+    names = ["none" if each is None else describe_points(each, unit) for each in (saved, found)]
+    return f"row_tokens: was {names[0]}; from here on {names[1]}."

@@ -159,7 +159,7 @@ class Run(Blend):
                 plan.row_lengths = add_rows(
                     plan.row_lengths, plan.row - rows, plan.row, plan.row_tokens, clock.row_tokens
                 )
-            step.position, step.topology = position, topology
+            step.position, step.topology, step.row_tokens = position, topology, plan.row_tokens
             if not self.spec.pads and step.num_rows < rows:
                 self.dropped_rows = step.num_rows
                 return

@@ -145,7 +145,8 @@ def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tupl
     """Compute how much the largest cost exceeds the mean, as a ratio averaged over steps.
 
     Args:
-        steps: costs of the rows of each step, float64 [rows per step].
+        steps: costs of the rows of each step, float64 [rows per step]; a step of rows that are a
+            quarter as long has four times as many.
         topology: distributes the rows.
 
     Returns:
@@ -153,7 +154,8 @@ def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tupl
     """
     orders: dict[str, list[tuple[float, float]]] = {"natural": [], "balanced": []}
     for costs in steps:
-        for name, order in (("natural", slice(None)), ("balanced", balance(costs, topology))):
+        divided = topology.divide_rows(len(costs) // topology.rows_per_step)
+        for name, order in (("natural", slice(None)), ("balanced", balance(costs, divided))):
             grid = costs[order].reshape(topology.rounds, topology.ranks, -1).sum(2)
             ranks, heaviest = grid.sum(0), grid.max(1) / np.maximum(grid.mean(1), 1e-30)
             orders[name].append((float(ranks.max() / ranks.mean()), float(heaviest.mean())))
