@@ -41,7 +41,7 @@ class Clock:
         return self.row_tokens if self.rows is None else self.rows.at(position)
 
     def topology_of(self, row_tokens: int) -> Topology:
-        """Return the topology of the steps whose rows have so many positions."""
+        """Return the topology of a step whose rows have this number of positions."""
         return self.topology.divide_rows(self.row_tokens // row_tokens if self.rows else 1)
 
     def at(self, step: int, row: int, row_lengths: RowLengths = ()) -> int:

@@ -215,7 +215,7 @@ def _row_lengths(state: Mapping[str, Any], current: int) -> RowLengths:
 def _restore_rows(
     rows: Rows, state: Mapping[str, Any], packing: Mapping[str, Any], current: Mapping[str, Any]
 ) -> None:
-    """Restore rows to a state, which was packed as ``packing`` says, to be packed as ``current``."""
+    """Restore rows to a state that ``packing`` has packed, to continue in those of ``current``."""
     rows.check_state(state)
     if not rows.may_be_repacked:
         check_fingerprint(packing, current, rows.key)

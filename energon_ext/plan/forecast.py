@@ -205,9 +205,10 @@ def forecast(
 def late_breakpoints(blend: Blend, end_step: int) -> list[int]:
     """Return the breakpoints that a run of ``end_step`` steps does not reach."""
     end = position_of(blend, end_step)
-    scheduled = [weight for node in blend.tree.nodes() for weight in node.weights]
-    rows = [] if blend.clock.rows is None else [blend.clock.rows]
-    return sorted({point for each in (*scheduled, *rows) for point in each.unreached(end)})
+    weights = (weight for node in blend.tree.nodes() for weight in node.weights)
+    late = {point for weight in weights for point in weight.unreached(end)}
+    rows = blend.clock.rows
+    return sorted(late if rows is None else late.union(rows.unreached(end)))
 
 
 def window_edges(blend: Blend, steps: int) -> list[int]:

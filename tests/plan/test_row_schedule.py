@@ -14,6 +14,7 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.row_schedule import row_schedule_from_config
 from tests.plan.runs import open_loaders, write_split
 from tests.plan.test_longer_rows import CORPORA, transitions_of
+from tests.plan.test_questions import KINDS
 from tests.support import (
     LargeTokenizer,
     close_loaders,
@@ -106,8 +107,15 @@ def read_plain(run, mix, step, stop, points, *, rounds=1, batch=ROWS, **options)
         run.read(mix, (end - begin) * rounds, **sizes, **options)
 
 
-@pytest.mark.parametrize("packing", ["bin", "sequential"])
-@pytest.mark.parametrize("rule", ["interleave", "blend"])
+@pytest.mark.parametrize(
+    ("rule", "packing"),
+    [
+        ("interleave", "bin"),
+        ("blend", "sequential"),
+        pytest.param("interleave", "sequential", marks=pytest.mark.nightly),
+        pytest.param("blend", "bin", marks=pytest.mark.nightly),
+    ],
+)
 def test_rows_are_those_of_runs_that_are_joined_by_resumes(data, rule, packing):
     options = {"batch": 2, "ranks": 2, "packing": packing, "balance": "attention"}
     joined, run = Run(), Run()
@@ -159,7 +167,7 @@ def test_energons_own_loader_reads_the_same_rows(data):
     assert [content(batch) for batch in batches] == run.contents()
 
 
-def chain(data, seed, hops=8):
+def chain(data, seed, hops):
     """Compare a run whose schedule changes at each hop with one that is only resumed."""
     rng, scheduled, plain, step = random.Random(seed), Run(), Run(), 0
     for _ in range(hops):
@@ -191,10 +199,10 @@ def chain(data, seed, hops=8):
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(2, 150))]
+    "seed", [*range(1), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 150))]
 )
 def test_schedules_that_change_between_resumes_read_what_plain_resumes_read(data, seed):
-    chain(data, seed)
+    chain(data, seed, hops=4 if seed == 0 else 10)
 
 
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
@@ -301,18 +309,15 @@ def test_rows_that_depend_on_their_length_are_refused(data, tmp_path):
 
 
 def test_samples_are_refused(tmp_path):
-    from tests.plan.test_questions import KINDS
-
     write_dataset(tmp_path / "a", [f"text {n}" for n in range(40)])
     rows = {"row_tokens": {"step": {0: 8, 4: 16}}}
     mix = write_split(tmp_path / "mix.yaml", {"blend": [{"path": "a"}]}, **rows)
-    for kind in ("samples", "packed samples"):
-        encoder = KINDS[kind][1]()
-        with pytest.raises(ConfigError, match="row_tokens: the encoder packs samples"):
-            get_train_dataset(mix, task_encoder=encoder, worker_config=config(), batch_size=2)
-        encoder.plan_samples = False
-        with pytest.raises(ConfigError, match="row_tokens: a is streamed; only planned rows"):
-            get_train_dataset(mix, task_encoder=encoder, worker_config=config(), batch_size=2)
+    encoder = KINDS["samples"][1]()
+    with pytest.raises(ConfigError, match="row_tokens: the encoder packs samples"):
+        get_train_dataset(mix, task_encoder=encoder, worker_config=config(), batch_size=2)
+    encoder.plan_samples = False
+    with pytest.raises(ConfigError, match="row_tokens: a:train is streamed; only planned rows"):
+        get_train_dataset(mix, task_encoder=encoder, worker_config=config(), batch_size=2)
 
 
 def test_a_schedule_applies_before_its_first_breakpoint():

@@ -44,6 +44,7 @@ class DataLog:
             loader.hash_rows()
         if loader is not None and args.energon_run_dir:
             loader.counted_for = "--energon-run-dir"
+        self._begin: int | None = None
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
         # A plan that starts over under a trained model counts its steps from 0 again.
         self._first_step = args.iteration if self._row == 0 else 0
