@@ -215,6 +215,38 @@ def test_the_timer_of_batches_is_logged(mix, tmp_path):
     assert len(re.findall(r"batch-generator \.+: \(", (tmp_path / "stdout.1").read_text())) == 2
 
 
+@pytest.mark.parametrize("layout", ["data parallel", "pipeline parallel", "virtual stages"])
+def test_rows_that_grow_by_schedule_train_like_a_run_resumed_with_longer_rows(
+    layout, mix, tmp_path
+):
+    """Shapes stay those of ``--seq-length``, so that stages of a pipeline notice nothing."""
+    parallelism = LAYOUTS[layout]
+    schedule = {"row_tokens": {"step": {0: 32, 2: 64}}}
+    scheduled = mix.with_name("scheduled.yaml")
+    scheduled.write_text(json.dumps({**json.loads(mix.read_text()), **schedule}))
+    losses, _ = run(scheduled, tmp_path, parallelism, f"--energon-run-dir {tmp_path}/run")
+    saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data --eval-iters 0"
+    written = f"--energon-run-dir {tmp_path}/joined"
+    short = "--seq-length 32 --global-batch-size 8 --exit-interval 2 --train-iters 6"
+    first, _ = run(mix, tmp_path, parallelism, saved, written, short)
+    loaded = f"--load {tmp_path}/model --override-opt-param-scheduler"
+    second, _ = run(mix, tmp_path, parallelism, saved, written, loaded)
+    assert list(losses) == ["1", "2", "3", "4", "5", "6"] == [*first, *second]
+    found, expected = Run.load(tmp_path / "run"), Run.load(tmp_path / "joined")
+    assert found.batch_hash == expected.batch_hash and len({*found.batch_hash}) == 6
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-4)
+
+
+def test_rows_by_schedule_are_refused_with_graphs_of_layers(mix, tmp_path):
+    schedule = {"row_tokens": {"step": {0: 32, 2: 64}}}
+    scheduled = mix.with_name("scheduled.yaml")
+    scheduled.write_text(json.dumps({**json.loads(mix.read_text()), **schedule}))
+    graphs = "--cuda-graph-impl local --energon-packing-max-docs-per-bin 8 --te-rng-tracker"
+    run(scheduled, tmp_path, graphs, code=70)
+    last = (tmp_path / "stderr").read_text().strip().splitlines()[-1]
+    assert "row_tokens: --cuda-graph-impl local replays one number of segments" in last
+
+
 def drawn(folder, ranks=2):
     """Hashes of the batches of each rank by iteration, as often as they went through the model."""
     found = []
