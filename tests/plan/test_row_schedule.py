@@ -4,6 +4,7 @@
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from energon_ext import ConfigError, PackedTaskEncoder, SFTTaskEncoder, get_trai
 from energon_ext.errors import StateMismatchError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.row_schedule import row_schedule_from_config
+from tests.cli.command import energon_ext
 from tests.plan.runs import open_loaders, write_split
 from tests.plan.test_longer_rows import CORPORA, transitions_of
 from tests.plan.test_questions import KINDS
+from tests.saves import save_cursor
 from tests.support import (
     LargeTokenizer,
     close_loaders,
@@ -251,6 +254,33 @@ def test_a_state_inside_a_step_keeps_its_schedule(data):
     with pytest.raises(StateMismatchError, match=r"row_tokens: saved \[\[0, 16\], "):
         run.read(write(data, {**POINTS, 9: 8, 10: 64}), 1, batch=4)
     run.read(write(data, POINTS), 1, batch=4)
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+def test_commands_show_the_length_of_rows(data, tmp_path):
+    points = {0: 16, 3: 64}
+    mix, run = write(data, points), Run()
+    for count in (2, 2):
+        run.read(mix, count)
+        save_cursor(tmp_path / "run", len(run.batches), json.loads(run.state))
+    size = ("--seq-length", LONGEST)
+    shares = energon_ext("plan", mix, *size).stdout
+    assert re.search(r"positions of +0 +1,536 .*\na row +16 +64 ", shares)
+    forecast = energon_ext("plan", mix, *size, "--steps", 4, "--global-batch-size", ROWS).stdout
+    assert "4 steps of 512 positions: " in forecast
+    assert "Rows have 16 positions, 64 from token 1,536 on." in forecast
+    shown = energon_ext("checkpoint", "show", tmp_path / "run").stdout
+    assert "rows have 16 positions, 64 from token 1,536 on" in shown
+    assert "rows read: 96 of 16 positions, 8 of 64 positions" in shown
+    for step, (rows, length) in ((1, (32, 16)), (3, (8, 64))):
+        traced = energon_ext("trace", tmp_path / "run", mix, "--step", step, "--json").stdout
+        found = [json.loads(line) for line in traced.splitlines()]
+        assert [each["row_tokens"] for each in found] == rows * [length]
+    later = write(data, {0: 16, 3: 64, 9: 32})
+    changed = energon_ext("checkpoint", "diff", tmp_path / "run", later).stdout
+    assert "row_tokens: was 16 positions, 64 from token 1,536 on; from here on 16 pos" in changed
 
 
 # Refusals -----------------------------------------------------------------------------------------
