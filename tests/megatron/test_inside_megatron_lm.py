@@ -220,7 +220,8 @@ def test_rows_that_grow_by_schedule_train_like_a_run_resumed_with_longer_rows(
     layout, mix, tmp_path
 ):
     """Shapes stay those of ``--seq-length``, so that stages of a pipeline notice nothing."""
-    parallelism = LAYOUTS[layout]
+    # The rate would otherwise follow the samples that Megatron-LM counts, which are shorter rows.
+    parallelism = f"{LAYOUTS[layout]} --lr-warmup-iters 0 --lr-decay-style constant"
     schedule = {"row_tokens": {"step": {0: 32, 2: 64}}}
     scheduled = mix.with_name("scheduled.yaml")
     scheduled.write_text(json.dumps({**json.loads(mix.read_text()), **schedule}))
@@ -236,16 +237,6 @@ def test_rows_that_grow_by_schedule_train_like_a_run_resumed_with_longer_rows(
     found, expected = Run.load(tmp_path / "run"), Run.load(tmp_path / "joined")
     assert found.batch_hash == expected.batch_hash and len({*found.batch_hash}) == 6
     np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-4)
-
-
-def test_rows_by_schedule_are_refused_with_graphs_of_layers(mix, tmp_path):
-    schedule = {"row_tokens": {"step": {0: 32, 2: 64}}}
-    scheduled = mix.with_name("scheduled.yaml")
-    scheduled.write_text(json.dumps({**json.loads(mix.read_text()), **schedule}))
-    graphs = "--cuda-graph-impl local --energon-packing-max-docs-per-bin 8 --te-rng-tracker"
-    run(scheduled, tmp_path, graphs, code=70)
-    last = (tmp_path / "stderr").read_text().strip().splitlines()[-1]
-    assert "row_tokens: --cuda-graph-impl local replays one number of segments" in last
 
 
 def drawn(folder, ranks=2):
