@@ -72,6 +72,7 @@ class PackedBatch:
         columns: further values of tokens by name, ``[N, *item]`` each, for losses and models of
             your own: those that a source has as a :class:`~energon_ext.batch.columns.Column`, of
             its type and at its inputs or labels, and float32 [N] of the labels.
+        row_tokens: positions of each row, T; 0 if unknown.
         segments: further values of documents by name, ``[n, *item]`` each, of the document of each
             segment; fill values for padding.
         context_size: in a layout, the context-parallel ranks that share this batch; else None, for
@@ -109,6 +110,7 @@ class PackedBatch:
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     segments: dict[str, torch.Tensor] = field(default_factory=dict)
     context_size: int | None = None
+    row_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

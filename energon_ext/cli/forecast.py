@@ -19,6 +19,7 @@ from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.estimate import estimate
 from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.forecast import Forecast, epochs_at, forecast, late_breakpoints
+from energon_ext.plan.row_schedule import describe_points
 from energon_ext.plan.run import Run
 from energon_ext.plan.subsets import describe_subsets
 from energon_ext.plan.topology import imbalance
@@ -74,7 +75,11 @@ def forecast_text(forecast: Forecast, blend: Blend, steps: int, target: int | No
         more = f" and {len(late) - MAX_BREAKPOINTS} more" if len(late) > MAX_BREAKPOINTS else ""
         word = "breakpoints" if len(late) > 1 else "breakpoint"
         lines.append(f"The run ends before the {word} {named}{more}.")
-    lines += [*describe_subsets(blend), *describe_short_sources(blend)]
+    lines += [
+        *describe_rows(blend),
+        *describe_subsets(blend),
+        *describe_short_sources(blend),
+    ]
     if blend.clock.skip:
         named = ", ".join(f"{first:,} to {stop - 1:,}" for first, stop in blend.clock.skip)
         lines.append(f"Steps {named} are planned but skipped; they are counted here.")
@@ -96,13 +101,19 @@ def _target_text(forecast: Forecast, blend: Blend, target: int) -> str:
     return f"{found}\n`subset: {{fraction: {fraction:.4g}}}` repeats a source as often in this run."
 
 
+def describe_rows(blend: Blend) -> Iterator[str]:
+    """Yield a line with the lengths of rows, if they have a schedule."""
+    if (rows := blend.clock.rows) is not None:
+        yield f"Rows have {describe_points(rows.to_json(), blend.clock.axis.one)}."
+
+
 def imbalance_of(blend: Blend) -> dict[str, tuple[float, float]]:
     """Return the imbalance among ranks and among micro-batches, in natural order and balanced."""
     if not isinstance(blend, Run):
         raise ConfigError("--balance: rows of streamed sources are unknown until they are read.")
     steps, cost = itertools.islice(blend.fork().draw_steps(), BALANCED_STEPS), AttentionCost()
-    rows = blend.topology.rows_per_step
-    return imbalance((step.costs(cost, rows) for step in steps), blend.topology)
+    costs = (step.costs(cost, step.topology.rows_per_step) for step in steps)
+    return imbalance(costs, blend.topology)
 
 
 def imbalance_table(orders: Mapping[str, tuple[float, float]], blend: Blend) -> str:
@@ -126,6 +137,8 @@ def _headline(forecast: Forecast, blend: Blend) -> str:
     filled = forecast.tokens.sum() / forecast.positions if forecast.positions else 1.0
     start = f"after step {forecast.first:,}, " if forecast.first else ""
     size = f"{plural(forecast.steps, 'step')} of {plural(rows, 'row')} of {seq_len:,} positions"
+    if blend.clock.rows is not None:
+        size = f"{plural(forecast.steps, 'step')} of {rows * seq_len:,} positions"
     return f"{start}{size}: {forecast.tokens.sum():,.0f} tokens, rows {filled:.2%} full; {method}"
 
 
@@ -172,6 +185,8 @@ def show_forecast(
     **extra: Any,
 ) -> None:
     """Print the forecast of some steps; JSON also contains the non-empty ``extra`` fields."""
+    if blend.clock.rows is not None:
+        extra["row_tokens"] = blend.clock.rows.to_json()
     if as_json:
         if target is not None:
             extra["epochs_at_target"] = epochs_by_key(forecast, epochs_at(forecast, blend, target))

@@ -198,7 +198,7 @@ def weights_of(
         for entry in mix.entries
         if entry.budget is not None
     ]
-    return Blend(sources, mix.tree, Clock(mix.axis, Topology(1))), subsets
+    return Blend(sources, mix.tree, Clock(mix.axis, Topology(1), rows=mix.run.rows)), subsets
 
 
 def warn_of_undecided_weights(blend: Blend, step: int) -> None:

@@ -236,6 +236,8 @@ def _steps_for(blend: Blend, tokens: int) -> int:
 def _show_shares(blend: Blend, subsets: Sequence[str], positions: Sequence[int]) -> None:
     points = {0, *blend.tree.breakpoints()}
     points.update(*(weight.breakpoints() for weight in blend.loss_weights.values()))
+    if (schedule := blend.clock.rows) is not None:
+        points.update(schedule.breakpoints)
     shares = _shares(blend, positions or sorted(points))
     echo("\n".join([shares, *subsets, *describe_short_sources(blend)]))
     warn_of_undecided_weights(blend, max(positions, default=MAX_BREAKPOINT))
@@ -249,6 +251,9 @@ def _shares(blend: Blend, positions: Sequence[int]) -> str:
     for key in columns[0]:
         rows.append([blend.names.get(key, key), *(f"{shares[key]:.2%}" for shares in columns)])
     found = table(rows, most=MAX_LISTED)
+    if (schedule := blend.clock.rows) is not None:
+        lengths = [f"{schedule.at(position):,}" for position in positions]
+        found += "\n\n" + table([["positions of", *rows[0][1:]], ["a row", *lengths]])
     if not blend.loss_weights:
         return found
     weights = [blend.loss_weights_at(position) for position in positions]

@@ -136,8 +136,9 @@ def trace(
         return
     for row in rows:
         files = _files(row, blend, decode)
-        text = "\n    ".join([_where(row), *(file["text"] for file in files)])
-        _print({"step": step, **row.to_json(), "files": files}, as_json, text)
+        text = "\n    ".join([_where(row, planned), *(file["text"] for file in files)])
+        length = {"row_tokens": planned.step.row_tokens}
+        _print({"step": step, **row.to_json(), **length, "files": files}, as_json, text)
 
 
 def _planned_step(replay: Replay, step: int) -> PlannedStep:
@@ -177,7 +178,7 @@ def _show_document(replay: Replay, text: str, last: int, as_json: bool) -> None:
             if row.source == source and any(other == document for other, *_ in row.contents):
                 is_read = True
                 skipped = ", skipped" if blend.clock.is_skipped(number) else ""
-                where = f"step {number}{skipped}, {_where(row)}"
+                where = f"step {number}{skipped}, {_where(row, planned)}"
                 _print({"step": number, **row.to_json()}, as_json, where)
     if unread and not is_read:
         ranges = ", ".join(f"{start} to {end}" for start, end in unread)
@@ -228,7 +229,7 @@ def _print_exclude_lines(step: int, rows: Sequence[TracedRow], blend: Run) -> No
                 echo(line)
 
 
-def _where(row: TracedRow) -> str:
+def _where(row: TracedRow, planned: PlannedStep) -> str:
     ranks = f"rank {row.rank}"
     if len(row.ranks) > 1:
         ranks = f"ranks {row.rank} to {row.ranks[-1]}"
@@ -236,7 +237,9 @@ def _where(row: TracedRow) -> str:
     if row.source is None:
         return f"{place}: padding"
     tokens = sum(stop - start for _, start, stop in row.contents)
-    return f"{place}: {row.source}, {len(row.contents)} documents, {tokens:,} tokens"
+    found = f"{place}: {row.source}, {len(row.contents)} documents, {tokens:,} tokens"
+    has_schedule = planned.blend.clock.rows is not None
+    return f"{found} for {planned.step.row_tokens:,} positions" if has_schedule else found
 
 
 def _files(

@@ -347,11 +347,14 @@ class ScheduledMetadataset(MetadatasetV2):
     schedule_axis: Any = None  # unit of breakpoints; set in the outermost metadataset
     skip: Any = None  # ranges of steps that are planned but not read
     exclude: Any = None  # file that lists documents not to read
+    row_tokens: Any = None  # lengths of rows by schedule
 
     _run: RunFields = field(default_factory=RunFields, init=False)
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
-        self._run = run_fields(self.schedule_axis, self.skip, self.exclude, self.path)
+        self._run = run_fields(
+            self.schedule_axis, self.skip, self.exclude, self.row_tokens, self.path
+        )
         with errors_of_energon(str(self.path)):
             super().post_initialize(mds_path)
 

@@ -33,6 +33,7 @@ from energon_ext.plan.arrangement import LENGTH, Arrangement, sort_numbers
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.packed_rows import LoadPacker, PackedRows
+from energon_ext.plan.row_schedule import RowSchedule
 from energon_ext.plan.rows import Rows
 from energon_ext.plan.run import Run, RunOptions
 from energon_ext.plan.source import PlannedSource, Reader, Source
@@ -46,6 +47,7 @@ from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.tokens.reader import open_others
 from energon_ext.tokens.transformed import TransformedLengths, bind, columns_of, look_up
 from energon_ext.weights import ConstantWeight, ScheduleAxis
+from energon_ext.weights.axis import STEPS
 
 #: Documents of planned sources that are packed together, unless ``packing_buffer_docs`` is more:
 #: in total, and the minimum and maximum per source.
@@ -82,7 +84,9 @@ def plan_mix(
         clock = Clock(mix.axis, topology, spec.row_tokens)
     else:
         tree = mix.tree
-        clock = Clock(mix.axis_with(end), topology, spec.row_tokens, mix.run.skip.ranges)
+        rows = mix.run.rows
+        check_row_schedule(rows, mix.axis, sources, spec)
+        clock = Clock(mix.axis_with(end), topology, spec.row_tokens, mix.run.skip.ranges, rows)
         read_live_weights(mix)
         check_blend(mix, sources, clock, splices.by_key, {})
     options = RunOptions(
@@ -116,6 +120,11 @@ def _check_layouts(mix: Mix, splices: Splices, passes: Passes) -> None:
         raise ConfigError(
             f"{key}: is spliced, but a spliced row is one piece, which layouts cannot take apart; "
             f"remove its splice, or leave contexts out."
+        )
+    if mix.run.rows is not None and not passes.validating:
+        raise ConfigError(
+            f"{mix.run.rows.where}: row_tokens: a schedule found, but in layouts a document may run "
+            f"over a whole row; give one length, or leave contexts out."
         )
     if passes.batches:
         raise ConfigError(
@@ -157,6 +166,42 @@ def check_blend(
     check_omissions(mix, sources)
     limits = {source.key: source.max_epochs for source in sources}
     check_mixture(mix.tree, clock.axis, limits, absent, splices, clock.end)
+
+
+def check_row_schedule(
+    rows: RowSchedule | None, axis: ScheduleAxis, sources: Sequence[PlannedSource], spec: Spec
+) -> None:
+    """Raise ConfigError if the length of rows has a schedule that this run cannot follow."""
+    if rows is None:
+        return
+    where = f"{rows.where}: row_tokens"
+    if SAMPLES in spec.kinds:
+        raise ConfigError(
+            f"{where}: the encoder packs samples, which may not fit in shorter rows; it is for "
+            f"text and token files of a PackedTaskEncoder."
+        )
+    for source in sources:
+        if not source.first_rows.may_be_repacked:
+            raise ConfigError(
+                f"{where}: {source.key} is cut or spliced to the length of a row, so its rows can "
+                f"have only one; it is for text and token files of a PackedTaskEncoder."
+            )
+    if axis.counted not in (STEPS, "tokens"):
+        raise ConfigError(
+            f"{where}: breakpoints count {axis.counted}, of which longer rows need fewer; set "
+            f"`schedule_axis` to steps or tokens."
+        )
+    if rows.longest != spec.row_tokens:
+        raise ConfigError(
+            f"{where}: the longest rows have {rows.longest:,} positions, but the seq_len of the "
+            f"encoder is {spec.row_tokens:,}; they must be the same (--seq-length {rows.longest})."
+        )
+    alignment = spec.loss.get("alignment", 1)
+    if (shortest := rows.lengths[0]) % alignment:
+        raise ConfigError(
+            f"{where}: rows of {shortest:,} positions found; a multiple of {alignment} is needed, "
+            f"at which documents begin."
+        )
 
 
 # The rows of a source ---------------------------------------------------------------------------

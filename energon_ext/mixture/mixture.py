@@ -123,6 +123,11 @@ class Mixture:
         """Update the credits by the tokens read since the last call, int64 [sources]."""
         self._root.settle(tokens)
 
+    def set_row_tokens(self, row_tokens: int) -> None:
+        """Set the positions per row of the next draws."""
+        for _, sampler in self._interleaves:
+            sampler.row_tokens = row_tokens
+
     def restart_counts(self, row_tokens: float = 1.0) -> None:
         """Count tokens from 0 again; convert credits from rows to tokens at ``row_tokens`` each."""
         for _, sampler in self._interleaves:

@@ -116,7 +116,9 @@ class _Reading:
         It stops before ``end``, perhaps inside a step, if all sources have ended.
         """
         position = position_of(self._blend, (begin + end) // 2)
-        rows_per_step = self._blend.topology.rows_per_step
+        clock, rows_per_step = self._blend.clock, self._blend.topology.rows_per_step
+        # Rows that are half as long are drawn twice as often.
+        draws = clock.row_tokens // clock.rows.at(position) if clock.rows else 1
         missing, drawn = float(end - begin), np.zeros(len(self._left))
         while missing > 0:
             share = self._mixture.row_shares(position, self._tokens_per_row)
@@ -128,7 +130,7 @@ class _Reading:
             part = min(missing, float(lasts.min()))
             drawn += part * rate
             self._left -= part * rate
-            self.variance += part * rows_per_step * share * (1 - share)
+            self.variance += part * rows_per_step / draws * share * (1 - share)
             missing -= part
             if part == lasts.min():
                 number = int(lasts.argmin())

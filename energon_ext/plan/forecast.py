@@ -153,7 +153,7 @@ def start_of(blend: Blend) -> PlanState:
     if isinstance(blend, Run):
         return blend.progress.plan
     nothing = np.zeros(len(blend.keys), np.int64)
-    return PlanState(0, 0, (), nothing, nothing, nothing, (), nothing, {})
+    return PlanState(0, 0, (), 0, nothing, nothing, nothing, (), nothing, {})
 
 
 def epochs_counted(blend: Blend) -> np.ndarray:
@@ -238,7 +238,9 @@ def late_breakpoints(blend: Blend, end_step: int) -> list[int]:
     """Return the breakpoints that a run of ``end_step`` steps does not reach."""
     end = position_of(blend, end_step)
     weights = (weight for node in blend.tree.nodes() for weight in node.weights)
-    return sorted({point for weight in weights for point in weight.unreached(end)})
+    late = {point for weight in weights for point in weight.unreached(end)}
+    rows = blend.clock.rows
+    return sorted(late if rows is None else late.union(rows.unreached(end)))
 
 
 def window_edges(blend: Blend, steps: int) -> list[int]:
@@ -249,7 +251,8 @@ def window_edges(blend: Blend, steps: int) -> list[int]:
 
 def _breakpoint_steps(blend: Blend, steps: int) -> set[int]:
     """Return the first step at or after each breakpoint, of those within the next ``steps``."""
-    points, first = blend.tree.breakpoints(), start_of(blend).step
+    rows, first = blend.clock.rows, start_of(blend).step
+    points = {*blend.tree.breakpoints(), *(() if rows is None else rows.breakpoints)}
     all_steps, position = range(first, first + steps), functools.partial(position_of, blend)
     reached = {first + bisect_left(all_steps, point, key=position) for point in points}
     return reached - {first, first + steps}

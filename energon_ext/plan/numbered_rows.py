@@ -56,8 +56,8 @@ class NumberedRows:
         run: the same run from its first row on, in natural order, divided into single rows.
 
     Raises:
-        ConfigError: the run has live weights, layouts, or breakpoints that count the batches of a
-            rank.
+        ConfigError: the run has live weights, layouts, rows of several lengths, or breakpoints that
+            count the batches of a rank.
 
     State: the cursor of the run after some rows, see :mod:`energon_ext.plan.cursor`. It may be
     saved after any row, and depends on nobody's batches, ranks or workers.
@@ -73,6 +73,11 @@ class NumberedRows:
             raise ConfigError(
                 "contexts: the loop makes its own batches of rows, which have no layout; leave the "
                 "option out, or use ExactDataLoader."
+            )
+        if run.clock.rows is not None:
+            raise ConfigError(
+                "row_tokens: a schedule found, but the loop decides how many rows a step has; give "
+                "one length, or use ExactDataLoader."
             )
         if run.clock.axis.counted == "batches":
             raise ConfigError(

@@ -104,6 +104,7 @@ def _settings_of(blend: Blend) -> dict[str, Any]:
         "data-parallel ranks": topology.ranks,
         "schedule_axis": clock.axis.counted,
         "skip": [list(each) for each in clock.skip],
+        **({"row_tokens": clock.rows.to_json()} if clock.rows else {}),
     }
     if isinstance(blend, Run):
         options = blend.options

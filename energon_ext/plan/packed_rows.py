@@ -31,9 +31,12 @@ from energon_ext.tokens.documents import Lengths
 #: Builds a packer from ``(its JSON, positions of a row, the current packer)``.
 LoadPacker = Callable[[Mapping[str, Any], int, Packer], Packer]
 
-#: ``(documents, starts, stops, visits, ended, tokens)`` of a row: its pieces, how many documents
-#: end in it, and the number of its tokens.
-Description = tuple[list[int], list[int], list[int], list[int], int, int]
+#: ``(documents, starts, stops, visits, ended, tokens, row_tokens)`` of a row: its pieces, how many
+#: documents end in it, the number of its tokens, and that of its positions.
+Description = tuple[list[int], list[int], list[int], list[int], int, int, int]
+
+#: A micro-batch without documents.
+NO_PIECES: Description = ([], [], [], [], 0, 0, 0)
 
 #: Documents in the first pack plan of a run.
 _FIRST_DOCS = 64
@@ -143,6 +146,15 @@ class PackedRows(Rows):
             other.restore_state(self.state_at(window, next_row))
         return other
 
+    def with_length(self, row_tokens: int) -> PackedRows:
+        other = copy.copy(self)
+        other._packer = dataclasses.replace(self._packer, seq_len=row_tokens)
+        return other
+
+    def repack(self, row_tokens: int) -> None:
+        former, self._packer = self._packer, self.with_length(row_tokens)._packer
+        self._repack(former)
+
     @property
     def subset_change(self) -> tuple[int, int] | None:
         """Documents of the current epoch, if it has begun, and of the next one; None if as many."""
@@ -248,7 +260,7 @@ class PackedRows(Rows):
         return is_plan_taken and not len(self._plan.carried) and self._order.ended
 
     def take(self, count: int) -> TakenPackedRows:
-        taken = TakenPackedRows(self.lengths)
+        taken = TakenPackedRows(self.lengths, self._packer.seq_len)
         while count and not self.ended:
             if self.next_row == len(self._plan):
                 self._pack_next()
@@ -424,8 +436,8 @@ def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:
 class TakenPackedRows(TakenRows):
     """Packed rows, not yet read."""
 
-    def __init__(self, lengths: Lengths) -> None:
-        self._lengths = lengths
+    def __init__(self, lengths: Lengths, row_tokens: int) -> None:
+        self._lengths, self._row_tokens = lengths, row_tokens
         self._rows: list[tuple[PackPlan, int]] = []  # pack plan, row in the plan
         self.num_tokens = self.num_documents = 0
 
@@ -456,7 +468,7 @@ class TakenPackedRows(TakenRows):
         columns = pieces.documents, pieces.starts, pieces.stops, pieces.visits
         documents, starts, stops, visits = (column[part].tolist() for column in columns)
         ended, tokens = int(plan.documents[row]), int(plan.tokens[row])
-        return documents, starts, stops, visits, ended, tokens
+        return documents, starts, stops, visits, ended, tokens, self._row_tokens
 
     def description_of_pieces(self, places: Sequence[tuple[int, int]]) -> Description:
         documents, starts, stops, visits = [], [], [], []
@@ -470,7 +482,7 @@ class TakenPackedRows(TakenRows):
             visits.append(int(pieces.visits[index]))
             ended += self._ends(number, piece)
         tokens = sum(stops) - sum(starts)
-        return documents, starts, stops, visits, ended, tokens
+        return documents, starts, stops, visits, ended, tokens, 0
 
     def _ends(self, number: int, piece: int) -> bool:
         """Return whether a document ends with a piece of a row, as the pack plan counts it."""

@@ -124,6 +124,14 @@ class Rows(ABC):
     def at(self, window: Any, next_row: int) -> Rows:
         """Return these rows at some point of the run, to be taken on their own."""
 
+    def with_length(self, row_tokens: int) -> Rows:
+        """Return these rows with another number of positions, for :meth:`at` or a restore."""
+        raise NotImplementedError  # only of rows that may be repacked
+
+    def repack(self, row_tokens: int) -> None:
+        """Continue in rows with another number of positions, as after a resume."""
+        raise NotImplementedError
+
     @property
     def epoch_tokens(self) -> int | None:
         """Tokens in one epoch; None if documents are not read whole."""

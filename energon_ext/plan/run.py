@@ -18,9 +18,10 @@ from energon_ext.errors import log_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.blend import Blend
-from energon_ext.plan.clock import Clock, RowLengths
+from energon_ext.plan.clock import Clock, RowLengths, add_rows
 from energon_ext.plan.cost import Cost, digest_of_cost
 from energon_ext.plan.layout import ContextOptions, Layout, MicroBatch, lay_out_step
+from energon_ext.plan.packed_rows import NO_PIECES
 from energon_ext.plan.plan import Plan
 from energon_ext.plan.progress import (
     DescribedBatch,
@@ -111,7 +112,12 @@ class Run(Blend):
             unit=self.clock.axis.one,
         )
         first_rows = [source.first_rows for source in self.sources.values()]
-        self.plan = Plan(first_rows, mixture, repeats=self.options.repeats)
+        self.plan = Plan(
+            first_rows,
+            mixture,
+            repeats=self.options.repeats,
+            row_tokens=self.clock.row_tokens,
+        )
         self.progress = Progress(self.plan.save_state())
 
     def rewind(self) -> None:
@@ -155,21 +161,37 @@ class Run(Blend):
 
     def draw_steps(self) -> Iterator[Step]:
         """Draw the next steps; before each, wait until live weights cover it, unless on a fork."""
-        plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
+        plan, clock = self.plan, self.clock
         while True:
             for live in () if self.is_fork or plan.ended else self.live_weights:
                 live.wait(plan.step)
             position = clock.at(plan.step, plan.row, plan.row_lengths)
+            topology = self._repack(position)
+            rows = topology.rows_per_step
             step = plan.next(rows, position)
             if step is None:
                 return
-            step.position = position
+            if clock.rows is not None:
+                plan.row_lengths = add_rows(
+                    plan.row_lengths, plan.row - rows, plan.row, plan.row_tokens, clock.row_tokens
+                )
+            step.position, step.topology, step.row_tokens = position, topology, plan.row_tokens
             if not self.spec.pads and step.num_rows < rows:
                 self.dropped_rows = step.num_rows
                 return
             if self.options.cost is not None:
-                step.balance(self.options.cost, self.topology)
+                step.balance(self.options.cost, topology)
             yield step
+
+    def _repack(self, position: int) -> Topology:
+        """Change the length of rows as their schedule asks; return the topology of the step."""
+        clock, plan = self.clock, self.plan
+        if clock.rows is None:
+            return self.topology
+        row_tokens = clock.rows.at(position)
+        if row_tokens != plan.row_tokens:
+            plan.repack(row_tokens)
+        return clock.topology_of(row_tokens)
 
     def draw_own_steps(self) -> Iterator[DrawnStep]:
         """Yield the next steps as this rank reads them."""
@@ -194,7 +216,7 @@ class Run(Blend):
         if self.options.contexts is not None:
             own = self.lay_out(step).of_rank(self.topology.rank)
             return [_describe_micro_batch(step, each, weights) for each in own]
-        rounds = map(self.topology.rows_of, range(self.topology.rounds))
+        rounds = map(step.topology.rows_of, range(step.topology.rounds))
         return [DescribedBatch([_describe(step, row, weights) for row in rows]) for rows in rounds]
 
     def lay_out(self, step: Step) -> Layout:
@@ -207,6 +229,24 @@ class Run(Blend):
     @property
     def row_lengths(self) -> RowLengths:
         return self.progress.plan.row_lengths
+
+    @property
+    def next_position(self) -> int:
+        """The position of the next step that is read."""
+        plan, skipped = self.progress.plan, 0
+        while self.clock.is_skipped(plan.step + skipped):
+            skipped += 1
+        row = plan.row + skipped * self.topology.rows_per_step
+        return self.clock.at(plan.step + skipped, row, plan.row_lengths)
+
+    def position(self, step: int, row: int | None = None) -> int:
+        if self.clock.rows is None:
+            return super().position(step, row)
+        # All steps have as many positions, except those before a resume with another length.
+        plan, clock = self.progress.plan, self.clock
+        found = clock.at(plan.step, plan.row, plan.row_lengths)
+        usual = clock.at(plan.step, plan.step * self.topology.rows_per_step)
+        return clock.at_step(step) + found - usual
 
     @property
     def batches_read(self) -> int:
@@ -247,6 +287,7 @@ class Run(Blend):
             "mixture": digest_of(self.tree.to_json())[:16],
             **({} if contexts is None else {"contexts": digest_of(contexts.to_json())[:16]}),
             **({"loss_weights": self.loss_weights_as_json} if self.loss_weights else {}),
+            **({"row_tokens": clock.rows.to_json()} if clock.rows else {}),
             **{name: digest_of(values)[:16] for name, values in options.items()},
         }
 
@@ -283,4 +324,4 @@ def _describe_micro_batch(
     for found in step.contents_of_units(micro_batch.units):
         description = found.taken.description_of_pieces(found.places)
         rows.append((found.source, description, False, weights.get(found.source)))
-    return DescribedBatch(rows or [(0, None, True, None)], micro_batch.size)
+    return DescribedBatch(rows or [(0, NO_PIECES, True, None)], micro_batch.size)

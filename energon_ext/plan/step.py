@@ -38,10 +38,12 @@ class Step:
 
     Attributes:
         position: position on the schedule axis at which they are drawn.
+        topology: distributes them over ranks and micro-batches.
+        row_tokens: positions of each; 0 if rows differ in length.
     """
 
     def __init__(self) -> None:
-        self.position = 0
+        self.position, self.topology, self.row_tokens = 0, Topology(1), 0
         self._parts: list[tuple[np.ndarray, TakenRows, int]] = []
         self._order: np.ndarray | None = None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,14 @@ class Topology:
         """Batches per rank in a step."""
         return self.rows_per_step // self.rows_per_round
 
+    def divide_rows(self, parts: int) -> Topology:
+        """Return the topology of rows that are ``parts`` times as short, and so as many."""
+        if parts == 1:
+            return self
+        return replace(
+            self, rows_per_step=parts * self.rows_per_step, batch_rows=parts * self.batch_rows
+        )
+
     def rows_of(self, number: int) -> range:
         """Return the rows of this rank in a round of a step."""
         first = number * self.rows_per_round + self.rank * self.batch_rows
@@ -148,7 +156,8 @@ def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tupl
     """Compute how much the largest cost exceeds the mean, as a ratio averaged over steps.
 
     Args:
-        steps: costs of the rows of each step, float64 [rows per step].
+        steps: costs of the rows of each step, float64 [rows per step]; a step of rows that are a
+            quarter as long has four times as many.
         topology: distributes the rows.
 
     Returns:
@@ -156,7 +165,8 @@ def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tupl
     """
     orders: dict[str, list[tuple[float, float]]] = {"natural": [], "balanced": []}
     for costs in steps:
-        for name, order in (("natural", slice(None)), ("balanced", balance(costs, topology))):
+        divided = topology.divide_rows(len(costs) // topology.rows_per_step)
+        for name, order in (("natural", slice(None)), ("balanced", balance(costs, divided))):
             grid = costs[order].reshape(topology.rounds, topology.ranks, -1).sum(2)
             ranks, heaviest = grid.sum(0), grid.max(1) / np.maximum(grid.mean(1), 1e-30)
             orders[name].append((float(ranks.max() / ranks.mean()), float(heaviest.mean())))

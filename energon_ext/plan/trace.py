@@ -46,7 +46,7 @@ def trace_step(step: Step, run: Run) -> Iterator[TracedRow]:
     """Yield the rows of a step of a run, in order."""
     if run.options.contexts is not None:
         return iter(_rows_of_layout(step, run))
-    return rows_of(step, run.topology, run.keys)
+    return rows_of(step, step.topology, run.keys)
 
 
 def rows_of(step: Step, topology: Topology, keys: Sequence[str]) -> Iterator[TracedRow]:

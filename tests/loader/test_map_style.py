@@ -20,6 +20,8 @@ from energon_ext import (
 from energon_ext.errors import StateFormatError
 from energon_ext.loader.map_style import MapStyleDataset
 from energon_ext.plan import numbered_rows
+from energon_ext.plan.context_cost import ContextTime, MeasuredCost
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.loops.records import RecordRows, record_dataset
 from tests.rl.prompts import write_sums
@@ -59,8 +61,12 @@ def mix(folder, weights, rule="blend", **fields):
 MOVING = {"x": {"linear": {0: 3, 10: 1}}, "y": 1}
 
 
-def planned(path, rank=0, ranks=1, batch=1, step=STEP, workers=0, packing="bin", cost=None):
-    encoder = PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, packing=packing, packing_buffer_docs=6)
+def planned(
+    path, rank=0, ranks=1, batch=1, step=STEP, workers=0, packing="bin", cost=None, **options
+):
+    encoder = PackedTaskEncoder(
+        ByteTokenizer(), SEQ_LEN, packing=packing, packing_buffer_docs=6, **options
+    )
     encoder.cost = cost
     return get_train_dataset(
         path,
@@ -274,6 +280,13 @@ def test_what_has_no_numbers_is_refused(folder):
         MapStyleDataset([])
     with pytest.raises(ConfigError, match="schedule_axis: batches found"):
         numbered(mix(folder, MOVING, schedule_axis="batches"))
+    with pytest.raises(ConfigError, match="row_tokens: a schedule found"):
+        numbered(mix(folder, MOVING, row_tokens={"step": {0: SEQ_LEN // 2, 4: SEQ_LEN}}))
+    cost = MeasuredCost.fit(
+        ContextTime(context_size=1, lengths=[n], seconds=float(n)) for n in (8, 16, 32)
+    )
+    with pytest.raises(ConfigError, match="contexts: the loop makes its own batches"):
+        numbered(path, contexts=ContextOptions(budget=SEQ_LEN, sizes=(1,), cost=cost))
     read = planned(path)
     next(iter(read))
     with pytest.raises(ConfigError, match="the dataset was already read"):
