@@ -123,8 +123,8 @@ def _check_layouts(mix: Mix, splices: Splices, passes: Passes) -> None:
         )
     if mix.run.rows is not None and not passes.validating:
         raise ConfigError(
-            f"{mix.run.rows.where}: row_tokens: a schedule found, but in layouts a document may run "
-            f"over a whole row; give one length, or leave contexts out."
+            f"{mix.run.rows.where}: row_tokens: a schedule found, but a layout takes pieces "
+            f"of rows of one length; give one length, or leave contexts out."
         )
     if passes.batches:
         raise ConfigError(
