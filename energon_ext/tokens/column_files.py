@@ -79,19 +79,26 @@ def open_column(
     begin = _header_bytes(path)
     if stored is not None and not is_copied:
         check_size(path, stored.size, column, count)
+        header = RemoteTokens(stored, np.dtype(np.uint8))[:begin].tobytes()
+        _check_header(path, header, column, count)
         return RemoteTokens(stored, column.dtype, begin, column.item)
     try:
         local = path if stored is None else local_copy(stored)
         content = map_file(local, begin + count * column.item_bytes, is_whole=True)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); copy it again.") from error
-    header, needed = content[:begin].tobytes(), _header(path, column, count)
-    if header.split() != needed.split():
+    _check_header(path, content[:begin].tobytes(), column, count)
+    return content[begin:].view(column.dtype).reshape(count, *column.item)
+
+
+def _check_header(path: str, found: bytes, column: Column, count: int) -> None:
+    """Raise ConfigError if values have another type, shape or order than a column implies."""
+    needed = _header(path, column, count)
+    if found.split() != needed.split():
         raise ConfigError(
-            f"{path}: its header is {header[10:].decode('latin1').strip()!r:.200}, but its pair "
+            f"{path}: its header is {found[10:].decode('latin1').strip()!r:.200}, but its pair "
             f"implies {needed[10:].decode().strip()!r}; write it again."
         )
-    return content[begin:].view(column.dtype).reshape(count, *column.item)
 
 
 def _header(path: str, column: Column, count: int) -> bytes:
