@@ -14,7 +14,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping, Sequence
 
-from energon_ext.errors import log_of
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.blend import Blend
@@ -26,6 +26,7 @@ from energon_ext.plan.rows import Rows
 from energon_ext.plan.source import PlannedSource
 from energon_ext.plan.spec import Spec
 from energon_ext.plan.step import Step
+from energon_ext.plan.topology import Topology
 from energon_ext.state.schema import digest_of
 
 logger = log_of(__name__)
@@ -120,8 +121,25 @@ class Run(Blend):
         other.rewind()
         return other
 
+    def on(self, topology: Topology) -> Run:
+        """Return a run over the same data with other ranks, to be restored.
+
+        Raises:
+            ConfigError: the rows of a step do not fill the batches of all ranks, and nothing pads.
+        """
+        if topology.places > topology.rows_per_step and not self.spec.pads:
+            raise ConfigError(
+                f"rows_per_step: {topology.rows_per_step} found; {topology.batch_rows} x "
+                f"{topology.ranks} = batch_size x data-parallel ranks must divide it, since the "
+                f"TaskEncoder has no method make_padding, whose rows would complete each step."
+            )
+        other = copy.copy(self)
+        other.clock = dataclasses.replace(self.clock, topology=topology)
+        return other
+
     def adopt(self, other: Run) -> None:
         """Continue where another run over the same data is, which is not used any more."""
+        self.clock = other.clock
         self.plan, self.progress, self.dropped_rows = other.plan, other.progress, 0
         self.retained, self.earlier_digests = other.retained, other.earlier_digests
 
@@ -184,7 +202,8 @@ class Run(Blend):
     @property
     def batches_read(self) -> int:
         """Batches handed out since the run began, per rank."""
-        return self.progress.read // self.topology.rows_per_round
+        steps, rows = divmod(self.progress.read, self.topology.rows_per_step)
+        return steps * self.topology.rounds + rows // self.topology.rows_per_round
 
     def rounds(self, steps: Iterator[DrawnStep]) -> Iterator[Round]:
         """Yield the next rounds; ``steps`` begin with the current step."""
@@ -192,24 +211,32 @@ class Run(Blend):
 
     def hand_out(self, round_: Round) -> bool:
         """Advance the progress by a round; return whether the pass ends with it."""
-        self.progress.hand_out(round_, self.topology.rows_per_round)
+        rows_left = self.topology.rows_per_step - self.progress.done
+        self.progress.hand_out(round_, min(self.topology.rows_per_round, rows_left))
         batches = self.options.pass_batches
         return bool(batches) and self.batches_read % batches == 0
 
     # Settings that a state depends on, as JSON values; long ones are replaced by digests ---------
 
-    @functools.cached_property
+    @property
     def step_settings(self) -> dict[str, Any]:
         """Everything that the draw of a step depends on apart from the plan."""
-        cost, clock, topology = self.options.cost, self.clock, self.topology
+        topology = self.topology
+        return {
+            "rows_per_step": topology.rows_per_step,
+            "batch_size": topology.batch_rows,
+            "ranks": topology.ranks,
+            **self._settings_of_any_ranks,
+        }
+
+    @functools.cached_property
+    def _settings_of_any_ranks(self) -> dict[str, Any]:
+        cost, clock = self.options.cost, self.clock
         options: dict[str, list[Any]] = {}
         for key, source in self.sources.items():
             for name, value in source.first_rows.options().items():
                 options.setdefault(name, []).append([key, value])
         return {
-            "rows_per_step": topology.rows_per_step,
-            "batch_size": topology.batch_rows,
-            "ranks": topology.ranks,
             "axis": clock.axis.counted,
             "cost": None if cost is None else digest_of_cost(cost, clock.row_tokens),
             "mixture": digest_of(self.tree.to_json())[:16],
@@ -222,7 +249,7 @@ class Run(Blend):
         """The factors of the sources in the loss as JSON values."""
         return {key: weight.to_json() for key, weight in self.loss_weights.items()}
 
-    @functools.cached_property
+    @property
     def worker_settings(self) -> dict[str, Any]:
         """Everything that the batches of one worker of Energon's loader depend on.
 
