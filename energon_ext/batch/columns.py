@@ -242,8 +242,11 @@ def check_values(name: str, column: Column, values: Any, tokens: int, origin: st
         )
     with np.errstate(all="ignore"):
         stored = array.astype(column.dtype)
-    is_float = column.dtype.kind == "f"
-    is_same = np.isfinite(stored) == np.isfinite(array) if is_float else stored == array
+        # A float may be rounded. A whole number may not: it can be an id or a date.
+        if column.dtype.kind == "f" and array.dtype.kind == "f":
+            is_same = np.isfinite(stored) == np.isfinite(array)
+        else:
+            is_same = (stored == array) & (stored.astype(array.dtype) == array)
     if not is_same.all():
         raise SampleError(
             f"{origin}: column {name}: {array[~is_same].flat[0]} does not fit {column.dtype}."
