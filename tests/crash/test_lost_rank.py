@@ -108,11 +108,8 @@ class Training:
 
 def run_rank(number, port, mix, rows, workers, folder, view):
     """Train in process ``number``, first in the group that the store lists under ``view``."""
-    store, group, name = (
-        dist.TCPStore("127.0.0.1", port, timeout=PATIENCE),
-        None,
-        f"{number}-{view}",
-    )
+    store = dist.TCPStore("127.0.0.1", port, timeout=PATIENCE)
+    group, name = None, f"{number}-{view}"
     training = Training(mix, rows, workers)
     store.set(f"ready {name}", "")
 
@@ -123,6 +120,8 @@ def run_rank(number, port, mix, rows, workers, folder, view):
     with (folder / f"{name}.jsonl").open("w", buffering=1) as ledger:
         while training.step < STEPS:
             if training.step == BACK and view == 2:
+                store.set(f"leaves {number}", "")
+                store.wait([f"leaves {each}" for each in members])  # all have received the sums
                 view, group = 3, None
             if group is None:
                 members = json.loads(store.get(f"view {view}"))  # waits for it
@@ -135,7 +134,9 @@ def run_rank(number, port, mix, rows, workers, folder, view):
             try:
                 line = training.try_step(rank, len(members), group, die)
             except RuntimeError:  # one is lost
-                view, group = 2, None  # closes the connections, which the others notice
+                # The others notice closed connections, of which the loader's processes have copies.
+                view, group = 2, None
+                training.loader.continue_from(training.start)
             else:
                 ledger.write(json.dumps(line) + "\n")
     training.loader.close()
