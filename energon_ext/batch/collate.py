@@ -112,7 +112,7 @@ class BatchAssembler:
         """
         if not rows:
             raise SampleError("A PackedBatch needs at least one row, got none.")
-        seq_len = self._seq_len_of(rows)
+        seq_len = self.seq_len
         shape = len(rows), seq_len + 1
         tokens = np.full(shape, self.pad_id, np.int64)
         weights = np.ones(shape, np.float32)
@@ -192,12 +192,6 @@ class BatchAssembler:
             context_size=None,
             row_tokens=seq_len,
         )
-
-    def _seq_len_of(self, rows: Sequence[Row]) -> int:
-        lengths = {row.row_tokens or self.seq_len for row in rows}
-        if len(lengths) > 1:
-            raise SampleError(f"Rows of {sorted(lengths)} positions in a batch; one is needed.")
-        return lengths.pop()
 
     def _write(
         self,

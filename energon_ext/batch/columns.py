@@ -43,8 +43,8 @@ RESERVED = frozenset(
         *(TOKENS, LABEL_WEIGHTS, "ends", "digests", RESPONSE_MASK, DOCUMENT_SHARE, DOCUMENT_PARTS),
         *(LOSS_WEIGHT, "labels", "token_weights", "position_ids", "cu_seqlens", "max_seqlen"),
         *("source_ids", "sources", "source_documents", "cu_seqlens_padded", "log_probs"),
-        *("row_tokens", "context_size"),
-        *("rewards", "pair_ids", "columns", "segments", "row_tokens", DOCUMENT, VISIT),
+        *("rewards", "pair_ids", "columns", "segments", "row_tokens", "context_size"),
+        *(DOCUMENT, VISIT),
     )
 )
 

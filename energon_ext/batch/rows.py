@@ -37,7 +37,6 @@ class Row:
             come before the slice; None for a whole document. None if all are whole.
         num_tokens: positions with a document; by default the length of all slices, which is one too
             many if the last token is only a label.
-        row_tokens: ``T``; 0 for that of what assembles the row.
 
     Example:
         >>> row = Row([np.array([5, 6, 7]), np.array([8, 9])], source="web")
@@ -63,7 +62,6 @@ class Row:
     columns: Mapping[str, Sequence[np.ndarray | None]] | None = None
     parts: Sequence[tuple[int, int] | None] | None = None
     num_tokens: int = -1
-    row_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.num_tokens < 0:

@@ -136,7 +136,7 @@ def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRo
             reader, key = batches.readers[number], run.keys[number]
             with as_worker(), quiet_energon():
                 encoded = batches.read_row(number, taken.description(place))
-                batch = batches.assemble([encoded], None)
+                batch = batches.assemble([encoded], run.describe_rows(step, [row], {}))
             summary, segments = describe_batch(batch, tokenizer, key)
             if key in weights:
                 summary += f", weight {weights[key]:g} in the loss"

@@ -99,7 +99,7 @@ class DocumentTask(EncoderTask):
         return read_documents(entry, opened, spec, self.encoder.tokenizer, **options)
 
     def padding(self, read: Callable[[], Any]) -> Row:
-        return Row([], slice_sources=[], row_tokens=read().row_tokens)
+        return Row([], slice_sources=[])
 
 
 def read_documents(

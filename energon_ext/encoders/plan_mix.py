@@ -33,6 +33,7 @@ from energon_ext.plan.arrangement import LENGTH, Arrangement, sort_numbers
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.packed_rows import LoadPacker, PackedRows
+from energon_ext.plan.progress import DescribedBatch
 from energon_ext.plan.row_schedule import RowSchedule
 from energon_ext.plan.rows import Rows
 from energon_ext.plan.run import Run, RunOptions
@@ -139,9 +140,10 @@ def _check_layouts(mix: Mix, splices: Splices, passes: Passes) -> None:
 
 
 def _assemble(
-    task: Task, context: EncoderContext, rows: list[Any], context_size: int | None
+    task: Task, context: EncoderContext, rows: list[Any], described: DescribedBatch
 ) -> Any:
-    return task.assemble(rows, replace(context, context_size=context_size))
+    size, row_tokens = described.context_size, described.row_tokens
+    return task.assemble(rows, replace(context, context_size=size, row_tokens=row_tokens))
 
 
 def _pad(task: Task, keys: Sequence[str], source: int, read: Callable[[], Any]) -> Any:

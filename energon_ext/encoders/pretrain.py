@@ -272,6 +272,8 @@ have no transition to train.
         context, assembler = current_context(), self._assembler
         if context.pad_id is not None and context.pad_id != assembler.pad_id:
             assembler = dataclasses.replace(assembler, pad_id=context.pad_id)
+        if context.row_tokens is not None:
+            assembler = dataclasses.replace(assembler, seq_len=context.row_tokens)
         if context.context_size is None:
             return assembler(rows, self.source_keys, context.columns)
         assert self.contexts is not None, "only layouts have batches of a size"

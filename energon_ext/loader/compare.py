@@ -96,6 +96,10 @@ class Comparison:
             compare_ranks(Outline(blend, settings, place), peers, self._patience)
         self._is_due = False
 
+    def skip(self) -> None:
+        """Never compare: ranks that come and go cannot wait for each other."""
+        self._is_due = False
+
 
 def compare_ranks(outline: Outline, peers: Peers, patience: float) -> None:
     """Compare this rank with its peers, which must all call this.

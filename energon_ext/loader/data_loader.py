@@ -17,6 +17,7 @@ The state is that after the last batch the trainer took, no matter what was read
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import deque
 from typing import Any, Iterator, Mapping
@@ -27,7 +28,7 @@ from megatron.energon.rng import SystemRng
 from torch.utils.data import DataLoader, IterableDataset
 
 from energon_ext.arguments import check_integer, check_number
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.loader.ahead import rounds_ahead, with_later_rows
 from energon_ext.loader.compare import Comparison
 from energon_ext.loader.fork import WorkerContext
@@ -42,13 +43,16 @@ from energon_ext.loader.reader import RoundReader
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.loader.slots import SlotBatch, Slots
 from energon_ext.loader.state_names import SavesState
-from energon_ext.plan.cursor import restore_cursor, save_cursor
+from energon_ext.plan.cursor import check_same_run, restore_cursor, save_cursor
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.progress import DescribedBatch, DrawnStep, Progress, Round
 from energon_ext.plan.run import Run
+from energon_ext.plan.topology import Topology
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_seal, seal
 from energon_ext.storage.range_reader import READ_REQUESTS, use_requests
+
+logger = log_of(__name__)
 
 #: Steps by which the planner's process runs ahead.
 PLANNED_STEPS = 2
@@ -71,7 +75,6 @@ class ExactDataLoader(SavesState):
 
     Attributes:
         dataset: the given dataset.
-        worker_config: the worker configuration of the dataset.
         comparison: made before the first batch.
         changes: effect of the restore on each source.
 
@@ -103,7 +106,6 @@ class ExactDataLoader(SavesState):
         self._run = self.dataset.run
         if (contexts := self._run.options.contexts) is not None:
             contexts.check_ranks(self._run.topology.ranks)
-        self.worker_config: WorkerConfig = dataset.worker_config
         self.comparison = Comparison(self.worker_config, compare_ranks, timeout / 4)
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
@@ -137,6 +139,11 @@ class ExactDataLoader(SavesState):
         return step - 1
 
     @property
+    def worker_config(self) -> WorkerConfig:
+        """The worker configuration of the dataset."""
+        return self.dataset.worker_config
+
+    @property
     def batches_drawn(self) -> int:
         """Batches of this rank since the start of the run; in layouts, since the last restore."""
         return self._run.batches_read
@@ -168,10 +175,14 @@ class ExactDataLoader(SavesState):
                 return
             is_last = self.dataset.hand_out(self._pending.popleft())
             if is_last and self._run.options.restarts:
-                self._batches = None
-                self._pending.clear()
+                self._drop_batches()
                 self.dataset.end_pass()
             yield batch
+
+    def _drop_batches(self) -> None:
+        """End the processes, with what they have read ahead; the next batch starts others."""
+        self._batches = None
+        self._pending.clear()
 
     def _next(self) -> Any:
         self._check_open()
@@ -269,6 +280,67 @@ class ExactDataLoader(SavesState):
         if self.worker_config.rank == 0:
             log_resume(self.changes, content, self._run)
 
+    def continue_from(
+        self,
+        start: Progress | Mapping[str, Any],
+        *,
+        rank: int | None = None,
+        ranks: int | None = None,
+        batch_rows: int | None = None,
+    ) -> None:
+        """Continue at the begin of a step, as any data-parallel rank of any number of ranks.
+
+        With this, a run goes on in the same processes when it loses or regains ranks: all of them
+        go back to the mark before the step and divide its rows anew. If the loader is at ``start``
+        already and nothing else changes, nothing is done, so it may be called before every step.
+
+        If the batches of all ranks do not divide the global batch, padding completes the last ones
+        of each step. Ranks that are given here are not compared at the first batch, as they must
+        not wait for one that has died; instead, the state of another rank is.
+
+        Args:
+            start: a :meth:`mark` of this loader, or the :meth:`state_dict` of another rank of the
+                run, which has the same metadataset, data and arguments.
+            rank, ranks: this rank, and their number; by default as before.
+            batch_rows: rows of a batch; by default as before.
+
+        Raises:
+            ConfigError: ``start`` is inside a step, the rank is not one of the ranks, nothing can
+                pad a step, or the loader was closed.
+            RankError: the other rank plans other rows.
+            StateFormatError, StateMismatchError: as for :meth:`load_state_dict`.
+
+        Example:
+            >>> start = loader.mark()                           # doctest: +SKIP
+            >>> loader.continue_from(start, rank=1, ranks=3)    # doctest: +SKIP
+        """
+        self._check_open()
+        given = {"rank": rank, "ranks": ranks, "batch_rows": batch_rows}
+        topology = _change(self._run.topology, {k: n for k, n in given.items() if n is not None})
+        if (contexts := self._run.options.contexts) is not None:
+            contexts.check_ranks(topology.ranks)
+        if ranks is not None:
+            self.comparison.skip()
+        is_same = topology == self._run.topology
+        moved = self._run.on(topology)
+        if isinstance(start, Progress):
+            if is_same and start.plan is moved.progress.plan and not moved.progress.done:
+                return
+            _check_between_steps(start.done, topology)
+            moved.progress = start.copy()
+        else:
+            content = check_seal(start)
+            changes = restore_cursor(moved, content)
+            _check_between_steps(content["done"], topology)
+            check_same_run(moved, content)
+            self.changes = changes
+        self._run.adopt(moved)
+        self.dataset.move_to(topology.rank, topology.ranks)
+        self._drop_batches()
+        if topology.rank == 0:
+            step = self._run.progress.plan.step
+            logger.info("The data continues at step %d on %d ranks.", step, topology.ranks)
+
     def close(self) -> None:
         """End the processes; the state can still be saved."""
         self._is_closed = True
@@ -296,6 +368,33 @@ class _Planner(IterableDataset[Any]):
             yield from self._run.draw_own_steps()
         except Exception as error:  # the trainer raises it in place of the step
             yield Failure.of(error)
+
+
+def _change(topology: Topology, given: Mapping[str, int]) -> Topology:
+    """Return a topology with other ranks or batches, which need not divide a step."""
+    for name, value in given.items():
+        check_integer(f"continue_from: {name}", value, int(name != "rank"))
+    changed = dataclasses.replace(
+        topology,
+        rank=given.get("rank", topology.rank),
+        ranks=given.get("ranks", topology.ranks),
+        batch_rows=given.get("batch_rows", topology.batch_rows),
+        is_uneven=True,
+    )
+    if changed.rank >= changed.ranks:
+        raise ConfigError(
+            f"continue_from: rank {changed.rank} of {changed.ranks} ranks found; it must be below "
+            f"their number."
+        )
+    return dataclasses.replace(changed, is_uneven=changed.places > changed.rows_per_step)
+
+
+def _check_between_steps(done: int, topology: Topology) -> None:
+    if done:
+        raise ConfigError(
+            f"continue_from: {done} of the {topology.rows_per_step} rows of a step were read where "
+            f"it should continue; take the mark or the state before the first batch of a step."
+        )
 
 
 def _check_planned(dataset: Any) -> PlannedDataset:

@@ -9,6 +9,7 @@ reads the batches whose turn it is.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Iterator
 
@@ -43,6 +44,7 @@ class PlannedDataset(SavableDataset):
 
     def __init__(self, run: Run, batches: BatchReader, *, worker_config: WorkerConfig):
         super().__init__(worker_config=worker_config)
+        self.worker_config: WorkerConfig
         self.run, self.batches = run, batches
         self._stream: Iterator[Round] | None = None
         self._has_begun = False
@@ -92,6 +94,13 @@ class PlannedDataset(SavableDataset):
             for line in describe_subsets(self.run):
                 logger.info(line)
         self._has_begun = True
+
+    def move_to(self, rank: int, ranks: int) -> None:
+        """Become the dataset of another data-parallel rank; its group, if any, is left."""
+        worker: WorkerConfig = self.worker_config
+        self.worker_config = dataclasses.replace(
+            worker, rank=rank, world_size=ranks, data_parallel_group=None
+        )
 
     @property
     def _is_first_reader(self) -> bool:

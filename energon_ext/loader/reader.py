@@ -33,7 +33,7 @@ class BatchReader:
 
     Attributes:
         readers: one per source, in the order of their keys.
-        assemble: makes a batch of rows, given the ``context_size`` of the described batch.
+        assemble: makes a batch of rows, given how they were described.
         padding: makes a row that counts as nothing, to complete the last step, given the number of
             a source and a function that reads one of its rows; None if an incomplete last step is
             dropped.
@@ -42,7 +42,7 @@ class BatchReader:
     """
 
     readers: Sequence[Reader]
-    assemble: Callable[[list[Any], int | None], Any]
+    assemble: Callable[[list[Any], DescribedBatch], Any]
     padding: Callable[[int, Callable[[], Any]], Any] | None
     parts: Sequence[Sequence[str]] = ()
 
@@ -61,7 +61,7 @@ class BatchReader:
                 assert self.padding is not None, "an incomplete step is dropped without padding"
                 read = functools.partial(self.read_row, source, description)
                 found[place] = self.padding(source, read)
-        return self._weigh(self.assemble(found, described.context_size), rows)
+        return self._weigh(self.assemble(found, described), rows)
 
     def _weigh(self, batch: Any, rows: Sequence[DescribedRow]) -> Any:
         """Return the batch with the weights of its sources in the loss."""

@@ -13,7 +13,7 @@ import copy
 import json
 from typing import Any, Mapping
 
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, RankError
 from energon_ext.plan.clock import RowLengths
 from energon_ext.plan.progress import Progress
 from energon_ext.plan.rows import Rows
@@ -127,6 +127,21 @@ def restore_cursor(run: Run, state: Any) -> list[SourceChange]:
     changes = _restore(restored, read_format(without_seal(state)))
     run.adopt(restored)
     return changes
+
+
+def check_same_run(run: Run, state: Mapping[str, Any]) -> None:
+    """Raise RankError unless a run reads the rows that follow a state of another rank."""
+    own = save_cursor(run)
+    parts = {
+        "the cost of rows": [each["spec"]["cost"] for each in (own, state)],
+        "data or settings": [each["data_digests"][-1:] for each in (own, state)],
+    }
+    if differing := [name for name, (one, other) in parts.items() if one != other]:
+        raise RankError(
+            f"This rank would read other rows than the rank whose state it has: they differ in "
+            f"{', '.join(differing)}. Every rank plans the whole run, so start all of them with "
+            f"the same metadataset, arguments and files."
+        )
 
 
 def _restore(run: Run, state: Mapping[str, Any]) -> list[SourceChange]:

@@ -31,12 +31,9 @@ from energon_ext.tokens.documents import Lengths
 #: Builds a packer from ``(its JSON, positions of a row, the current packer)``.
 LoadPacker = Callable[[Mapping[str, Any], int, Packer], Packer]
 
-#: ``(documents, starts, stops, visits, ended, tokens, row_tokens)`` of a row: its pieces, how many
-#: documents end in it, the number of its tokens, and that of its positions.
-Description = tuple[list[int], list[int], list[int], list[int], int, int, int]
-
-#: A micro-batch without documents.
-NO_PIECES: Description = ([], [], [], [], 0, 0, 0)
+#: ``(documents, starts, stops, visits, ended, tokens)`` of a row: its pieces, how many
+#: documents end in it, and the number of its tokens.
+Description = tuple[list[int], list[int], list[int], list[int], int, int]
 
 #: Documents in the first pack plan of a run.
 _FIRST_DOCS = 64
@@ -468,7 +465,7 @@ class TakenPackedRows(TakenRows):
         columns = pieces.documents, pieces.starts, pieces.stops, pieces.visits
         documents, starts, stops, visits = (column[part].tolist() for column in columns)
         ended, tokens = int(plan.documents[row]), int(plan.tokens[row])
-        return documents, starts, stops, visits, ended, tokens, self._row_tokens
+        return documents, starts, stops, visits, ended, tokens
 
     def description_of_pieces(self, places: Sequence[tuple[int, int]]) -> Description:
         documents, starts, stops, visits = [], [], [], []
@@ -482,7 +479,7 @@ class TakenPackedRows(TakenRows):
             visits.append(int(pieces.visits[index]))
             ended += self._ends(number, piece)
         tokens = sum(stops) - sum(starts)
-        return documents, starts, stops, visits, ended, tokens, 0
+        return documents, starts, stops, visits, ended, tokens
 
     def _ends(self, number: int, piece: int) -> bool:
         """Return whether a document ends with a piece of a row, as the pack plan counts it."""

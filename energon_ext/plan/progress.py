@@ -27,10 +27,12 @@ class DescribedBatch(NamedTuple):
     Attributes:
         rows: its rows; in a layout one for each source, which are joined.
         context_size: in a layout, the context-parallel ranks that share it; else None.
+        row_tokens: positions of each row, if their length has a schedule; else None.
     """
 
     rows: list[DescribedRow]
     context_size: int | None = None
+    row_tokens: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +108,8 @@ class Progress:
             self.done += 1
             self.read += topology.rows_per_step if round_.completes is not None else 0
         else:
-            self.done += topology.rows_per_round
-            self.read += topology.rows_per_round
+            rows = min(topology.rows_per_round, topology.rows_per_step - self.done)
+            self.done, self.read = self.done + rows, self.read + rows
         if round_.completes is not None:
             self._finish(round_.completes)
 

@@ -12,16 +12,15 @@ import copy
 import dataclasses
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from energon_ext.errors import log_of
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock, RowLengths, add_rows
 from energon_ext.plan.cost import Cost, digest_of_cost
 from energon_ext.plan.layout import ContextOptions, Layout, MicroBatch, lay_out_step
-from energon_ext.plan.packed_rows import NO_PIECES
 from energon_ext.plan.plan import Plan
 from energon_ext.plan.progress import (
     DescribedBatch,
@@ -142,8 +141,25 @@ class Run(Blend):
         other.rewind()
         return other
 
+    def on(self, topology: Topology) -> Run:
+        """Return a run over the same data with other ranks, to be restored.
+
+        Raises:
+            ConfigError: the rows of a step do not fill the batches of all ranks, and nothing pads.
+        """
+        if topology.places > topology.rows_per_step and not self.spec.pads:
+            raise ConfigError(
+                f"rows_per_step: {topology.rows_per_step} found; {topology.batch_rows} x "
+                f"{topology.ranks} = batch_size x data-parallel ranks must divide it, since the "
+                f"TaskEncoder has no method make_padding, whose rows would complete each step."
+            )
+        other = copy.copy(self)
+        other.clock = dataclasses.replace(self.clock, topology=topology)
+        return other
+
     def adopt(self, other: Run) -> None:
         """Continue where another run over the same data is, which is not used any more."""
+        self.clock = other.clock
         self.plan, self.progress, self.dropped_rows = other.plan, other.progress, 0
         self.retained, self.earlier_digests = other.retained, other.earlier_digests
 
@@ -217,7 +233,15 @@ class Run(Blend):
             own = self.lay_out(step).of_rank(self.topology.rank)
             return [_describe_micro_batch(step, each, weights) for each in own]
         rounds = map(step.topology.rows_of, range(step.topology.rounds))
-        return [DescribedBatch([_describe(step, row, weights) for row in rows]) for rows in rounds]
+        return [self.describe_rows(step, rows, weights) for rows in rounds]
+
+    def describe_rows(
+        self, step: Step, rows: Iterable[int], weights: Mapping[int, float]
+    ) -> DescribedBatch:
+        """Return rows of a step as a batch; ``weights`` in the loss are by number of the source."""
+        row_tokens = None if self.clock.rows is None else step.row_tokens
+        described = [_describe(step, row, weights) for row in rows]
+        return DescribedBatch(described, row_tokens=row_tokens)
 
     def lay_out(self, step: Step) -> Layout:
         """Return the layout of a step of a run that reads its steps in layouts."""
@@ -253,7 +277,8 @@ class Run(Blend):
         """Batches handed out since the run began, per rank; in layouts, since the last restore."""
         if self.topology.in_layouts:
             return self.progress.batches
-        return self.progress.read // self.topology.rows_per_round
+        steps, rows = divmod(self.progress.read, self.topology.rows_per_step)
+        return steps * self.topology.rounds + rows // self.topology.rows_per_round
 
     def rounds(self, steps: Iterator[DrawnStep]) -> Iterator[Round]:
         """Yield the next rounds; ``steps`` begin with the current step."""
@@ -269,19 +294,26 @@ class Run(Blend):
 
     # Settings that a state depends on, as JSON values; long ones are replaced by digests ---------
 
-    @functools.cached_property
+    @property
     def step_settings(self) -> dict[str, Any]:
         """Everything that the draw of a step depends on apart from the plan."""
-        cost, clock, topology = self.options.cost, self.clock, self.topology
+        topology = self.topology
+        return {
+            "rows_per_step": topology.rows_per_step,
+            "batch_size": topology.batch_rows,
+            "ranks": topology.ranks,
+            **self._settings_of_any_ranks,
+        }
+
+    @functools.cached_property
+    def _settings_of_any_ranks(self) -> dict[str, Any]:
+        cost, clock = self.options.cost, self.clock
         contexts = self.options.contexts
         options: dict[str, list[Any]] = {}
         for key, source in self.sources.items():
             for name, value in source.first_rows.options().items():
                 options.setdefault(name, []).append([key, value])
         return {
-            "rows_per_step": topology.rows_per_step,
-            "batch_size": topology.batch_rows,
-            "ranks": topology.ranks,
             "axis": clock.axis.counted,
             "cost": None if cost is None else digest_of_cost(cost, clock.row_tokens),
             "mixture": digest_of(self.tree.to_json())[:16],
@@ -296,7 +328,7 @@ class Run(Blend):
         """The factors of the sources in the loss as JSON values."""
         return {key: weight.to_json() for key, weight in self.loss_weights.items()}
 
-    @functools.cached_property
+    @property
     def worker_settings(self) -> dict[str, Any]:
         """Everything that the batches of one worker of Energon's loader depend on.
 
@@ -324,4 +356,4 @@ def _describe_micro_batch(
     for found in step.contents_of_units(micro_batch.units):
         description = found.taken.description_of_pieces(found.places)
         rows.append((found.source, description, False, weights.get(found.source)))
-    return DescribedBatch(rows or [(0, NO_PIECES, True, None)], micro_batch.size)
+    return DescribedBatch(rows or [(0, None, True, None)], micro_batch.size)

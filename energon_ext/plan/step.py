@@ -58,7 +58,7 @@ class Step:
 
     def balance(self, cost: Cost, topology: Topology) -> None:
         """Distribute the rows over ranks so that their costs are balanced."""
-        self._order = balance(self.costs(cost, topology.rows_per_step), topology)
+        self._order = balance(self.costs(cost, topology.places), topology)
 
     def costs(self, cost: Cost, rows: int) -> np.ndarray:
         """Return the costs of the rows in natural order, float64 [rows]; 0 for missing rows."""

@@ -33,6 +33,8 @@ class Topology:
         ranks, rank: number of data-parallel ranks, and this one.
         workers: worker processes per rank; 1 if the rank reads without workers.
         in_layouts: whether steps are read in layouts.
+        is_uneven: whether any number of rows per step is allowed; padding then fills the last round
+            of every step.
 
     Example:
         >>> topology = Topology(rows_per_step=8, batch_rows=2, ranks=2, rank=1)
@@ -46,9 +48,10 @@ class Topology:
     rank: int = 0
     workers: int = 1
     in_layouts: bool = False
+    is_uneven: bool = False
 
     def __post_init__(self) -> None:
-        if self.rows_per_step < 1 or self.rows_per_step % self.rows_per_round:
+        if self.rows_per_step < 1 or (self.places > self.rows_per_step and not self.is_uneven):
             raise ConfigError(
                 f"rows_per_step: {self.rows_per_step} found; it must be a multiple of batch_size x "
                 f"data-parallel ranks = {self.batch_rows} x {self.ranks}."
@@ -81,7 +84,12 @@ class Topology:
     @property
     def rounds(self) -> int:
         """Batches per rank in a step."""
-        return self.rows_per_step // self.rows_per_round
+        return -(-self.rows_per_step // self.rows_per_round)
+
+    @property
+    def places(self) -> int:
+        """Rows in the rounds of a step, with those that padding fills."""
+        return self.rounds * self.rows_per_round
 
     def divide_rows(self, parts: int) -> Topology:
         """Return the topology of rows that are ``parts`` times as short, and so as many."""

@@ -18,7 +18,7 @@ class TracedRow:
         row: its number in the step.
         rank, micro_batch: the data-parallel rank that reads it, and in which micro-batch; in a
             layout the first rank.
-        source: key of its source; None for padding, which completes the last step.
+        source: key of its source; None for padding, which completes a step.
         contents: ``(document, start, stop)`` of every piece in it, in order.
         context_size: in a layout, how many ranks from ``rank`` on share the micro-batch.
     """
@@ -51,7 +51,7 @@ def trace_step(step: Step, run: Run) -> Iterator[TracedRow]:
 
 def rows_of(step: Step, topology: Topology, keys: Sequence[str]) -> Iterator[TracedRow]:
     """Yield the rows of a step in order; ``keys`` are the keys of all sources."""
-    for number in range(topology.rows_per_step):
+    for number in range(topology.places):
         round_, place = divmod(number, topology.rows_per_round)
         source, contents = None, []
         if (row := step.row(number)) is not None:

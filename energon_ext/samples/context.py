@@ -30,6 +30,7 @@ class EncoderContext:
         columns: all columns that the rows of a batch may have, by name.
         context_size: context-parallel ranks that share a batch of a layout, whose rows are joined;
             None for rows as they were planned.
+        row_tokens: positions of each row of a batch; None for those of the encoder.
     """
 
     source_key: str = ""
@@ -38,6 +39,7 @@ class EncoderContext:
     pad_id: int | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
     context_size: int | None = None
+    row_tokens: int | None = None
 
 
 _OUTSIDE = EncoderContext()

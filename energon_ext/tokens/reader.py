@@ -83,7 +83,7 @@ class DocumentReader:
             found[VISIT] = list(map(np.int32, _visits_of(rows)))
         has_weights = any(each is not None for each in weights)
         read, begin = [], 0
-        for numbers, _, _, _, documents, num_tokens, row_tokens in rows:
+        for numbers, _, _, _, documents, num_tokens in rows:
             part = slice(begin, begin := begin + len(numbers))
             read.append(
                 Row(
@@ -96,7 +96,6 @@ class DocumentReader:
                     columns={name: values[part] for name, values in found.items()}
                     if found
                     else None,
-                    row_tokens=row_tokens,
                 )
             )
         return read

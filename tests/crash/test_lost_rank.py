@@ -1,0 +1,192 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""SIGKILL of one of four ranks inside a step: the others take this step, and it comes back.
+
+No process but the killed one starts again. The ranks find each other through a store of the test,
+which says who is in the group: what torchft does, without waiting for heartbeats.
+"""
+
+import datetime
+import io
+import itertools
+import json
+import os
+import signal
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
+from energon_ext.batch.row_hashes import row_digests
+from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from tests.megatron import processes
+from tests.support import config, write_mix, write_tokens
+
+SEQ_LEN, RANKS, STEPS = 32, 4, 8
+#: The victim dies in this step, and all wait before the other one until it is back.
+LOST, BACK = 3, 6
+VICTIM = 1
+PATIENCE = datetime.timedelta(seconds=processes.TIMEOUT_SECONDS / 2)
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    """Two sources in which no two rows of an epoch are the same."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, count, first in (("a", 400, 0), ("b", 300, 100)):
+        documents = [[first + n % 100, n // 100] * (1 + n % 21) for n in range(count)]
+        write_tokens(folder / name, documents)
+    return write_mix(folder / "mix.yaml", [("a", {"linear": {0: 3, 9: 1}}), ("b", 1)])
+
+
+def open_loader(mix, rows, workers=0):
+    dataset = get_train_dataset(
+        mix,
+        worker_config=config(workers),
+        batch_size=1,
+        rows_per_step=rows,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, packing_buffer_docs=20),
+    )
+    return ExactDataLoader(dataset)
+
+
+class Training:
+    """A tiny model with momentum, in float64, and its data."""
+
+    def __init__(self, mix, rows, workers=0):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.model = torch.nn.Sequential(torch.nn.Embedding(260, 8), torch.nn.Linear(8, 260))
+        self.model.double()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=0.9)
+        self.loader = open_loader(mix, rows, workers)
+        self.batches = iter(self.loader)
+        self.start, self.step = self.loader.mark(), 0
+
+    def send(self, store):
+        """Give what a process that starts needs, as it was before the current step."""
+        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(parts, file := io.BytesIO())
+        store.set("parts", file.getvalue().hex())
+        store.set("place", json.dumps([self.step, self.loader.state_dict(self.start)]))
+
+    def receive(self, store):
+        self.step, self.start = json.loads(store.get("place"))
+        parts = torch.load(io.BytesIO(bytes.fromhex(store.get("parts").decode())))
+        self.model.load_state_dict(parts["model"])
+        self.optimizer.load_state_dict(parts["optimizer"])
+
+    def try_step(self, rank, ranks, group=None, before=lambda number: None):
+        """Take a step together and return what this rank did; RuntimeError if one is lost."""
+        self.loader.continue_from(self.start, rank=rank, ranks=ranks)
+        self.optimizer.zero_grad(set_to_none=False)
+        sums, rows = torch.zeros(2, dtype=torch.float64), []
+        for number in itertools.count():
+            before(number)
+            batch = next(self.batches)
+            trained = batch.token_weights != 0
+            if trained.any():  # else padding, which completes the step
+                rows += [digest.hex() for digest in row_digests(batch, SEQ_LEN)]
+                logits = self.model(batch.tokens[trained].long())
+                labels = batch.labels[trained].long()
+                loss = functional.cross_entropy(logits, labels, reduction="sum")
+                loss.backward()
+                sums += torch.tensor([float(loss.detach()), len(labels)])
+            if self.loader.ends_step:
+                break
+        parameters = [*self.model.parameters()]
+        sums = torch.cat([sums, *(each.grad.flatten() for each in parameters)])
+        if group is not None:
+            group.allreduce([sums]).wait()
+        loss, tokens, *grads = sums.split([1, 1, *map(torch.numel, parameters)])
+        for each, grad in zip(parameters, grads):
+            each.grad.copy_(grad.view_as(each) / tokens)
+        self.optimizer.step()
+        done, self.step, self.start = self.step, self.step + 1, self.loader.mark()
+        return {"step": done, "rank": rank, "loss": float(loss / tokens), "rows": rows}
+
+
+def run_rank(number, port, mix, rows, workers, folder, view):
+    """Train in process ``number``, first in the group that the store lists under ``view``."""
+    store = dist.TCPStore("127.0.0.1", port, timeout=PATIENCE)
+    group, members, name = None, [], f"{number}-{view}"
+    training = Training(mix, rows, workers)
+    store.set(f"ready {name}", "")
+
+    def die(batch):
+        if (name, training.step, batch) == (f"{VICTIM}-1", LOST, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with (folder / f"{name}.jsonl").open("w", buffering=1) as ledger:
+        while training.step < STEPS:
+            if training.step == BACK and view == 2:
+                store.set(f"leaves {number}", "")
+                store.wait([f"leaves {each}" for each in members])  # all have received the sums
+                view, group = 3, None
+            if group is None:
+                members = json.loads(store.get(f"view {view}"))  # waits for it
+                rank, part = members.index(number), dist.PrefixStore(f"group {view}", store)
+                group = dist.ProcessGroupGloo(part, rank, len(members), PATIENCE)
+                if rank == 0:
+                    training.send(part)
+                elif number == VICTIM and view == 3:
+                    training.receive(part)
+            try:
+                line = training.try_step(rank, len(members), group, die)
+            except RuntimeError:  # one is lost
+                # The others notice closed connections, of which the loader's processes have copies.
+                view, group = 2, None
+                training.loader.continue_from(training.start)
+            else:
+                ledger.write(json.dumps(line) + "\n")
+    training.loader.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "workers"),
+    [(12, 1), pytest.param(8, 0, marks=pytest.mark.nightly)],
+    ids=["", "uneven"],
+)
+def test_a_rank_killed_inside_a_step_costs_no_row_and_the_others_no_restart(
+    mix, tmp_path, rows, workers
+):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+
+    def start(number, view):
+        arguments = (number, store.port, mix, rows, workers, tmp_path, view)
+        return processes.start(run_rank, arguments, tmp_path / f"{number}-{view}.stderr")
+
+    ranks = [start(number, 1) for number in range(RANKS)]
+    store.set("view 1", json.dumps([*range(RANKS)]))
+    assert processes.finish([ranks[VICTIM]]) == [-signal.SIGKILL], said(tmp_path)
+    store.set("view 2", json.dumps([n for n in range(RANKS) if n != VICTIM]))
+    ranks[VICTIM] = start(VICTIM, 3)
+    store.wait([f"ready {VICTIM}-3"])
+    store.set("view 3", json.dumps([*range(RANKS)]))
+    assert processes.finish(ranks) == [0] * RANKS, said(tmp_path)
+    check_ledger(tmp_path, mix, rows, [4, 4, 4, 3, 3, 3, 4, 4])
+
+
+def said(folder):
+    return "".join(path.read_text()[-2000:] for path in folder.glob("*.stderr"))
+
+
+def check_ledger(folder, mix, rows, ranks):
+    """Compare what all processes trained in each step with one process that is never killed."""
+    found = defaultdict(list)
+    for path in folder.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            found[json.loads(line)["step"]].append(json.loads(line))
+    assert sorted(found) == [*range(STEPS)]
+    whole = Training(mix, rows)
+    for step, lines in found.items():
+        found[step] = sorted(lines, key=lambda line: line["rank"])
+    for step in range(STEPS):
+        expected, lines = whole.try_step(0, 1), found[step]
+        assert [line["rank"] for line in lines] == [*range(ranks[step])], step
+        assert Counter(row for line in lines for row in line["rows"]) == Counter(expected["rows"])
+        assert len(expected["rows"]) == rows
+        assert [line["loss"] for line in lines] == pytest.approx([expected["loss"]] * ranks[step])
