@@ -291,7 +291,7 @@ class ExactDataLoader(SavesState):
         """Continue at the begin of a step, as any data-parallel rank of any number of ranks.
 
         With this, a run goes on in the same processes when it loses or regains ranks: all of them
-        go back to the mark before the step and divide its rows anew. If the loader is at ``start``
+        go back to the mark before the step and divide its rows again. If the loader is at ``start``
         already and nothing else changes, nothing is done, so it may be called before every step.
 
         If the batches of all ranks do not divide the global batch, padding completes the last ones
