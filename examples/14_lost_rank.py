@@ -122,6 +122,9 @@ class Replica:
         sums = torch.cat([*flat, torch.stack([loss, tokens.to(loss)])])
         manager.allreduce(sums, reduce_op=dist.ReduceOp.SUM).wait()
         if not manager.should_commit():  # one was lost: the sums are wrong, so do the step again
+            # First end the workers: their copies of the connections would keep these open, and
+            # others would wait for this replica in their sums.
+            self.loader.continue_from(self.start)
             return
         *grads, loss, tokens = sums.split([*map(torch.numel, flat), 1, 1])
         for each, grad in zip(self.parameters, grads):

@@ -6,13 +6,16 @@ No process but the killed one starts again. The ranks find each other through a 
 which says who is in the group: what torchft does, without waiting for heartbeats.
 """
 
+import contextlib
 import datetime
 import io
 import itertools
 import json
 import os
 import signal
+import subprocess
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +29,19 @@ from tests.megatron import processes
 from tests.support import config, write_mix, write_tokens
 
 SEQ_LEN, RANKS, STEPS = 32, 4, 8
+TORCHFT = os.environ.get("ENERGON_EXT_TORCHFT")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "14_lost_rank.py"
+OPTIONS = (
+    *("--train-iters", "30", "--seq-length", "32", "--hidden-size", "32"),
+    *("--global-batch-rows", "8", "--num-workers", "1"),
+)
+LIGHTHOUSE = """
+import sys, torchft.coordination
+server = torchft.coordination.LighthouseServer("[::]:0", 1, join_timeout_ms=3000)
+print(server.address(), flush=True)
+sys.stdin.read()
+"""
+
 #: The victim dies in this step, and all wait before the other one until it is back.
 LOST, BACK = 3, 6
 VICTIM = 1
@@ -147,8 +163,8 @@ def run_rank(number, port, mix, rows, workers, folder, view):
 
 @pytest.mark.parametrize(
     ("rows", "workers"),
-    [(12, 1), pytest.param(8, 0, marks=pytest.mark.nightly)],
-    ids=["", "uneven"],
+    [(8, 0), pytest.param(12, 1, marks=pytest.mark.nightly)],  # three ranks do not divide 8
+    ids=["uneven", "workers"],
 )
 def test_a_rank_killed_inside_a_step_costs_no_row_and_the_others_no_restart(
     mix, tmp_path, rows, workers
@@ -190,3 +206,57 @@ def check_ledger(folder, mix, rows, ranks):
         assert Counter(row for line in lines for row in line["rows"]) == Counter(expected["rows"])
         assert len(expected["rows"]) == rows
         assert [line["loss"] for line in lines] == pytest.approx([expected["loss"]] * ranks[step])
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(
+    not TORCHFT, reason="set ENERGON_EXT_TORCHFT to the path of a Python that has torchft"
+)
+def test_the_example_goes_on_with_torchft_when_a_replica_is_killed(mix, tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments, **options):
+            process = subprocess.Popen([TORCHFT, *map(str, arguments)], text=True, **options)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        lighthouse = start("-c", LIGHTHOUSE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        address = lighthouse.stdout.readline().strip()
+
+        def train(run, replica, role):
+            known = {"TORCHFT_LIGHTHOUSE": address, "OMP_NUM_THREADS": "1"}
+            known["PYTHONPATH"] = str(EXAMPLE.parents[1])
+            stderr = stack.enter_context((tmp_path / f"{run}-{replica}-{role}.stderr").open("w"))
+            options = [mix, "--run-dir", tmp_path / run, "--replica", replica, *OPTIONS]
+            place = ("-m", "tests.crash.killed_replica", role, tmp_path / "back", EXAMPLE)
+            silent = {"stdout": subprocess.DEVNULL, "stderr": stderr}
+            return start(*place, *options, env={**os.environ, **known}, **silent)
+
+        roles = ["dies" if replica == VICTIM else "waits" for replica in range(RANKS)]
+        ranks = [train("parts", replica, role) for replica, role in enumerate(roles)]
+        limit = processes.TIMEOUT_SECONDS
+        assert ranks[VICTIM].wait(limit) == -signal.SIGKILL, said(tmp_path)
+        ranks[VICTIM] = train("parts", VICTIM, "returns")
+        assert [rank.wait(limit) for rank in ranks] == [0] * RANKS, said(tmp_path)
+        assert train("whole", 0, "returns").wait(limit) == 0, said(tmp_path)
+    found, whole = trained(tmp_path / "parts"), trained(tmp_path / "whole")
+    assert sorted(found) == sorted(whole) == [*range(1, 31)]
+    for step, lines in found.items():
+        (expected,) = whole[step]
+        assert Counter(row for line in lines for row in line["rows"]) == Counter(expected["rows"])
+        assert len(set(expected["rows"])) == 8
+        assert sorted(line["rank"] for line in lines) == [*range(lines[0]["ranks"])]
+        losses = [line["loss"] for line in lines]
+        assert losses == pytest.approx([expected["loss"]] * len(lines), rel=1e-4)
+    ranks = [found[step][0]["ranks"] for step in range(1, 31)]
+    assert 4 in ranks and 3 in ranks[ranks.index(4) :] and ranks[-1] == 4, ranks
+
+
+def trained(folder):
+    """Return the lines of each step that the processes of a run have written."""
+    found = defaultdict(list)
+    for path in folder.glob("rows-*.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            found[line["step"]].append(line)
+    return found
