@@ -34,7 +34,7 @@ def forward_step(*arguments):
             sys.exit("the lost replica has not come back")
         time.sleep(0.05)
     if role == "waits" and call >= WAITS_AT:
-        time.sleep(0.1)  # it still has to join
+        time.sleep(0.5)  # it still has to join
     return forward(*arguments)
 
 
