@@ -166,8 +166,32 @@ def test_words_that_the_student_does_not_have_are_refused():
         distillation_loss(batch, logits)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.bool])
+def test_ids_that_cannot_say_that_there_is_no_word_are_refused(dtype):
+    logits, _, batch = inputs(k=3)
+    batch.columns["teacher_ids"] = batch.columns["teacher_ids"].clamp(min=0).to(dtype)
+    with pytest.raises(
+        SampleError, match=r"teacher_ids torch.u?\w+ \[13, 3\].*integers with a sign"
+    ):
+        distillation_loss(batch, logits)
+
+
+def test_a_small_rest_is_exact_at_a_high_temperature():
+    """The root of a rest of 2e-7, of which single precision would know one digit."""
+    known = torch.tensor([[0.75, 0.25 - 2e-7]]).log()
+    logits = torch.zeros(1, 3)
+    batch = SimpleNamespace(
+        labels=torch.tensor([0]),
+        token_weights=torch.ones(1),
+        columns={"teacher_ids": torch.tensor([[0, 1]]), "teacher_log_probs": known},
+    )
+    loss = distillation_loss(batch, logits, Distillation(1, 5.0))
+    expected = dense_losses(logits, batch, 1, 5.0, True)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
 def test_columns_of_other_shapes_are_refused():
     logits, _, batch = inputs(k=3)
     batch.columns["teacher_log_probs"] = batch.columns["teacher_log_probs"][:, :2]
-    with pytest.raises(SampleError, match=r"teacher_log_probs \[13, 2\] found; integers \[N, k\]"):
+    with pytest.raises(SampleError, match=r"teacher_log_probs \[13, 2\] found; integers with"):
         distillation_loss(batch, logits)

@@ -259,6 +259,14 @@ def check_values(name: str, column: Column, values: Any, tokens: int, origin: st
             f"{origin}: column {name}: {array.dtype} {list(array.shape)} found, {column.dtype} "
             f"{[*counts, *column.item]} is needed."
         )
+    stored, unfit = convert_values(column, array)
+    if unfit is not None:
+        raise SampleError(f"{origin}: column {name}: {unfit} does not fit {column.dtype}.")
+    return stored
+
+
+def convert_values(column: Column, array: np.ndarray) -> tuple[np.ndarray, Any]:
+    """Return numbers in the type of a column, and the first one that does not fit it, or None."""
     with np.errstate(all="ignore"):
         stored = array.astype(column.dtype)
         # A float may be rounded. A whole number may not: it can be an id or a date.
@@ -266,8 +274,4 @@ def check_values(name: str, column: Column, values: Any, tokens: int, origin: st
             is_same = np.isfinite(stored) == np.isfinite(array)
         else:
             is_same = (stored == array) & (stored.astype(array.dtype) == array)
-    if not is_same.all():
-        raise SampleError(
-            f"{origin}: column {name}: {array[~is_same].flat[0]} does not fit {column.dtype}."
-        )
-    return stored
+    return stored, None if is_same.all() else array[~is_same].flat[0]

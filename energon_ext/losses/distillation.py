@@ -63,10 +63,12 @@ class Distillation:
                 f"entry."
             )
         ids, log_probs = (batch.columns[name] for name in names)
-        if ids.dim() != 2 or ids.shape != log_probs.shape or ids.is_floating_point():
+        is_integer = ids.dtype.is_signed and not ids.is_floating_point()  # -1 is no word
+        if ids.dim() != 2 or ids.shape != log_probs.shape or not is_integer:
             raise SampleError(
                 f"distillation: {names[0]} {ids.dtype} {list(ids.shape)} and {names[1]} "
-                f"{list(log_probs.shape)} found; integers [N, k] and numbers [N, k] are needed."
+                f"{list(log_probs.shape)} found; integers with a sign [N, k] and numbers [N, k] "
+                f"are needed."
             )
         return ids, log_probs
 
@@ -181,9 +183,10 @@ def _rest_of(
     teacher: torch.Tensor, known: torch.Tensor, student_rest: torch.Tensor, has_rest: bool
 ) -> torch.Tensor:
     """Return the teacher's log-probability of the rest; all of it if no word is known."""
-    mass = teacher.exp().sum(1).clamp(max=1)
+    # In double precision, as a high temperature makes a small rest large.
+    mass = teacher.double().exp().sum(1).clamp(max=1)
     # The rest of a teacher who knows all words is rounding, of which the student has none.
-    rest = torch.where(student_rest > -torch.inf, (-mass).log1p(), -torch.inf)
+    rest = torch.where(student_rest > -torch.inf, (-mass).log1p().float(), -torch.inf)
     if not has_rest:
         rest = torch.full_like(rest, -torch.inf)
     return torch.where(known.any(1), rest, 0.0)

@@ -202,15 +202,13 @@ class DocumentLosses:
                 f"{parent}: does not exist; the run has not written the losses of its documents, "
                 f"see `document_numbers`."
             )
-        starts, last = sorted(_starts(parent), reverse=True), 2**32
-        for start in starts:
+        for start, last in _history(sorted(_starts(parent))):
             for path in sorted(start.folder.glob("rank-*.bin")):
                 for sources, records in _read(path):
                     steps = records["step"]
                     kept = records[(steps > max(after, start.after)) & (steps <= last)]
                     own = [numbers.setdefault(each, len(numbers)) for each in sources]
                     sums.append(_add_up(_sums_of(kept, np.array(own)), by_visit=True))
-            last = min(last, start.after)
         joined = np.concatenate([np.zeros(0, _SUMS), *sums])
         self._sums = _add_up(_add_up(joined, by_visit=True), by_visit=False)
         self._sources = list(numbers)
@@ -246,6 +244,34 @@ def _starts(parent: Path) -> Iterator[_Start]:
             yield _Start(int(match[1]), int(match[2]), folder)
 
 
+def _history(starts: Sequence[_Start]) -> Iterator[tuple[_Start, int]]:
+    """Yield the starts that led to the newest one, and the last step of each that counts.
+
+    A start that ended before the step that a later one resumed after did not lead to it, such as
+    one that was stopped before its first step.
+    """
+    last, left = 2**32, [(start, _reached(start)) for start in starts]
+    while left:
+        start, _ = left.pop()
+        yield start, last
+        last = min(last, start.after)
+        while left and left[-1][1] < last and any(reached >= last for _, reached in left):
+            left.pop()
+
+
+def _reached(start: _Start) -> int:
+    """Return the last step that a start has written, or the one that it began after."""
+    found = [start.after]
+    for path in start.folder.glob("rank-*.bin"):
+        with open_data(path) as file:
+            begin = len(file.readline(_MAX_HEADER))
+            count = (file.seek(0, os.SEEK_END) - begin) // RECORD.itemsize
+            if count > 0:
+                file.seek(begin + (count - 1) * RECORD.itemsize)
+                found.append(int(np.frombuffer(file.read(RECORD.itemsize), RECORD)["step"][0]))
+    return max(found)
+
+
 def _read(path: Path) -> Iterator[tuple[list[str], np.ndarray]]:
     """Yield the sources of a file and some of its records at a time."""
     with open_data(path) as file:
@@ -263,7 +289,7 @@ def _read(path: Path) -> Iterator[tuple[list[str], np.ndarray]]:
 
 def _read_header(file: BinaryIO, path: Path) -> list[str]:
     line = file.readline(_MAX_HEADER)
-    if not line:  # the run ended before its first step
+    if len(line) < _MAX_HEADER and not line.endswith(b"\n"):  # it ended before its first step
         return []
     try:
         header = parse_json(line)

@@ -28,6 +28,9 @@ _CHUNK = 1024
 #: Log-probability of a word that is none, or has no probability.
 NO_PROBABILITY = -1e4
 
+#: Largest sum of the probabilities of words, which half precision may round above 1.
+_MOST_PROBABILITY = 1.05
+
 #: After each token of a text, ids [n, k] and log-probabilities [n, k] of the next word.
 NextWords = tuple[np.ndarray, np.ndarray]
 
@@ -150,11 +153,12 @@ def _produce(
         for number, text in enumerate(texts)
         for window in _windows_of(len(text), context)
     ]
-    found = teacher.next_words([texts[number][start:stop] for number, start, stop, _ in windows], k)
+    read = [texts[number][start:stop] for number, start, stop, _ in windows]
+    found = teacher.next_words(read, k) if read else []  # documents without labels have none
     ids = [np.full((len(text), k), -1, np.int32) for text in texts]
     log_probs = [np.full((len(text), k), NO_PROBABILITY, np.float32) for text in texts]
     for (number, start, stop, first), said in zip(windows, found, strict=True):
-        _check(said, stop - start, k, made_by)
+        _check(said, stop - start, k, teacher.words, made_by)
         # The words after a token belong to the label at the next one.
         labels = slice(first, min(stop + 1, len(texts[number])))
         places = slice(labels.start - 1 - start, labels.stop - 1 - start)
@@ -172,7 +176,7 @@ def _windows_of(length: int, context: int | None) -> Iterator[tuple[int, int, in
         first, start = stop + 1, start + size - size // 2
 
 
-def _check(said: NextWords, tokens: int, k: int, made_by: str) -> None:
+def _check(said: NextWords, tokens: int, k: int, words: int, made_by: str) -> None:
     shapes = [list(values.shape) for values in said]
     if shapes != [[tokens, k]] * 2:
         raise ConfigError(
@@ -185,6 +189,30 @@ def _check(said: NextWords, tokens: int, k: int, made_by: str) -> None:
             f"write_teacher: {made_by} has a log-probability of {said[1][is_wrong][0]}; is the "
             f"model loaded?"
         )
+    total = np.exp(said[1], dtype=np.float64).sum(1).max(initial=0)
+    if total > _MOST_PROBABILITY:
+        raise ConfigError(
+            f"write_teacher: the probabilities of {k} words of {made_by} add up to {total:.3g}; "
+            f"log-probabilities of different words, at temperature 1, are needed."
+        )
+    if fault := _find_wrong_words(*said, words):
+        raise ConfigError(
+            f"write_teacher: {made_by} returned the words {fault} for one label; different "
+            f"integers from 0 to {words - 1} are needed."
+        )
+
+
+def _find_wrong_words(ids: np.ndarray, log_probs: np.ndarray, words: int) -> list[Any] | None:
+    """Return words that are not different ids of a vocabulary; -1 may have no probability."""
+    is_used = log_probs > NO_PROBABILITY
+    is_wrong = (ids < np.where(is_used, 0, -1)) | (ids >= words)
+    # Words without probability do not matter, so they become different numbers below all ids.
+    compared = np.sort(np.where(is_used, ids, -2 - np.arange(ids.shape[1])), axis=1)
+    is_wrong = is_wrong.any(1) | (np.diff(compared, axis=1) == 0).any(1)
+    if ids.dtype.kind in "iu" and not is_wrong.any():
+        return None
+    found: list[Any] = ids[int(is_wrong.argmax())].tolist()
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from energon_ext.batch.columns import RESERVED, Column
+from energon_ext.batch.columns import RESERVED, Column, convert_values
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.rl.scored_group import ScoredGroup
+from energon_ext.rl.scored_group import ScoredGroup, array_of
 
 #: Largest log-probability: half precision may round that of a certain token above 0.
 _MAX_LOG_PROB = 1e-2
@@ -170,11 +170,14 @@ def _faults_of_values(group: ScoredGroup, described: Mapping[str, Column]) -> It
             yield f"{name} must be finite, got {value.tolist()!s:.80}"
     for key, column in described.items():
         values, info = group.columns[key], column.dtype  # type: ignore[index]  # as checked before
+        found, (_, unfit) = _shape(values), convert_values(column, array_of(values))
+        if info.kind == "f" and unfit is not None:
+            yield f"columns[{key!r}] must fit {info}, got {unfit} in {found}"
         if info.kind == "f":
             continue
         low, high = (0, 1) if info.kind == "b" else (np.iinfo(info).min, np.iinfo(info).max)
-        if values.is_floating_point() or not low <= int(values.min()) <= int(values.max()) <= high:
-            yield f"columns[{key!r}] must be integers from {low} to {high}, got {_shape(values)}"
+        if values.is_floating_point() or unfit is not None:
+            yield f"columns[{key!r}] must be integers from {low} to {high}, got {found}"
     if (largest := float(group.log_probs.detach().max())) > _MAX_LOG_PROB:
         yield f"log_probs must be at most 0, got {largest:g}"
     if group.sample_weights is not None and bool((group.sample_weights < 0).any()):

@@ -124,7 +124,7 @@ def ask_sampler(
         if not isinstance(group, Unanswered):
             if fault := find_fault(group, prompt, rules):
                 raise SamplerError(fault, key=prompt.__key__)
-            group = group.plain()
+            group = group.plain(rules.described)
             rules = rules.like(group)
         results.append(group)
     return results

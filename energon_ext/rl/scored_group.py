@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from energon_ext.batch.columns import NO_COLUMNS, Column, convert_values
 from energon_ext.errors import SampleError
 from energon_ext.rl.response import Response
 
@@ -103,8 +104,12 @@ class ScoredGroup:
         is_response = torch.arange(self.log_probs.shape[1]) < lengths[:, None]
         return is_response if self.response_mask is None else is_response & self.response_mask
 
-    def plain(self) -> "ScoredGroup":
-        """Return the group with the dtypes above, on the CPU and detached."""
+    def plain(self, described: Mapping[str, Column] = NO_COLUMNS) -> "ScoredGroup":
+        """Return the group with the dtypes above, on the CPU and detached.
+
+        Args:
+            described: columns that have types of their own, which their values fit.
+        """
 
         def convert(name: str, value: Any) -> Any:
             if isinstance(value, Mapping):
@@ -116,6 +121,9 @@ class ScoredGroup:
             return value.detach().to("cpu", dtype)
 
         fields: Any = {name: convert(name, value) for name, value in vars(self).items()}
+        for name, column in described.items():
+            values = array_of(self.columns[name])  # type: ignore[index]  # as checked before
+            fields["columns"][name] = torch.from_numpy(convert_values(column, values)[0])
         return replace(self, **fields)
 
     @classmethod
@@ -199,6 +207,12 @@ class ScoredGroup:
             None if None in reasons else [reason == "length" for reason in reasons],
             **fields,
         )
+
+
+def array_of(values: torch.Tensor) -> np.ndarray:
+    """Return a tensor as an array, on the CPU and detached; bfloat16 becomes float32."""
+    on_host = values.detach().cpu()
+    return (on_host.float() if on_host.dtype == torch.bfloat16 else on_host).numpy()
 
 
 def _join(answers: Sequence[Response]) -> dict[str, torch.Tensor]:

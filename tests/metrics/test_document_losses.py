@@ -222,6 +222,20 @@ def test_steps_that_a_resumed_run_repeats_count_once(tmp_path):
     assert sums_of(tmp_path, after=4) == {50: (4.0, 2), 60: (4.0, 2)}
 
 
+def test_a_start_that_ended_early_did_not_lead_to_a_later_one(tmp_path):
+    """Steps 1 to 9; a start after 5 that ends with 6, one without a step; then on after step 8."""
+    for after, stop, value in ((0, 9, 1.0), (5, 6, 2.0), (6, 6, 3.0), (8, 10, 4.0)):
+        write_steps(begin_folder(tmp_path, after), 0, range(after + 1, stop + 1), value)
+    expected = {10 * step: (1.0 if step <= 8 else 4.0, 2) for step in range(1, 11)}
+    assert sums_of(tmp_path) == expected
+
+
+def test_a_run_that_ended_in_the_first_line_of_a_file_has_no_step(tmp_path):
+    write_steps(begin_folder(tmp_path, 0), 0, (1, 2), 1.0)
+    (begin_folder(tmp_path, 2) / "rank-00000.bin").write_bytes(b'{"version": 1, "sou')
+    assert sums_of(tmp_path) == {10: (1.0, 2), 20: (1.0, 2)}
+
+
 def test_a_checkpoint_has_the_losses_up_to_its_step_and_a_cut_record_is_named(tmp_path, caplog):
     folder = begin_folder(tmp_path, 0)
     file = DocumentLossFile(folder, 0)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Words of a teacher as columns, against a teacher whose words can be worked out by hand."""
 
+import contextlib
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -210,6 +212,51 @@ def test_values_that_are_not_log_probabilities_are_refused(tmp_path):
             write_teacher(
                 tmp_path / "web", tmp_path / "said", SumTeacher(base=base), k=K, made_by="sums"
             )
+
+
+@pytest.mark.parametrize(
+    ("ids", "probabilities", "message"),
+    [
+        (
+            [5, 5],
+            [0.5, 0.5],
+            r"the words \[5, 5\] for one label; different integers from 0 to 1999",
+        ),
+        ([5, 2000], [0.5, 0.5], r"the words \[5, 2000\]"),
+        ([2**32 + 5, 6], [0.5, 0.5], r"the words \[4294967301, 6\]"),
+        ([5, -1], [0.5, 0.5], r"the words \[5, -1\]"),
+        ([5, -3], [0.5, 0.0], r"the words \[5, -3\]"),
+        ([5.5, 6.0], [0.5, 0.5], r"the words \[5.5, 6.0\]"),
+        ([5, 6], [0.9, 0.9], "the probabilities of 2 words of sums add up to 1.8"),
+        ([5, -1], [0.5, 0.0], None),  # it has one word only
+    ],
+)
+def test_words_of_a_label_are_different_ones_of_the_vocabulary(
+    tmp_path, ids, probabilities, message
+):
+    write_tokens(tmp_path / "web", TEXTS)
+    teacher = SumTeacher()
+    with np.errstate(divide="ignore"):
+        log_probs = np.log(probabilities)
+    teacher.next_words = lambda texts, k: [
+        (np.tile(ids, (len(text), 1)), np.tile(log_probs, (len(text), 1))) for text in texts
+    ]
+    call = functools.partial(
+        write_teacher, tmp_path / "web", tmp_path / "said", teacher, k=2, made_by="sums"
+    )
+    with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
+        call()
+
+
+def test_a_teacher_is_not_asked_about_documents_without_labels(tmp_path):
+    write_tokens(tmp_path / "web", [[5], [6], [7, 8, 9]])
+    teacher, asked = SumTeacher(), []
+    say = teacher.next_words
+    teacher.next_words = lambda texts, k: asked.append(len(texts)) or say(texts, k)
+    write_teacher(
+        tmp_path / "web", tmp_path / "said", teacher, k=1, made_by="sums", unit_documents=2
+    )
+    assert asked == [1]
 
 
 def test_values_of_other_shapes_are_refused(tmp_path):

@@ -276,14 +276,43 @@ def test_groups_with_described_columns_wait_in_a_state(one_prompt):
         ({"top": torch.zeros(2, 2, 2)}, r"columns\['top'\] must be integers from -2147483648"),
         ({"level": torch.tensor([3, 300])}, r"columns\['level'\] must be integers from -128"),
         ({"experts": torch.zeros(2, 2, 2)}, r"columns\['experts'\] must be \[2, 5, 2\]"),
+        ({"top": torch.full((2, 2, 2), 2**31)}, r"columns\['top'\] must be integers .* int64"),
+        ({"half": torch.full((2, 2), 7e4)}, r"columns\['half'\] must fit float16, got 70000"),
+        ({"half": torch.full((2, 2), 2049)}, r"columns\['half'\] must fit float16, got 2049"),
     ],
 )
 def test_columns_that_are_not_as_described_are_refused(one_prompt, change, fault):
     columns = {**described_columns(), **change}
     columns = {name: values for name, values in columns.items() if values is not None}
     group = {"rewards": [1.0, 0.0], "columns": columns}
+    described = {**DESCRIBED, **({"half": Column("float16")} if "half" in change else {})}
     with pytest.raises(SamplerError, match=fault):
-        next(dataset_of(one_prompt, group, columns=DESCRIBED))
+        next(dataset_of(one_prompt, group, columns=described))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (torch.tensor([123456789.125, 2.0], dtype=torch.float64), "float64"),
+        (torch.tensor([60000, 2], dtype=torch.int32).to(torch.uint16), "uint16"),
+        (torch.tensor([70000, 2]).to(torch.uint32), "int64"),
+        (torch.tensor([1.5, 2.0], dtype=torch.bfloat16), "float32"),
+        (torch.tensor([True, False]), "bool"),
+    ],
+)
+def test_described_columns_arrive_exactly_in_their_own_type(one_prompt, values, dtype):
+    group = {"rewards": [1.0, 0.0], "columns": {"own": values}}
+    options = {"seq_len": 5, "rows": 2, "groups_per_batch": 1}
+    columns = {"own": Column(dtype, per="document")}
+    prompts = functools.partial(prompt_dataset, one_prompt, prompts_per_call=2)
+    dataset = RLDataset(prompts(), Groups(group, group), columns=columns, **options)
+    next(dataset)
+    resumed = RLDataset(prompts(), Groups(), columns=columns, **options)
+    resumed.restore_state(json.loads(json.dumps(dataset.save_state())))
+    for each in (next(dataset), next(resumed)):
+        found = each.segments["own"]
+        assert str(found.dtype) == f"torch.{dtype}"
+        assert found[each.source_ids >= 0].tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("together", [False, True])
