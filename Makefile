@@ -17,7 +17,7 @@ DOCS_INSTALLED := $(VENV)/.docs-installed
 # A third process for two cores: many tests wait for processes of their own. Bytecode is kept even if
 # the environment forbids it: every test process would compile the package and its tests again.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
-  $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+  $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # On Linux the plain wheel of torch is a CUDA build of gigabytes: ask for the CPU build by name.
 TORCH := $(shell grep '^torch==' constraints.txt)$(if $(filter Linux,$(shell uname)),+cpu)
@@ -31,7 +31,7 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
 test: $(INSTALLED)
-	$(MAKE) --jobs 2 lint suite
+	@$(MAKE) --no-print-directory --jobs 2 lint suite
 
 suite: $(INSTALLED)
 	$(PYTEST)
@@ -46,8 +46,8 @@ docs: $(DOCS_INSTALLED)
 	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 	$(BIN)/python .ci/plain_english.py

@@ -7,7 +7,7 @@ processor's cache. The last row repeats a single batch, which stays in the cache
 """
 
 import numpy as np
-from timing import markdown, microseconds
+from timing import bytes_of, markdown, microseconds
 
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
@@ -30,7 +30,7 @@ def run():
     for name, (mean, number_of_batches) in KINDS.items():
         batches = list(rows_of_batches(mean))[:number_of_batches]
         assemble = BatchAssembler(SEQ_LEN)
-        buffers = [assemble(rows, ["web"]).as_buffer().numpy().copy() for rows in batches]
+        buffers = [bytes_of(assemble(rows, ["web"])).copy() for rows in batches]
 
         def ours(calls, assemble=assemble, batches=batches):
             for number in range(calls):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import token_source
 import torch
-from timing import fresh_process, markdown
+from timing import bytes_of, fresh_process, markdown
 
 from energon_ext import ExactDataLoader
 
@@ -65,5 +65,5 @@ def drawing(batches):
 
 def concatenating(loaders):
     loader = next(iter(loaders.values()))
-    parts = [torch.empty(len(next(iter(loader)).as_buffer()) // 2, dtype=torch.uint8)] * 2
+    parts = [torch.empty(len(bytes_of(next(iter(loader)))) // 2, dtype=torch.uint8)] * 2
     return lambda: torch.cat(parts)

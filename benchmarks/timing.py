@@ -34,6 +34,14 @@ def draw(iterator, batches):
         next(iterator)
 
 
+def bytes_of(batch):
+    """Return the bytes of all tensors of a batch as one NumPy array."""
+    from energon_ext.batch.host_memory import buffer_of
+    from energon_ext.batch.transport import tensors_of, values_of
+
+    return buffer_of(tensors_of(values_of(batch))).numpy()
+
+
 def peak_mib():
     """Return the peak memory of this process; `ru_maxrss` would include its parent's."""
     status = Path("/proc/self/status").read_text()

@@ -110,13 +110,14 @@ class Replica:
         self.loader.continue_from(self.start, rank=rank, ranks=ranks)
         self.optimizer.zero_grad(set_to_none=False)
         loss, tokens, rows = 0.0, 0.0, []
-        for _ in range(self.loader.batches_per_step):
-            batch = next(self.batches)
+        for batch in self.batches:
             rows += read_rows(batch, self.model.max_sequence_length)
             output, loss_of = forward_step(iter([batch]), self.model)
             batch_loss, batch_tokens, _ = loss_of(output)
             batch_loss.backward()
             loss, tokens = loss + batch_loss.detach(), tokens + batch_tokens
+            if self.loader.ends_step:
+                break
         flat = [each.grad.flatten() for each in self.parameters]
         sums = torch.cat([*flat, torch.stack([loss, tokens.to(loss)])])
         manager.allreduce(sums, reduce_op=dist.ReduceOp.SUM).wait()

@@ -118,7 +118,7 @@ def summarize_step(batches, seq_len):
     """
     rows, tokens, documents, trained = StepHash(), Counter(), Counter(), 0
     for batch in batches:
-        rows.add(batch, seq_len)
+        rows.add(batch, batch.row_tokens or seq_len)
         tokens.update(batch.tokens_per_source())
         documents.update(batch.documents_per_source())
         trained += int((batch.token_weights != 0).sum())

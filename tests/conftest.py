@@ -1,10 +1,13 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import gc
+import logging
 import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import warnings
 from pathlib import Path
 
@@ -12,9 +15,8 @@ import pytest
 from hypothesis import settings
 
 import tests.fast  # noqa: F401
-from tests.garbage import leave_imports_alone
+from tests.garbage import keep_in_large_pages, leave_imports_alone
 from tests.megatron.processes import SERVER
-from tests.support import close_loaders, write_dataset
 
 warnings.filterwarnings("ignore", message=".*pin_memory.*|.*worker processes in total.*")
 
@@ -30,6 +32,34 @@ def pytest_configure(config):
     is_suite = "not nightly" in config.option.markexpr
     settings.load_profile("suite" if is_suite else "nightly")
     hide_gpu_or_select_its_tests(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Import what tests need without collections, which would go through it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        leave_imports_alone()
+        keep_in_large_pages()
+        let_loggers_propagate()
+        if "torch" in sys.modules:
+            from tests.gloo import share_one_device
+
+            share_one_device()
+
+
+def let_loggers_propagate():
+    """Let the logs of libraries reach pytest at the root.
+
+    It would add its handlers to each logger that does not propagate, of which torch has fifty, six
+    times a test.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_sessionfinish():
@@ -61,6 +91,9 @@ def _imports_are_no_garbage():
 
 @pytest.fixture(autouse=True)
 def _no_workers_left():
+    # It imports Megatron, which the process that only hands out tests does without.
+    from tests.support import close_loaders
+
     yield
     close_loaders()
 
@@ -73,6 +106,8 @@ def processes():
 
 @pytest.fixture(scope="session")
 def texts_once(tmp_path_factory):
+    from tests.support import write_dataset
+
     return write_dataset(tmp_path_factory.mktemp("texts") / "d", [f"text {n}" for n in range(20)])
 
 

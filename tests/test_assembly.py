@@ -229,7 +229,9 @@ def test_a_replaced_field_is_pickled_with_its_new_value():
 
 def test_every_tensor_field_is_pickled():
     fields = {field.name for field in dataclasses.fields(PackedBatch)}
-    assert fields - set(DTYPES) == {"sources", "max_seqlen", "columns", "segments"}
+    assert fields - set(DTYPES) == {
+        *("sources", "max_seqlen", "columns", "segments", "context_size", "row_tokens")
+    }
 
 
 def test_columns_are_aligned_with_the_labels():

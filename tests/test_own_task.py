@@ -35,8 +35,8 @@ class NumberedReader(DocumentReader):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NumberedTask(DocumentTask):
-    def reader(self, entry, columns, spec):
-        return NumberedReader(**vars(super().reader(entry, columns, spec)))
+    def reader(self, entry, opened, spec):
+        return NumberedReader(**vars(super().reader(entry, opened, spec)))
 
     def assemble(self, rows, context):
         packed = super().assemble([row for row, _ in rows], context)

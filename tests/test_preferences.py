@@ -245,26 +245,26 @@ def test_a_run_continues_only_with_its_reference(mix):
         run(mix, 1, state=state, task_encoder=encoder("second"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "zeros", "counts", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "zeros", "ends", "gone"])
 def test_a_damaged_reference_is_refused_and_written_again(tmp_path, damage):
     path = alone(tmp_path, [pair(n) for n in range(9)])
     write_reference(path, encoder("m"), by_labels)
-    (file,) = (tmp_path / DEFAULT_CACHE).glob("*/tokens/*.log_probs.bin")
+    (file,) = (tmp_path / DEFAULT_CACHE).glob("*/tokens/*.ref_log_probs.npy")
     whole = file.read_bytes()
-    if damage == "counts":
-        file = file.with_name(file.name.replace(".log_probs", ".counts"))
+    if damage == "ends":
+        file = file.with_name(file.name.replace(".ref_log_probs", ".ends"))
         whole = file.read_bytes()
-        file.write_bytes(np.frombuffer(file.read_bytes(), "<u4")[::-1].tobytes())
+        np.save(file, np.load(file) + 1)
     elif damage == "cut":
         os.truncate(file, 8)
     elif damage == "zeros":
-        file.write_bytes(bytes(8) + whole[8:])
+        file.write_bytes(whole[:128] + bytes(len(whole) - 128))
     else:
         file.unlink()
     message = {
-        "cut": "log_probs.bin: this cached file is damaged .it has 8 bytes",
-        "zeros": "log_probs.bin: this cached file is damaged .page 0 does not have the checksum",
-        "counts": "table of log-probabilities is damaged .*counts.bin has changed since",
+        "cut": "ref_log_probs.npy: has 8 bytes; .*1 of the files in .* have been removed",
+        "zeros": "under 'm' are damaged.* 1 of the files in .* damaged and have been removed",
+        "ends": "under 'm' are damaged.* 1 of the files in .* damaged and have been removed",
         "gone": "no log-probabilities of the reference 'm'; call write_reference",
     }
     with pytest.raises(ConfigError, match=message[damage]):

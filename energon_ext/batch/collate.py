@@ -8,6 +8,7 @@ and further columns are streams too: of values that belong to labels the last T 
 that belong to inputs the first T.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
@@ -40,7 +41,7 @@ class BatchAssembler:
     """Writes rows of one length into a :class:`~energon_ext.PackedBatch`.
 
     Args:
-        seq_len: T, positions per row.
+        seq_len: T, positions per row, unless rows say so themselves.
         pad_id: token on padding.
         mask_boundary_loss: set the weight to 0 where input and label belong to different segments.
             Otherwise the last token of a segment predicts the first token of the next, unless there
@@ -75,6 +76,22 @@ class BatchAssembler:
                 f"a multiple of it."
             )
 
+    def fitting(self, row: Row) -> "BatchAssembler":
+        """Return an assembler of rows that are as short as one row allows.
+
+        Example:
+            >>> row = Row([np.arange(5), np.arange(3)])
+            >>> BatchAssembler(64).fitting(row).seq_len  # the last token is only a label
+            7
+            >>> BatchAssembler(64, alignment=4).fitting(row).seq_len
+            12
+        """
+        end = 0
+        for content in row.slices:
+            end += -end % self.alignment + len(content)
+        longest = max(1, end - 1)
+        return dataclasses.replace(self, seq_len=longest + -longest % self.alignment)
+
     def __call__(
         self,
         rows: Sequence[Row],
@@ -95,7 +112,8 @@ class BatchAssembler:
         """
         if not rows:
             raise SampleError("A PackedBatch needs at least one row, got none.")
-        shape = len(rows), self.seq_len + 1
+        seq_len = self.seq_len
+        shape = len(rows), seq_len + 1
         tokens = np.full(shape, self.pad_id, np.int64)
         weights = np.ones(shape, np.float32)
         has_rewards = _all_have([row.rewards for row in rows if row.slices], "rewards")
@@ -110,7 +128,7 @@ class BatchAssembler:
         segments = _Segments(sources)
         begins = []
         for number, row in enumerate(rows):
-            starts = self._write(row, tokens[number], weights[number], segments)
+            starts = self._write(row, seq_len, tokens[number], weights[number], segments)
             begins.append(starts)
             if not columns or not starts:
                 continue
@@ -122,7 +140,7 @@ class BatchAssembler:
             for name, found in per_document.items():
                 values_of_slices = own.get(name) or [None] * len(starts)
                 for start, values in zip(starts, values_of_slices):
-                    if start < self.seq_len:  # else the slice is only a label, and no segment
+                    if start < seq_len:  # else the slice is only a label, and no segment
                         found.append(columns[name].filled() if values is None else values)
         if self.masked_label is not None:
             weights[tokens == self.masked_label] = 0.0
@@ -171,10 +189,17 @@ class BatchAssembler:
             sources=tuple(sources),
             columns={name: further[name] for name in streams},
             segments={name: further[name] for name in per_document},
+            context_size=None,
+            row_tokens=seq_len,
         )
 
     def _write(
-        self, row: Row, tokens: np.ndarray, weights: np.ndarray, segments: "_Segments"
+        self,
+        row: Row,
+        seq_len: int,
+        tokens: np.ndarray,
+        weights: np.ndarray,
+        segments: "_Segments",
     ) -> list[int]:
         """Write a row's tokens and weights, append its segments; return the start of each slice."""
         parts, starts, masked, end = [], [], [], 0
@@ -187,19 +212,18 @@ class BatchAssembler:
             if start > end:
                 parts.append(tokens[end:start])
                 weights[end:start] = 0.0
-                segments.append(min(start, self.seq_len) - end, -1)
+                segments.append(min(start, seq_len) - end, -1)
             if start > end or self.mask_boundary_loss:
                 masked.append(start)
             end = start + len(content)
             parts.append(content)
             starts.append(start)
             # One position less if the last token is only a label.
-            segments.append(min(end, self.seq_len) - start, sources[index], values[index])
+            segments.append(min(end, seq_len) - start, sources[index], values[index])
         is_empty = not starts and row.slice_sources is None
-        if is_empty or end > self.seq_len + 1:
+        if is_empty or end > seq_len + 1:
             raise SampleError(
-                f"A row has {end} tokens and gaps; {self.seq_len} positions take 1 to "
-                f"{self.seq_len + 1}."
+                f"A row has {end} tokens and gaps; {seq_len} positions take 1 to {seq_len + 1}."
             )
         if parts:
             np.concatenate(parts, out=tokens[:end], casting="unsafe")
@@ -208,9 +232,9 @@ class BatchAssembler:
             if own is not None:
                 weights[start : start + len(own)] = own
         weights[masked] = 0.0
-        segments.append(self.seq_len - end, -1)
+        segments.append(seq_len - end, -1)
         if self.alignment > 1:
-            segments.align({*starts, end + -end % self.alignment}, self.seq_len)
+            segments.align({*starts, end + -end % self.alignment}, seq_len)
         return starts
 
 
@@ -263,8 +287,9 @@ class _Segments:
             raise SampleError(
                 f"A row has source {error}, but the batch has {list(self._index_of)}."
             ) from None
-        for index in indices:
-            self.documents[index] += 1
+        ended = [1] * len(indices) if row.slice_documents is None else row.slice_documents
+        for index, count in zip(indices, ended):
+            self.documents[index] += count
         return indices
 
 
@@ -292,9 +317,10 @@ def _document_streams(
     return {DOCUMENT_SHARE: shares, DOCUMENT_PARTS: parts}
 
 
-def _streams_of(row: Row) -> dict[str, Any]:
-    """Return the optional values of a row's labels by name; None for those it does not have."""
-    return {**(row.columns or {}), _LOG_PROBS: row.log_probs}
+def _streams_of(row: Row) -> Mapping[str, Any]:
+    """Return the optional values of a row by name."""
+    columns = row.columns or NO_COLUMNS
+    return columns if row.log_probs is None else {**columns, _LOG_PROBS: row.log_probs}
 
 
 def _names_of_streams(rows: Sequence[Row], columns: Mapping[str, Column]) -> list[str]:

@@ -43,7 +43,8 @@ RESERVED = frozenset(
         *(TOKENS, LABEL_WEIGHTS, "ends", "digests", RESPONSE_MASK, DOCUMENT_SHARE, DOCUMENT_PARTS),
         *(LOSS_WEIGHT, "labels", "token_weights", "position_ids", "cu_seqlens", "max_seqlen"),
         *("source_ids", "sources", "source_documents", "cu_seqlens_padded", "log_probs"),
-        *("rewards", "pair_ids", "columns", "segments", DOCUMENT, VISIT),
+        *("rewards", "pair_ids", "columns", "segments", "row_tokens", "context_size"),
+        *(DOCUMENT, VISIT),
     )
 )
 
@@ -51,6 +52,9 @@ NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
 #: Field of the meta file of a pair.
 COLUMNS = "columns"
+
+#: Types of label weights in a file: bytes if all are 0 or 1, as for fine-tuning on answers.
+WEIGHTS_TYPES = ("uint8", "float32")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _KINDS = "a number of at most 8 bytes, such as float32 or int16, or bool"
@@ -189,21 +193,36 @@ def columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:
 
 
 def columns_in(meta: Mapping[str, Any] | None, where: str) -> Mapping[str, Column]:
-    """Return the columns that a meta file describes; ConfigError if it does so wrongly."""
-    described = (meta or {}).get(COLUMNS)
-    return {} if described is None else _parse_columns(json.dumps(described), where)
+    """Return the columns that a meta file describes, and label weights if it mentions them.
+
+    Raises:
+        ConfigError: it describes them wrongly.
+    """
+    if not meta or (COLUMNS not in meta and LABEL_WEIGHTS not in meta):
+        return NO_COLUMNS
+    described = (json.dumps(meta.get(name)) for name in (COLUMNS, LABEL_WEIGHTS))
+    return _parse_columns(*described, where)
 
 
 @functools.lru_cache(64)
-def _parse_columns(text: str, where: str) -> Mapping[str, Column]:
-    described = json.loads(text)
-    if not isinstance(described, dict):
-        raise ConfigError(f"{where}: columns: {text:.80} found, an object is needed.")
-    check_names(described, f"{where}: columns")
-    return {
+def _parse_columns(columns: str, weights: str, where: str) -> Mapping[str, Column]:
+    described, own = json.loads(columns), json.loads(weights)
+    if not isinstance(described, dict | None):
+        raise ConfigError(f"{where}: columns: {columns:.80} found, an object is needed.")
+    check_names(described or {}, f"{where}: columns")
+    found = {
         name: Column.from_json(value, f"{where}: columns.{name}")
-        for name, value in described.items()
+        for name, value in (described or {}).items()
     }
+    if own is None:
+        return found
+    dtype = own.get("dtype") if isinstance(own, dict) else own
+    if dtype not in WEIGHTS_TYPES:
+        raise ConfigError(
+            f"{where}: the type of label_weights must be {' or '.join(WEIGHTS_TYPES)}, found "
+            f"{dtype!r}."
+        )
+    return {LABEL_WEIGHTS: Column(dtype, fill=1), **found}
 
 
 def merge_columns(columns_of: Mapping[str, Mapping[str, Column]]) -> dict[str, Column]:
@@ -242,8 +261,11 @@ def check_values(name: str, column: Column, values: Any, tokens: int, origin: st
         )
     with np.errstate(all="ignore"):
         stored = array.astype(column.dtype)
-    is_float = column.dtype.kind == "f"
-    is_same = np.isfinite(stored) == np.isfinite(array) if is_float else stored == array
+        # A float may be rounded. A whole number may not: it can be an id or a date.
+        if column.dtype.kind == "f" and array.dtype.kind == "f":
+            is_same = np.isfinite(stored) == np.isfinite(array)
+        else:
+            is_same = (stored == array) & (stored.astype(array.dtype) == array)
     if not is_same.all():
         raise SampleError(
             f"{origin}: column {name}: {array[~is_same].flat[0]} does not fit {column.dtype}."

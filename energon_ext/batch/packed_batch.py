@@ -8,7 +8,6 @@ from typing import ClassVar, Iterator, TypeVar
 import torch
 import torch.nn.functional as F
 
-from energon_ext.batch.host_memory import buffer_of
 from energon_ext.batch.transport import (
     build,
     move,
@@ -73,8 +72,11 @@ class PackedBatch:
         columns: further values of tokens by name, ``[N, *item]`` each, for losses and models of
             your own: those that a source has as a :class:`~energon_ext.batch.columns.Column`, of
             its type and at its inputs or labels, and float32 [N] of the labels.
+        row_tokens: positions of each row, T; 0 if unknown.
         segments: further values of documents by name, ``[n, *item]`` each, of the document of each
             segment; fill values for padding.
+        context_size: in a layout, the context-parallel ranks that share this batch; else None, for
+            those of the run.
 
     Example:
         >>> import numpy as np
@@ -107,13 +109,8 @@ class PackedBatch:
     pair_ids: torch.Tensor | None = None
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     segments: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def as_buffer(self) -> torch.Tensor:
-        """Return the bytes of all tensors as one uint8 tensor.
-
-        It is page-locked if this process uses a GPU, so that copying it does not block.
-        """
-        return buffer_of(tensors_of(values_of(self)))
+    context_size: int | None = None
+    row_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -32,6 +32,7 @@ class Row:
             :class:`~energon_ext.batch.columns.Column` describes are float, as log_probs.
         slice_sources: key of each slice, if they differ; each slice then counts as a document. A
             row without slices has an empty list here and is padding.
+        slice_documents: with ``slice_sources``, documents that end in each slice; None if one does.
         parts: per slice, ``(n, total)``: its document has ``total`` trained labels, of which ``n``
             come before the slice; None for a whole document. None if all are whole.
         num_tokens: positions with a document; by default the length of all slices, which is one too
@@ -57,6 +58,7 @@ class Row:
     rewards: Sequence[float] | None = None
     pairs: Sequence[int] | None = None
     slice_sources: Sequence[str] | None = None
+    slice_documents: Sequence[int] | None = None
     columns: Mapping[str, Sequence[np.ndarray | None]] | None = None
     parts: Sequence[tuple[int, int] | None] | None = None
     num_tokens: int = -1
@@ -64,3 +66,36 @@ class Row:
     def __post_init__(self) -> None:
         if self.num_tokens < 0:
             self.num_tokens = sum(map(len, self.slices))
+
+
+def join_rows(rows: Sequence[Row]) -> Row:
+    """Join rows of documents, each row of a single source.
+
+    Example:
+        >>> web = Row([np.array([5, 6]), np.array([7])], source="web", documents=1)
+        >>> row = join_rows([web, Row([np.array([8])], source="code", documents=1)])
+        >>> len(row.slices), row.slice_sources, row.slice_documents
+        (3, ['web', 'web', 'code'], [1, 0, 1])
+    """
+    names = dict.fromkeys(name for row in rows for name in row.columns or ())
+    joined = Row([], slice_sources=[], slice_documents=[], num_tokens=0)
+    weights: list[np.ndarray | None] = []
+    parts: list[tuple[int, int] | None] = []
+    columns: dict[str, list[np.ndarray | None]] = {name: [] for name in names}
+    sources, documents = [], []
+    for row in rows:
+        count = len(row.slices)
+        nothing = [None] * count
+        joined.slices += row.slices
+        joined.num_tokens += row.num_tokens
+        sources += [row.source] * count
+        documents += [row.documents] * min(count, 1) + [0] * (count - 1)
+        weights += row.label_weights or nothing
+        parts += row.parts or nothing
+        for name, values in columns.items():
+            values += (row.columns or {}).get(name) or nothing
+    joined.slice_sources, joined.slice_documents = sources, documents
+    joined.label_weights = weights if any(each is not None for each in weights) else None
+    joined.parts = parts if any(each is not None for each in parts) else None
+    joined.columns = columns or None
+    return joined

@@ -14,11 +14,13 @@ from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.errors import EncoderNeededError, EnergonExtError
 from energon_ext.plan.cursor import digest_of_state, restore_cursor
 from energon_ext.plan.packed_rows import PackedRows
+from energon_ext.plan.row_schedule import describe_points, describe_row_change
 from energon_ext.plan.run import Run
 from energon_ext.plan.spec import PACKING, describe_repacking
 from energon_ext.state.files import write_file
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.tokenizers.tokenizers import load_tokenizer
+from energon_ext.weights import ScheduleAxis
 
 
 @click.group()
@@ -51,6 +53,8 @@ def show(saved: Path) -> None:
     echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{progress}")
     echo(f"data digest {state['data_digests'][-1][1]}, state digest {digest_of_state(state)}")
     echo(f"breakpoints count {state['axis']}")
+    for line in _row_lengths(state):
+        echo(line)
     echo(", ".join(f"{k}={v!r}" for k, v in sorted(cursor.spec.compared().items())))
     rows = [("source", "documents read", "tokens read")]
     for key, source in state["plan"]["sources"].items():
@@ -112,12 +116,14 @@ def diff(
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(1)
-    position = dataset.position(cursor.step, cursor.state["plan"]["row"])
-    echo(_changes(changes, dataset.shares_of_sources(position)))
+    echo(_changes(changes, dataset.shares_of_sources(dataset.next_position)))
     unit = dataset.clock.axis.change_from(cursor.state["axis"])
     packed = describe_repacking(cursor.spec.compared(), dataset.fingerprint)
+    row_change = describe_row_change(
+        cursor.state.get("row_schedule"), dataset.clock.rows, dataset.clock.axis.one
+    )
     steps, documents = _skipped_steps(cursor, dataset), _changed_documents(dataset)
-    for line in filter(None, (unit, packed, *steps, *documents)):
+    for line in filter(None, (unit, packed, row_change, *steps, *documents)):
         echo(line)
     may_change = {}
     if not cursor.inside and all(rows.may_be_repacked for rows in dataset.rows):
@@ -207,6 +213,20 @@ def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
         echo(f"{live.path}: step {next_step} is the first without a line")
 
 
+def _row_lengths(state: Mapping[str, Any]) -> Iterator[str]:
+    """List the schedule of the lengths of rows, and those that rows have had."""
+    if (points := state.get("row_schedule")) is not None:
+        yield f"rows have {describe_points(points, ScheduleAxis(state['axis']).one)}"
+    begin, usual, last = 0, state["spec"]["row_tokens"], state["plan"]["row"]
+    read = []
+    for stop, length in [*state["row_lengths"], (last, usual)]:
+        if stop > begin:
+            read.append(f"{stop - begin:,} of {length:,} positions")
+            begin = stop
+    if len(read) > 1 or points is not None:
+        yield f"rows read: {', '.join(read)}"
+
+
 def _skipped_steps(cursor: SavedCursor, dataset: Run) -> Iterator[str]:
     """List the ranges of steps that were skipped, and of those that will be."""
     ahead = [
@@ -222,6 +242,9 @@ def _changed_documents(dataset: Run) -> Iterator[str]:
     for key, rows in zip(dataset.keys, dataset.rows):
         if not isinstance(rows, PackedRows):
             continue
+        if rows.subset_change is not None:
+            now, then = rows.subset_change
+            yield f"{key}: the epoch of {now:,} documents ends first, then an epoch has {then:,}"
         repacked = set() if rows.window.taken is not None else set(rows.window.documents.tolist())
         excluded = set(rows.excluded.tolist())
         counts = {

@@ -211,7 +211,7 @@ def for_pictures(run: Run) -> Run:
         sources=(*(run.sources[index] for index in kept), "others"),
         labels=(*(labels[index] for index in kept), f"{len(others)} others"),
         epoch_documents=join(run.epoch_documents),
-        epoch_tokens=join(run.epoch_tokens),
+        epochs=join(run.epochs),
         interleaves=np.append(run.interleaves[kept], depth.sum() * (depth > 0).all()),
         planned_share=join(run.planned_share),
         tokens=join(run.tokens),

@@ -18,8 +18,10 @@ from energon_ext.plan.blend import Blend
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.estimate import estimate
 from energon_ext.plan.fill import describe_short_sources
-from energon_ext.plan.forecast import Forecast, forecast, late_breakpoints
+from energon_ext.plan.forecast import Forecast, epochs_at, forecast, late_breakpoints
+from energon_ext.plan.row_schedule import describe_points
 from energon_ext.plan.run import Run
+from energon_ext.plan.subsets import describe_subsets
 from energon_ext.plan.topology import imbalance
 from energon_ext.state.files import write_file
 
@@ -56,9 +58,15 @@ def make_forecast(
     return estimate(blend, steps, tokens_per_document)
 
 
-def forecast_text(forecast: Forecast, blend: Blend, steps: int) -> str:
-    """Return the forecast as lines of text."""
+def forecast_text(forecast: Forecast, blend: Blend, steps: int, target: int | None = None) -> str:
+    """Return the forecast as lines of text.
+
+    Args:
+        target: tokens of a larger run, whose epochs are shown, too.
+    """
     lines = [_headline(forecast, blend), table([HEAD, *_rows(forecast)], most=MAX_LISTED)]
+    if target is not None:
+        lines.append(_target_text(forecast, blend, target))
     if forecast.steps < steps:
         end = forecast.first + steps
         lines.append(f"All sources are exhausted after step {forecast.ends[-1]:,} of {end:,}.")
@@ -67,11 +75,36 @@ def forecast_text(forecast: Forecast, blend: Blend, steps: int) -> str:
         more = f" and {len(late) - MAX_BREAKPOINTS} more" if len(late) > MAX_BREAKPOINTS else ""
         word = "breakpoints" if len(late) > 1 else "breakpoint"
         lines.append(f"The run ends before the {word} {named}{more}.")
-    lines += describe_short_sources(blend)
+    lines += [
+        *describe_rows(blend),
+        *describe_subsets(blend),
+        *describe_short_sources(blend),
+    ]
     if blend.clock.skip:
         named = ", ".join(f"{first:,} to {stop - 1:,}" for first, stop in blend.clock.skip)
         lines.append(f"Steps {named} are planned but skipped; they are counted here.")
     return "\n".join(lines)
+
+
+def _target_text(forecast: Forecast, blend: Blend, target: int) -> str:
+    """Return the epochs of a larger run, and the subset that gives this one as many."""
+    epochs = epochs_at(forecast, blend, target)
+    rows = [[f"in a run of {target:,} tokens", "epochs", ""]]
+    for number in np.argsort(-forecast.tokens.sum(0), kind="stable").tolist():
+        known = not np.isnan(epochs[number])
+        remark = f"over {GOOD_EPOCHS} epochs" if known and epochs[number] > GOOD_EPOCHS else ""
+        rows.append([forecast.titles[number], f"{epochs[number]:,.2f}" if known else "-", remark])
+    found = table(rows, most=MAX_LISTED)
+    fraction = forecast.positions / target
+    if fraction > 1:
+        return found
+    return f"{found}\n`subset: {{fraction: {fraction:.4g}}}` repeats a source as often in this run."
+
+
+def describe_rows(blend: Blend) -> Iterator[str]:
+    """Yield a line with the lengths of rows, if they have a schedule."""
+    if (rows := blend.clock.rows) is not None:
+        yield f"Rows have {describe_points(rows.to_json(), blend.clock.axis.one)}."
 
 
 def imbalance_of(blend: Blend) -> dict[str, tuple[float, float]]:
@@ -79,8 +112,8 @@ def imbalance_of(blend: Blend) -> dict[str, tuple[float, float]]:
     if not isinstance(blend, Run):
         raise ConfigError("--balance: rows of streamed sources are unknown until they are read.")
     steps, cost = itertools.islice(blend.fork().draw_steps(), BALANCED_STEPS), AttentionCost()
-    rows = blend.topology.rows_per_step
-    return imbalance((step.costs(cost, rows) for step in steps), blend.topology)
+    costs = (step.costs(cost, step.topology.rows_per_step) for step in steps)
+    return imbalance(costs, blend.topology)
 
 
 def imbalance_table(orders: Mapping[str, tuple[float, float]], blend: Blend) -> str:
@@ -104,6 +137,8 @@ def _headline(forecast: Forecast, blend: Blend) -> str:
     filled = forecast.tokens.sum() / forecast.positions if forecast.positions else 1.0
     start = f"after step {forecast.first:,}, " if forecast.first else ""
     size = f"{plural(forecast.steps, 'step')} of {plural(rows, 'row')} of {seq_len:,} positions"
+    if blend.clock.rows is not None:
+        size = f"{plural(forecast.steps, 'step')} of {rows * seq_len:,} positions"
     return f"{start}{size}: {forecast.tokens.sum():,.0f} tokens, rows {filled:.2%} full; {method}"
 
 
@@ -142,14 +177,28 @@ def _remark(forecast: Forecast, number: int) -> str:
 
 
 def show_forecast(
-    forecast: Forecast, blend: Blend, steps: int, as_json: bool, **extra: Any
+    forecast: Forecast,
+    blend: Blend,
+    steps: int,
+    as_json: bool,
+    target: int | None = None,
+    **extra: Any,
 ) -> None:
     """Print the forecast of some steps; JSON also contains the non-empty ``extra`` fields."""
+    if blend.clock.rows is not None:
+        extra["row_tokens"] = blend.clock.rows.to_json()
     if as_json:
+        if target is not None:
+            extra["epochs_at_target"] = epochs_by_key(forecast, epochs_at(forecast, blend, target))
         echo_json(forecast.to_json() | {name: value for name, value in extra.items() if value})
     else:
-        echo(forecast_text(forecast, blend, steps))
+        echo(forecast_text(forecast, blend, steps, target))
     warn_of_undecided_weights(blend, forecast.first + steps - 1)
+
+
+def epochs_by_key(forecast: Forecast, epochs: np.ndarray) -> dict[str, float | None]:
+    """Return epochs by the key of their source, for JSON; None if they are unknown."""
+    return {k: None if np.isnan(n) else float(n) for k, n in zip(forecast.keys, epochs)}
 
 
 def draw_forecast(forecast: Forecast, name: str, png: Path | None, html: Path | None) -> None:

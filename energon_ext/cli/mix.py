@@ -166,8 +166,8 @@ def weights_of(
     trusted_modules: tuple[str, ...],
     encoder: str | None = None,
     **options: Any,
-) -> Blend | None:
-    """Return a blend without rows, from the YAML and the indices alone.
+) -> tuple[Blend, list[str]] | None:
+    """Return a blend without rows, from the YAML and the indices alone, and its subsets.
 
     Returns None if all sources are token files, which a run opens at no cost, or if some are
     spliced, so that shares depend on documents.
@@ -193,7 +193,12 @@ def weights_of(
         StreamedSource(entry.key, None, shown_as=entry.name, loss_weight=entry.loss_weight)
         for entry in mix.entries
     ]
-    return Blend(sources, mix.tree, Clock(mix.axis, Topology(1)))
+    subsets = [
+        f"{entry.name or entry.key}: a subset of {entry.budget.unit}: {entry.budget.amount:,}"
+        for entry in mix.entries
+        if entry.budget is not None
+    ]
+    return Blend(sources, mix.tree, Clock(mix.axis, Topology(1), rows=mix.run.rows)), subsets
 
 
 def warn_of_undecided_weights(blend: Blend, step: int) -> None:

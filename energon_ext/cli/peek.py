@@ -22,6 +22,7 @@ from energon_ext.metrics import file as metrics
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
+from energon_ext.plan.subsets import describe_subsets
 from energon_ext.samples.numbered import as_worker
 
 
@@ -84,6 +85,8 @@ def peek(
         if files is not None and not files.names_tokenizer:
             warning = "records no tokenizer; check that --tokenizer is the one that wrote it"
             click.echo(printable(f"{titles.get(key, key)}: {warning}."), err=True)
+    for line in describe_subsets(blend):
+        echo(line)
     sheet, shown = ContactSheet(), 0
     all_rows = _draw(dataset, blend, tokenizer) if blend.is_planned else _read(dataset, tokenizer)
     for number, row in enumerate(itertools.islice(all_rows, MAX_ROWS)):
@@ -133,7 +136,7 @@ def _draw(dataset: SavableDataset, run: Run, tokenizer: Any) -> Iterator[ShownRo
             reader, key = batches.readers[number], run.keys[number]
             with as_worker(), quiet_energon():
                 encoded = batches.read_row(number, taken.description(place))
-                batch = batches.assemble([encoded])
+                batch = batches.assemble([encoded], run.describe_rows(step, [row], {}))
             summary, segments = describe_batch(batch, tokenizer, key)
             if key in weights:
                 summary += f", weight {weights[key]:g} in the loss"

@@ -9,6 +9,7 @@ from typing import Any, Callable, Sequence
 import click
 
 from energon_ext.cli import MAX_LISTED, echo, one_of, option, table
+from energon_ext.cli.context import ContextForecast, context_options, forecast_context
 from energon_ext.cli.file_calls import KINDS, count_file_calls
 from energon_ext.cli.forecast import (
     draw_forecast,
@@ -18,6 +19,7 @@ from energon_ext.cli.forecast import (
     show_forecast,
 )
 from energon_ext.cli.mix import mix_options, open_mix, warn_of_undecided_weights, weights_of
+from energon_ext.cli.mixes import plan_mixes
 from energon_ext.encoders.written_tokenizer import tokenizer_of_plan, written_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
@@ -25,6 +27,7 @@ from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.subsets import describe_subsets
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.frames import Frames, splices_of
 from energon_ext.weights.axis import MAX_BREAKPOINT, STEPS, parse_breakpoint
@@ -49,7 +52,20 @@ COUNT = option.Count(1)
 @click.option(
     "--start", is_flag=True, help="Count the file system calls that a rank makes at its start."
 )
+@click.option(
+    "--target-tokens",
+    type=option.Count(1, 10**16),
+    help="Show how often a run of this many tokens would read each source, with padding.",
+)
+@click.option(
+    "--mixes",
+    type=option.FILE,
+    help="Forecast each mix of a CSV table: a column `mix`, and one of weights for each entry. "
+    "Writes a metadataset for each next to METADATASET.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace metadatasets that --mixes writes.")
 @click.option("--balance", is_flag=True, help="Show how unevenly the work is divided among ranks.")
+@context_options
 @click.option(
     "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Estimate for streamed sources."
 )
@@ -63,7 +79,14 @@ def plan(
     steps: int | None,
     train_tokens: int | None,
     start: bool,
+    target_tokens: int | None,
+    mixes: Path | None,
+    overwrite: bool,
     balance: bool,
+    context_sizes: tuple[int, ...] | None,
+    context_times: Path | None,
+    context_budget: int | None,
+    pipeline_stages: int,
     tokens_per_doc: float | None,
     exact: bool,
     png: Path | None,
@@ -81,6 +104,15 @@ def plan(
     each source, and when it ends. Up to 262,144 rows are planned exactly; beyond that, the forecast
     is estimated from the shares.
 
+    With --target-tokens, the forecast also shows how often a run of that size, with the same shares
+    and without limits and subsets, would read each source: what a small run has to simulate.
+
+    With --mixes, the command forecasts a run with each mix of a table, and writes its metadataset.
+
+    With --context-sizes, the command forecasts the time of a step if long documents are cut over
+    more ranks than short ones, and compares it with one size for all. --ranks then counts data and
+    context parallelism together.
+
     With --start, the command opens the dataset as rank 0 of --ranks does at a second start, and
     counts its file system calls.
 
@@ -90,20 +122,32 @@ def plan(
     forecasts = any(given.values()) and one_of(given) != "--at"
     if not forecasts and (png or html or as_json or exact):
         raise ConfigError("--png, --html, --json and --exact are for a forecast: give --steps.")
+    if not forecasts and (mixes or target_tokens):
+        found = "--mixes" if mixes else "--target-tokens"
+        raise ConfigError(f"{found}: is for a forecast; give --steps or --train-tokens.")
+    if overwrite and not mixes:
+        raise ConfigError("--overwrite: is for --mixes; remove it.")
+    if context_times is not None and not context_sizes:
+        raise ConfigError("--context-times: is for --context-sizes; give both.")
+    if context_sizes and (balance or start or mixes):
+        raise ConfigError(
+            "--context-sizes: is for layouts; give --balance, --start and --mixes alone."
+        )
     positions = [parse_breakpoint(text, "--at") for text in (at or "").split(",") if text]
     if (
         not forecasts
         and not balance
+        and not context_sizes
         and not start
         and (weights := weights_of(metadataset, **options))
     ):
-        _show_shares(weights, positions)
+        _show_shares(*weights, positions)
         return
     open_dataset = functools.partial(
         open_mix,
         metadataset,
-        ranks=ranks,
-        batch_size=micro_batch_size or max(1, global_batch_size // ranks),
+        ranks=1 if context_sizes else ranks,
+        batch_size=1 if context_sizes else micro_batch_size or max(1, global_batch_size // ranks),
         rows_per_step=max(global_batch_size, ranks) if start else global_batch_size,
         default_tokenizer=written_tokenizer if start else tokenizer_of_plan,
         **options,
@@ -115,19 +159,59 @@ def plan(
     blend = find_blend(dataset)
     if train_tokens is not None:
         steps = _steps_for(blend, train_tokens)
+    if target_tokens is not None and not blend.clock.row_tokens:
+        raise ConfigError("--target-tokens: rows have no fixed length; remove it.")
+    if mixes is not None:
+        assert steps is not None, "there is a forecast"
+        _refuse_figures(png=png, html=html, balance=balance)
+        plan_mixes(
+            Path(metadataset),
+            mixes,
+            blend,
+            steps,
+            split_part=options["split_part"],
+            trusted_modules=options["trusted_modules"],
+            tokens_per_doc=tokens_per_doc,
+            target=target_tokens,
+            exact=exact,
+            overwrite=overwrite,
+            as_json=as_json,
+        )
+        return
     imbalance = imbalance_of(blend) if balance else {}
+    layouts: ContextForecast | None = None
+    if context_sizes:
+        layouts = forecast_context(
+            blend,
+            ranks,
+            context_sizes,
+            context_times,
+            budget=context_budget,
+            stages=pipeline_stages,
+            steps=steps,
+        )
     if steps is None:
-        _show_shares(blend, positions)
+        _show_shares(blend, [*describe_subsets(blend)], positions)
     else:
         prediction = make_forecast(blend, steps, tokens_per_doc, exact)
-        show_forecast(prediction, blend, steps, as_json, imbalance=imbalance)
+        extra = {"imbalance": imbalance, "context": layouts and layouts.to_json()}
+        show_forecast(prediction, blend, steps, as_json, target=target_tokens, **extra)
         draw_forecast(prediction, Path(metadataset).name, png, html)
     if as_json:
         return
     if imbalance:
         echo("\n" + imbalance_table(imbalance, blend))
+    if layouts:
+        echo("\n" + layouts.text())
     for source in splices_of(dataset):
         echo("\n" + _documents(source, blend))
+
+
+def _refuse_figures(**given: Any) -> None:
+    """Raise ConfigError for an option that shows one mix."""
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"--{name}: is for one mix; remove it, or --mixes.")
 
 
 def _start(open_dataset: Callable[[], tuple[Any, Any]]) -> str:
@@ -149,11 +233,13 @@ def _steps_for(blend: Blend, tokens: int) -> int:
     return -(-tokens // tokens_per_step)
 
 
-def _show_shares(blend: Blend, positions: Sequence[int]) -> None:
+def _show_shares(blend: Blend, subsets: Sequence[str], positions: Sequence[int]) -> None:
     points = {0, *blend.tree.breakpoints()}
     points.update(*(weight.breakpoints() for weight in blend.loss_weights.values()))
+    if (schedule := blend.clock.rows) is not None:
+        points.update(schedule.breakpoints)
     shares = _shares(blend, positions or sorted(points))
-    echo("\n".join([shares, *describe_short_sources(blend)]))
+    echo("\n".join([shares, *subsets, *describe_short_sources(blend)]))
     warn_of_undecided_weights(blend, max(positions, default=MAX_BREAKPOINT))
 
 
@@ -165,6 +251,9 @@ def _shares(blend: Blend, positions: Sequence[int]) -> str:
     for key in columns[0]:
         rows.append([blend.names.get(key, key), *(f"{shares[key]:.2%}" for shares in columns)])
     found = table(rows, most=MAX_LISTED)
+    if (schedule := blend.clock.rows) is not None:
+        lengths = [f"{schedule.at(position):,}" for position in positions]
+        found += "\n\n" + table([["positions of", *rows[0][1:]], ["a row", *lengths]])
     if not blend.loss_weights:
         return found
     weights = [blend.loss_weights_at(position) for position in positions]

@@ -82,9 +82,11 @@ def job_and_units(options: Mapping[str, Any]) -> tuple[Job, list[Unit], Sequence
 
 def _columns(named: Sequence[str]) -> dict[str, Column]:
     """Return the columns per document that are named as NAME or NAME:TYPE."""
-    columns = {}
+    columns: dict[str, Column] = {}
     for each in named:
         name, _, dtype = each.partition(":")
+        if name in columns:
+            raise ConfigError(f"--column: {name!r} found twice, different names are needed.")
         described = {"dtype": dtype or "float32", "per": "document"}
         columns[name] = Column.from_json(described, f"--column {each}")
     check_names(columns, "--column")

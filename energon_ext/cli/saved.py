@@ -69,7 +69,9 @@ class SavedCursor:
             spec = change_spec(self.spec, **options)
             mix, as_whole = load_mix(metadataset, **where)
             config = WorkerConfig(rank=0, world_size=ranks, num_workers=workers, seed_offset=seed)
-            return plan_saved(mix, spec, Topology.of(config, batch_size, rows_per_step), as_whole)
+            in_layouts = spec.contexts is not None
+            topology = Topology.of(config, batch_size, rows_per_step, in_layouts)
+            return plan_saved(mix, spec, topology, as_whole)
         if options:
             given = ", ".join(OPTIONS[option] for option in options)
             raise click.UsageError(f"{given}: set by --encoder; remove it.")

@@ -16,8 +16,11 @@ from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError, EnergonExtError, printable
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.packed_rows import PackedRows
 from energon_ext.plan.run import Run
-from energon_ext.plan.trace import TracedRow, rows_of
+from energon_ext.plan.source import PlannedSource
+from energon_ext.plan.subsets import describe_subsets
+from energon_ext.plan.trace import TracedRow, trace_step
 from energon_ext.state.match import KEPT, compare_sources
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 
@@ -119,20 +122,23 @@ def trace(
         click.echo(doubt, err=True)
     if (saved := replay.saved_before(step)) is not None:
         _print_changes(saved, blend)
+    for line in describe_subsets(blend):
+        click.echo(printable(line), err=True)
     if rank is not None and rank >= blend.topology.ranks:
         raise ConfigError(f"--rank {rank}: must be below {blend.topology.ranks}; see --world-size.")
     if blend.clock.is_skipped(step):
         click.echo(f"Step {step} is skipped by the metadataset.", err=True)
     warn_of_undecided_weights(blend, step)
-    rows = [row for row in _trace_rows(planned) if rank in (None, row.rank)]
+    rows = [row for row in _trace_rows(planned) if rank is None or rank in row.ranks]
     decode = load_tokenizer(tokenizer).decode if tokenizer else None
     if exclude_lines:
         _print_exclude_lines(step, rows, blend)
         return
     for row in rows:
         files = _files(row, blend, decode)
-        text = "\n    ".join([_where(row), *(file["text"] for file in files)])
-        _print({"step": step, **row.to_json(), "files": files}, as_json, text)
+        text = "\n    ".join([_where(row, planned), *(file["text"] for file in files)])
+        length = {"row_tokens": planned.step.row_tokens}
+        _print({"step": step, **row.to_json(), **length, "files": files}, as_json, text)
 
 
 def _planned_step(replay: Replay, step: int) -> PlannedStep:
@@ -172,7 +178,7 @@ def _show_document(replay: Replay, text: str, last: int, as_json: bool) -> None:
             if row.source == source and any(other == document for other, *_ in row.contents):
                 is_read = True
                 skipped = ", skipped" if blend.clock.is_skipped(number) else ""
-                where = f"step {number}{skipped}, {_where(row)}"
+                where = f"step {number}{skipped}, {_where(row, planned)}"
                 _print({"step": number, **row.to_json()}, as_json, where)
     if unread and not is_read:
         ranges = ", ".join(f"{start} to {end}" for start, end in unread)
@@ -184,7 +190,7 @@ def _report_unknown(span: StepRange, error: EnergonExtError) -> None:
 
 
 def _trace_rows(planned: PlannedStep) -> Iterator[TracedRow]:
-    return rows_of(planned.step, planned.blend.topology, planned.blend.keys)
+    return trace_step(planned.step, planned.blend)
 
 
 def _document(text: str, blend: Run) -> tuple[str, int]:
@@ -195,10 +201,18 @@ def _document(text: str, blend: Run) -> tuple[str, int]:
     if source not in blend.sources or not re.fullmatch("[0-9]{1,18}", number):
         known = choices(name, [*blend.sources, *keys])
         raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; the sources are {known}")
-    count = blend.sources[source].documents
+    count = _count_documents(blend.sources[source])
     if int(number) >= count:
         raise ConfigError(f"--document {text}: {source} has {count:,} documents, counted from 0.")
     return source, int(number)
+
+
+def _count_documents(source: PlannedSource) -> int:
+    """Return the number of documents that a source has, whether or not they are read."""
+    rows = source.first_rows
+    if isinstance(rows, PackedRows):
+        return len(rows.lengths)
+    return source.documents if rows.subset is None else rows.subset[1]
 
 
 def _print_exclude_lines(step: int, rows: Sequence[TracedRow], blend: Run) -> None:
@@ -215,12 +229,17 @@ def _print_exclude_lines(step: int, rows: Sequence[TracedRow], blend: Run) -> No
                 echo(line)
 
 
-def _where(row: TracedRow) -> str:
-    place = f"row {row.row}, rank {row.rank}, micro-batch {row.micro_batch}"
+def _where(row: TracedRow, planned: PlannedStep) -> str:
+    ranks = f"rank {row.rank}"
+    if len(row.ranks) > 1:
+        ranks = f"ranks {row.rank} to {row.ranks[-1]}"
+    place = f"row {row.row}, {ranks}, micro-batch {row.micro_batch}"
     if row.source is None:
         return f"{place}: padding"
     tokens = sum(stop - start for _, start, stop in row.contents)
-    return f"{place}: {row.source}, {len(row.contents)} documents, {tokens:,} tokens"
+    found = f"{place}: {row.source}, {len(row.contents)} documents, {tokens:,} tokens"
+    has_schedule = planned.blend.clock.rows is not None
+    return f"{found} for {planned.step.row_tokens:,} positions" if has_schedule else found
 
 
 def _files(

@@ -20,6 +20,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, Node, Tree
 from energon_ext.plan.arrangement import Arrangement
+from energon_ext.plan.budget import Budget
 from energon_ext.splice.config import SpliceFields
 from energon_ext.tokens.transforms import Transform
 from energon_ext.weights import ConstantWeight, WeightSpec
@@ -42,6 +43,7 @@ class Leaf:
     transform: Transform | None = None  # change of its documents when they are read
     order: Arrangement | None = None  # of its documents in an epoch, None for a random one
     loss_weight: WeightSpec | None = None  # factor of its labels in the loss, None for 1
+    budget: Budget | None = None  # of the nested subset to read, None for all
     metadataset: EPath | None = None  # the outermost one of ours, if any
     run: RunFields | None = None  # run-wide fields of its metadatasets
 
@@ -59,9 +61,9 @@ class Leaf:
 #: What an entry may ask for that only our encoders do, and what a field is called in the YAML.
 _FIELDS_OF_ENTRIES = (
     *("max_epochs", "splice", "text_key", "block_docs", "columns", "transform", "order"),
-    "loss_weight",
+    *("loss_weight", "budget"),
 )
-_YAML_NAMES = {"text_key": "key"}
+_YAML_NAMES = {"text_key": "key", "budget": "subset"}
 
 
 def leaves_of(tree: Tree | Leaf) -> list[Leaf]:
@@ -104,6 +106,10 @@ class CarriedWeight(float):
         self = super().__new__(cls, share * (1.0 if factor is None else factor))
         self.share, self.not_constant, self.factor = share, not_constant, factor
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes a copy, which may be in another process."""
+        return CarriedWeight, (self.share, self.not_constant, self.factor)
 
     def __mul__(self, other: Any) -> "CarriedWeight":
         before = 1.0 if self.factor is None else self.factor
@@ -150,7 +156,7 @@ def carry_weighted(tree: Tree, datasets: Sequence[LoadedDataset]) -> list[Loaded
     numbers = {id(leaf): str(number) for number, leaf in enumerate(leaves_of(tree))}
     numbered = tree.map(lambda leaf: numbers[id(leaf)])
     assert numbered is not None, "a tree of a metadataset has leaves"
-    shares = Mixture(numbered, [*numbers.values()], seed="").shares(0)
+    shares = Mixture(numbered, [*numbers.values()]).shares(0)
     for dataset, share in zip(carried, shares.tolist(), strict=True):
         dataset.weight = CarriedWeight(share, not_constant)
     return carried

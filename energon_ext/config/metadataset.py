@@ -26,6 +26,7 @@ from megatron.energon.metadataset.metadataset_v2 import (
     MetadatasetBlendEpochized,
     MetadatasetJoin,
     MetadatasetV2,
+    Subset,
     SubsetRatioMixin,
 )
 
@@ -47,6 +48,7 @@ from energon_ext.config.run_fields import RunFields, run_fields
 from energon_ext.errors import ConfigError, EnergonExtError, one_line
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.plan.arrangement import order_from_config
+from energon_ext.plan.budget import FRACTION, Budget, budget_from_config
 from energon_ext.splice.config import splice_from_config
 from energon_ext.storage.object_store import file_name
 from energon_ext.tokens.transforms import transform_from_config
@@ -74,6 +76,21 @@ def errors_of_energon(where: str) -> Iterator[None]:
         ) from error
 
 
+def _whole_range() -> Any:
+    """Return the range as in a YAML file: Energon's parser reads defaults, too."""
+    return ["0%", "100%"]
+
+
+@dataclass(kw_only=True)
+class EntrySubset(Subset):
+    """The part of an entry to read: a range of it, as in Energon, and of that a nested subset."""
+
+    range: tuple[str | int, str | int] = field(default_factory=_whole_range)
+    tokens: Any = None  # a budget: at most one of the three
+    documents: Any = None
+    fraction: Any = None
+
+
 @dataclass
 class ScheduledEntryMixin:
     """Fields of an entry in addition to its path."""
@@ -88,8 +105,10 @@ class ScheduledEntryMixin:
     transform: Any = None  # change of its documents when they are read
     order: Any = None  # how its documents follow one another in an epoch
     loss_weight: Any = None  # factor of its labels in the loss: a number or a schedule
+    subset: Union[None, EntrySubset] = None  # noqa: UP007 - the part of it to read
 
     where: str = field(default="", init=False)  # place in the YAML, for messages
+    budget: Any = field(default=None, init=False)  # that of the subset
 
     def read(self, where: str, mds_path: EPath | None) -> None:
         """Check the fields, and parse the weight and the splice."""
@@ -113,6 +132,8 @@ class ScheduledEntryMixin:
             self.transform = transform_from_config(self.transform, f"{where}.transform")
         if self.order is not None:
             self.order = order_from_config(self.order, f"{where}.order")
+        if self.subset is not None:
+            self.budget = budget_from_config(vars(self.subset), f"{where}.subset")
 
     def around(self, leaf: Leaf) -> Leaf:
         """Return a leaf below this entry with the fields of the entry.
@@ -134,7 +155,17 @@ class ScheduledEntryMixin:
             transform=leaf.transform or self.transform,
             order=self.order if leaf.order is None else leaf.order,
             loss_weight=leaf.loss_weight or self.loss_weight,
+            budget=self._budget_of(leaf),
         )
+
+    def _budget_of(self, leaf: Leaf) -> Budget | None:
+        """Return the budget of a leaf, which only one entry above it may give."""
+        if leaf.budget is not None and self.budget is not None:
+            raise ConfigError(
+                f"{self.budget.where}.{self.budget.unit}: {leaf.budget.where} gives a part of "
+                f"the same source; remove one of the two."
+            )
+        return leaf.budget or self.budget
 
     def _block_docs_of(self, leaf: Leaf) -> Any:
         """Return the field, which needs token files in random order."""
@@ -212,6 +243,11 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
             if entry.columns and count > 1:
                 found = f"the entry has {count} sources"
                 raise ConfigError(f"{entry.where}.columns: {found}; give each of them its own.")
+            if entry.budget is not None and entry.budget.unit != FRACTION and count > 1:
+                raise ConfigError(
+                    f"{entry.where}.subset.{entry.budget.unit}: the entry has {count} sources; "
+                    f"give a `fraction` of each, or each of them its own."
+                )
             members.append(map_leaves(tree_of(find_trees(inner.datasets)), entry.around))
             datasets += inner.datasets
         datasets = carried.carry_weighted(Tree(self._node(), members), datasets)
@@ -311,11 +347,14 @@ class ScheduledMetadataset(MetadatasetV2):
     schedule_axis: Any = None  # unit of breakpoints; set in the outermost metadataset
     skip: Any = None  # ranges of steps that are planned but not read
     exclude: Any = None  # file that lists documents not to read
+    row_tokens: Any = None  # lengths of rows by schedule
 
     _run: RunFields = field(default_factory=RunFields, init=False)
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
-        self._run = run_fields(self.schedule_axis, self.skip, self.exclude, self.path)
+        self._run = run_fields(
+            self.schedule_axis, self.skip, self.exclude, self.row_tokens, self.path
+        )
         with errors_of_energon(str(self.path)):
             super().post_initialize(mds_path)
 

@@ -3,8 +3,9 @@
 """The mix of a run: its sources by key, and the tree of weights over them."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Any, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from megatron.energon.metadataset.loader_interface import LoadedDataset
@@ -17,6 +18,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, Node, Tree, check_nested_schedules
 from energon_ext.samples.stored_files import num_samples
 from energon_ext.state.match import SourceNames
+from energon_ext.tokens.column_folder import ColumnFolder
 from energon_ext.tokens.documents import Documents
 from energon_ext.weights import ConstantWeight, LiveWeights, ScheduleAxis
 from energon_ext.weights.live import LiveWeight
@@ -31,12 +33,14 @@ class Entry(Leaf):
         names: further names, by which its state is found if the key has changed.
         loaded: Energon's dataset with its repetitions and auxiliary data.
         excluded: numbers of the documents to exclude, sorted, int64 [n]; None for none.
+        others: the folders that ``columns`` names, by the name of the column, once they are open.
     """
 
     key: str
     names: SourceNames
     loaded: LoadedDataset
     excluded: np.ndarray | None = None
+    others: Mapping[str, ColumnFolder] = field(default_factory=dict)
 
     @property
     def naming(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from megatron.energon.epathlib import EPath
 
 from energon_ext.arguments import check_choice
 from energon_ext.errors import ConfigError
+from energon_ext.plan.row_schedule import RowSchedule, row_schedule_from_config
 from energon_ext.weights.axis import STEPS, UNITS, count_from
 
 #: Maximum lines of a file of excluded documents, and maximum characters per line.
@@ -55,6 +56,7 @@ class RunFields:
     where: str = ""  # the file; empty if no metadataset is ours
     skip: SkippedSteps = SkippedSteps()
     exclude: Exclusions = Exclusions()
+    rows: RowSchedule | None = None
 
     @property
     def axis(self) -> str:
@@ -74,16 +76,16 @@ class RunFields:
             if other.axis != self.axis and (other.given_axis or not inside):
                 found = f"{self.where} counts {self.axis}, but {other.where} counts {other.axis}"
                 raise ConfigError(f"{found}; give both the same `schedule_axis`.")
-            for name in ("skip", "exclude"):
+            for name, shown in (("skip", "skip"), ("exclude", "exclude"), ("rows", "row_tokens")):
                 ours, theirs = getattr(merged, name), getattr(other, name)
-                if ours.where and theirs.where and ours.where != theirs.where:
+                if ours and theirs and ours.where and theirs.where and ours.where != theirs.where:
                     both = " and ".join(sorted((ours.where, theirs.where)))
-                    raise ConfigError(f"{both}: `{name}` in both; remove it from one of them.")
-                merged = replace(merged, **{name: theirs if theirs.where else ours})
+                    raise ConfigError(f"{both}: `{shown}` in both; remove it from one of them.")
+                merged = replace(merged, **{name: theirs if theirs and theirs.where else ours})
         return merged
 
 
-def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
+def run_fields(axis: Any, skip: Any, exclude: Any, row_tokens: Any, path: EPath) -> RunFields:
     """Read the run-wide fields of a metadataset; a missing field is None."""
     where = str(path)
     if axis is not None:
@@ -95,7 +97,10 @@ def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
         if not isinstance(exclude, str):
             raise ConfigError(f"{where}: exclude: {exclude!r:.80} found, a path is needed.")
         excluded = Exclusions(_read(path.parent / exclude), where)
-    return RunFields(axis, where, skipped, excluded)
+    rows = None
+    if row_tokens is not None:
+        rows = row_schedule_from_config(row_tokens, where)
+    return RunFields(axis, where, skipped, excluded, rows)
 
 
 def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:

@@ -107,9 +107,9 @@ def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str
             has = anywhere if anywhere.endswith("?") else has
         advice = _advice(unknown[0], node, classes)
         raise ConfigError(f"{where}: no field {unknown[0]!r} {owner}; it has {has}{advice}")
-    if not matching:
+    if not matching and (not node or all(map(_required_fields, classes))):
         needed = " or ".join(
-            sorted({min(_required_fields(cls)) for cls in classes if _required_fields(cls)})
+            sorted({min(_required_fields(cls) or _fields(cls)) for cls in classes})
         )
         raise ConfigError(f"{where}: {node!r:.80} found, it needs {needed}.")
     if missing := sorted(_required_fields(best) - node.keys()):

@@ -22,7 +22,7 @@ from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import DOCUMENTS, Cut, KindSpec, Spec, SpliceSpec
 from energon_ext.tokenizers.protocol import Tokenizer, check_written
 from energon_ext.tokens.documents import Documents, Lengths
-from energon_ext.tokens.reader import DocumentReader, open_others
+from energon_ext.tokens.reader import DocumentReader
 from energon_ext.tokens.transformed import Changes, bind
 
 
@@ -60,11 +60,12 @@ class DocumentTask(EncoderTask):
             seed=seed,
             buffer_docs=self.buffer_docs,
             cost=cost_to_json(self.cost),
+            contexts=None if self.contexts is None else self.contexts.to_json(),
             loss=self.loss,
             own=self.fingerprint(),
         )
 
-    def columns(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
+    def open_sources(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
         check_text_keys(self.encoder, entries)
         if self.numbers_documents:
             self._refuse_splices(entries)
@@ -88,14 +89,14 @@ class DocumentTask(EncoderTask):
         """Raise ConfigError for token files that the encoder cannot read."""
         check_written(documents, self.encoder.tokenizer)
 
-    def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
+    def reader(self, entry: Entry, opened: Lengths, spec: Spec) -> Reader:
         # What is left of a document that is cut to the length of a row counts as the whole.
         options = {
             "counts_parts": self.counts_parts and self.cut is None,
             "untrained": self.untrained,
             "numbers_documents": self.numbers_documents,
         }
-        return read_documents(entry, columns, spec, self.encoder.tokenizer, **options)
+        return read_documents(entry, opened, spec, self.encoder.tokenizer, **options)
 
     def padding(self, read: Callable[[], Any]) -> Row:
         return Row([], slice_sources=[])
@@ -103,7 +104,7 @@ class DocumentTask(EncoderTask):
 
 def read_documents(
     entry: Entry,
-    columns: Lengths,
+    opened: Lengths,
     spec: Spec,
     tokenizer: Tokenizer | None,
     **options: Any,
@@ -114,8 +115,7 @@ def read_documents(
         tokenizer: knows the ids of tokens that a transform names; None if there is none.
         **options: further fields of :class:`~energon_ext.tokens.reader.DocumentReader`.
     """
-    assert isinstance(columns, Documents), "a source of documents has some"
-    others = open_others(entry.columns, columns, f"{entry.where}.columns")
+    assert isinstance(opened, Documents), "a source of documents has some"
     changes = None
     if entry.transform is not None:
         if options.get("counts_parts"):
@@ -123,13 +123,13 @@ def read_documents(
                 f"{entry.where}.transform: document_means needs documents as they are stored; "
                 f"remove one of the two."
             )
-        transform = bind(entry.transform, columns, others, f"{entry.where}.transform")
+        transform = bind(entry.transform, opened, entry.others, f"{entry.where}.transform")
         key = f"{spec.seed}/{entry.names.shuffle_key}"
         vocab_size = 2**31 if tokenizer is None else tokenizer.vocab_size
         token_id = functools.partial(_token_id, entry, tokenizer)
         changes = Changes(transform, key, token_id, vocab_size)
-    fields = {"others": others, "changes": changes, **options}
-    return DocumentReader(columns, entry.key, spec.row_tokens, **fields)
+    fields = {"others": entry.others, "changes": changes, **options}
+    return DocumentReader(opened, entry.key, spec.row_tokens, **fields)
 
 
 def _token_id(entry: Entry, tokenizer: Tokenizer | None, name: str) -> int:

@@ -25,9 +25,10 @@ from energon_ext.encoders.cached_samples import (
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached, ensure_prepared
+from energon_ext.prepare.columns import ColumnsWriter
 from energon_ext.prepare.documents import InputDocument, Unit
-from energon_ext.prepare.job import Encoded
-from energon_ext.prepare.lengths import LengthTable, LengthWriter
+from energon_ext.prepare.job import Arrays, Encoded
+from energon_ext.prepare.lengths import COLUMNS, COSTS, LENGTHS, LengthTable
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
 from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.samples.context import encoder_context
@@ -117,7 +118,7 @@ def cached_lengths(methods: SampleMethods, entry: Entry, source: SampleSource) -
         _files_of(source, units),
         encoding=methods.identity,
         encode=functools.partial(measure_all, methods, bad, entry.key),
-        writer=LengthWriter,
+        writer=functools.partial(ColumnsWriter, columns=COLUMNS, own={}),
         units=units,
         seconds=source.count * _seconds_of(methods),
         open_folder=functools.partial(LengthTable.open, longest=methods.packer.seq_len),
@@ -181,7 +182,7 @@ def measure_again(
     with as_worker(), encoder_context(source_key=entry.key):
         measured = [_measure(methods, source.bad, each, measure, purpose) for each in documents]
     tokens = [
-        0 if isinstance(each, SampleError) else each.documents[0][0].sum() for each in measured
+        0 if isinstance(each, SampleError) else len(each.documents[0][0]) for each in measured
     ]
     return np.array(tokens, np.int64)
 
@@ -205,28 +206,29 @@ def random_of(document: InputDocument, purpose: str = "measured") -> AbstractCon
 
 
 def length_and_cost(methods: SampleMethods, sample: Any) -> Encoded:
-    """Return the tokens and cost of a cooked sample, each as an array of length 1."""
+    """Return the length and cost of a cooked sample as columns."""
     if methods.sample_length is None:
         return _encoded_length_and_cost(methods, sample)
-    return Encoded([_to_arrays(f"{methods.name}.sample_length", methods.sample_length(sample))])
+    return Encoded([_to_columns(f"{methods.name}.sample_length", methods.sample_length(sample))])
 
 
 def _encoded_length_and_cost(methods: SampleMethods, sample: Any) -> Encoded:
     assert methods.length_of is not None, "samples are packed"
     encoded = methods.encode(sample)
-    arrays = _to_arrays(f"{methods.name}.length_of", methods.length_of(encoded))
+    columns = _to_columns(f"{methods.name}.length_of", methods.length_of(encoded))
     notes = getattr(encoded, "notes", None)  # of our own samples; a user's may mean something else
-    return Encoded([arrays], notes if isinstance(notes, Counter) else {})
+    return Encoded([columns], notes if isinstance(notes, Counter) else {})
 
 
-def _to_arrays(method: str, result: Any) -> tuple[np.ndarray, np.ndarray]:
+def _to_columns(method: str, result: Any) -> Arrays:
     tokens, cost = result if isinstance(result, tuple) else (result, 0.0)
     is_integer = isinstance(tokens, (int, np.integer)) and not isinstance(tokens, bool)
     if not is_integer or not 1 <= tokens < 2**31:
         raise ConfigError(
             f"{method}: {result!r} found, a number of tokens >= 1 is needed, alone or with a cost."
         )
-    return np.array([tokens]), np.array([cost], np.float32)
+    no_tokens = np.broadcast_to(np.int64(0), int(tokens))  # counted, but not known
+    return no_tokens, None, {LENGTHS: tokens, COSTS: np.float32(cost)}
 
 
 def _units(entry: Entry, source: SampleSource) -> list[Unit]:

@@ -186,8 +186,11 @@ class DynamicBlendMixin(TaskEncoder):
             as_whole=blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS,
             batches=even_virtual_epoch(virtual_epoch_length, worker_config),
         )
-        topology = Topology.of(worker_config, stages.get("batch_size"), self.rows_per_step)
         task = self.task()
+        in_layouts = task.contexts is not None
+        topology = Topology.of(
+            worker_config, stages.get("batch_size"), self.rows_per_step, in_layouts
+        )
         if not task.is_streamed(mix.entries, stages, passes):
             return plan_mix(mix, task, topology, passes, worker_config, self.schedule_axis)
         axis, skip = mix.axis_with(self.schedule_axis), mix.run.skip.ranges
@@ -219,7 +222,7 @@ class DynamicBlendMixin(TaskEncoder):
             )
             setattr(built, STREAMED, True)
             return built
-        topology = Topology.of(worker_config, batch_size, None)
+        topology = Topology.of(worker_config, batch_size, None, task.contexts is not None)
         dataset = plan_mix(mix, task, topology, passes, worker_config)
         check_all_rows_are_read(dataset.run, type(self).__qualname__)
         return dataset

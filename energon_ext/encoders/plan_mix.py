@@ -20,7 +20,7 @@ from energon_ext.arguments import choices
 from energon_ext.batch.columns import merge_columns
 from energon_ext.config.mix import Entry, Mix
 from energon_ext.config.references import subset_of
-from energon_ext.encoders.sources import check_omissions, read_live_weights
+from energon_ext.encoders.sources import check_omissions, read_live_weights, subset_size
 from energon_ext.encoders.splicing import Splices, choose_splices, plan_frames
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.errors import ConfigError
@@ -33,6 +33,8 @@ from energon_ext.plan.arrangement import LENGTH, Arrangement, sort_numbers
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.packed_rows import LoadPacker, PackedRows
+from energon_ext.plan.progress import DescribedBatch
+from energon_ext.plan.row_schedule import RowSchedule
 from energon_ext.plan.rows import Rows
 from energon_ext.plan.run import Run, RunOptions
 from energon_ext.plan.source import PlannedSource, Reader, Source
@@ -46,6 +48,7 @@ from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.tokens.reader import open_others
 from energon_ext.tokens.transformed import TransformedLengths, bind, columns_of, look_up
 from energon_ext.weights import ConstantWeight, ScheduleAxis
+from energon_ext.weights.axis import STEPS
 
 #: Documents of planned sources that are packed together, unless ``packing_buffer_docs`` is more:
 #: in total, and the minimum and maximum per source.
@@ -73,6 +76,8 @@ def plan_mix(
     """
     spec = replace(task.spec(mix.entries, worker_config.seed_offset), repeat=passes.repeat)
     splices = choose_splices(mix.entries, spec, are_all=not passes.validating)
+    if task.contexts is not None:
+        _check_layouts(mix, splices, passes)
     sources = _plan_sources(mix.entries, task, spec, splices, passes)
     if passes.validating:
         sources = [replace(source, loss_weight=None) for source in sources]
@@ -80,12 +85,15 @@ def plan_mix(
         clock = Clock(mix.axis, topology, spec.row_tokens)
     else:
         tree = mix.tree
-        clock = Clock(mix.axis_with(end), topology, spec.row_tokens, mix.run.skip.ranges)
+        rows = mix.run.rows
+        check_row_schedule(rows, mix.axis, sources, spec)
+        clock = Clock(mix.axis_with(end), topology, spec.row_tokens, mix.run.skip.ranges, rows)
         read_live_weights(mix)
         check_blend(mix, sources, clock, splices.by_key, {})
     options = RunOptions(
         spec=spec,
         cost=task.cost,
+        contexts=task.contexts,
         pass_batches=passes.batches,
         repeats=passes.repeats_blend,
         restarts=not passes.repeat,
@@ -101,10 +109,41 @@ def _read(run: Run, task: Task, pad_id: int | None) -> BatchReader:
     context = EncoderContext(source_keys=keys, pad_id=pad_id, columns=columns)
     return BatchReader(
         readers=[source.reader for source in run.sources.values()],
-        assemble=functools.partial(task.assemble, context=context),
+        assemble=functools.partial(_assemble, task, context),
         padding=functools.partial(_pad, task, run.keys) if run.spec.pads else None,
         parts=[tuple(each.parts) for each in run.sources.values()] if run.loss_weights else (),
     )
+
+
+def _check_layouts(mix: Mix, splices: Splices, passes: Passes) -> None:
+    """Raise ConfigError for what cannot be read in layouts."""
+    for key in splices.by_key:
+        raise ConfigError(
+            f"{key}: is spliced, but a spliced row is one piece, which layouts cannot take apart; "
+            f"remove its splice, or leave contexts out."
+        )
+    if mix.run.rows is not None and not passes.validating:
+        raise ConfigError(
+            f"{mix.run.rows.where}: row_tokens: a schedule found, but a layout takes pieces "
+            f"of rows of one length; give one length, or leave contexts out."
+        )
+    if passes.batches:
+        raise ConfigError(
+            f"contexts: passes of {passes.batches} batches found, but steps differ in their "
+            f"numbers of micro-batches; leave virtual_epoch_length and limit out."
+        )
+    if mix.axis.unit == "batches":
+        raise ConfigError(
+            "contexts: schedule_axis is batches, but steps differ in their numbers of "
+            "micro-batches; count steps."
+        )
+
+
+def _assemble(
+    task: Task, context: EncoderContext, rows: list[Any], described: DescribedBatch
+) -> Any:
+    size, row_tokens = described.context_size, described.row_tokens
+    return task.assemble(rows, replace(context, context_size=size, row_tokens=row_tokens))
 
 
 def _pad(task: Task, keys: Sequence[str], source: int, read: Callable[[], Any]) -> Any:
@@ -131,18 +170,54 @@ def check_blend(
     check_mixture(mix.tree, clock.axis, limits, absent, splices, clock.end)
 
 
+def check_row_schedule(
+    rows: RowSchedule | None, axis: ScheduleAxis, sources: Sequence[PlannedSource], spec: Spec
+) -> None:
+    """Raise ConfigError if the length of rows has a schedule that this run cannot follow."""
+    if rows is None:
+        return
+    where = f"{rows.where}: row_tokens"
+    if SAMPLES in spec.kinds:
+        raise ConfigError(
+            f"{where}: the encoder packs samples, which may not fit in shorter rows; it is for "
+            f"text and token files of a PackedTaskEncoder."
+        )
+    for source in sources:
+        if not source.first_rows.may_be_repacked:
+            raise ConfigError(
+                f"{where}: {source.key} is cut or spliced to the length of a row, so its rows can "
+                f"have only one; it is for text and token files of a PackedTaskEncoder."
+            )
+    if axis.counted not in (STEPS, "tokens"):
+        raise ConfigError(
+            f"{where}: breakpoints count {axis.counted}, of which longer rows need fewer; set "
+            f"`schedule_axis` to steps or tokens."
+        )
+    if rows.longest != spec.row_tokens:
+        raise ConfigError(
+            f"{where}: the longest rows have {rows.longest:,} positions, but the seq_len of the "
+            f"encoder is {spec.row_tokens:,}; they must be the same (--seq-length {rows.longest})."
+        )
+    alignment = spec.loss.get("alignment", 1)
+    if (shortest := rows.lengths[0]) % alignment:
+        raise ConfigError(
+            f"{where}: rows of {shortest:,} positions found; a multiple of {alignment} is needed, "
+            f"at which documents begin."
+        )
+
+
 # The rows of a source ---------------------------------------------------------------------------
 
 
 def _plan_sources(
     entries: Sequence[Entry], task: Task, spec: Spec, splices: Splices, passes: Passes
 ) -> list[PlannedSource]:
-    """Open the columns of all sources, and plan the rows of each."""
-    columns = task.columns(entries)
+    """Open all sources, and plan the rows of each."""
+    opened = task.open_sources(entries)
     # With few sources each packs more documents together.
     spec = replace(spec, buffer_docs=max(spec.buffer_docs, count_buffer_docs(len(entries))))
     return [
-        _plan_source(entry, columns[entry.key], task, spec, splices, passes) for entry in entries
+        _plan_source(entry, opened[entry.key], task, spec, splices, passes) for entry in entries
     ]
 
 
@@ -150,12 +225,18 @@ def _plan_source(
     entry: Entry, found: Lengths, task: Task, spec: Spec, splices: Splices, passes: Passes
 ) -> PlannedSource:
     check_shuffling(entry)
+    if isinstance(found, Documents):
+        others = open_others(entry.columns, found, f"{entry.where}.columns")
+        entry = replace(entry, others=others) if others else entry
     documents = subset_of(entry.dataset, len(found))
     epochs = entry.max_epochs if passes.repeats_sources else entry.repetitions
     rows: Rows
     reader: Reader
     if (splice := splices.by_key.get(entry.key)) is None:
-        rows = _plan_packed(entry, found, task, spec, documents, check_whole(entry, epochs), passes)
+        subset = subset_size(entry, found)
+        rows = _plan_packed(
+            *(entry, found, task, spec, documents, subset, check_whole(entry, epochs), passes)
+        )
         reader = task.reader(entry, found, spec)
     else:
         rows, reader = plan_frames(
@@ -168,7 +249,8 @@ def _plan_source(
             validating=passes.validating,
             fill_id=splices.pad_id,
         )
-    return PlannedSource(entry.key, rows, reader, documents=len(documents), **entry.naming)
+    count = len(documents) if rows.subset is None else rows.subset[0]
+    return PlannedSource(entry.key, rows, reader, documents=count, **entry.naming)
 
 
 def _plan_packed(
@@ -177,6 +259,7 @@ def _plan_packed(
     task: Task,
     spec: Spec,
     documents: range,
+    subset: int | None,
     epochs: int | None,
     passes: Passes,
 ) -> PackedRows:
@@ -197,6 +280,7 @@ def _plan_packed(
         shuffled=not passes.validating,
         arrangement=_arrangement_of(entry),
         rank=functools.partial(_rank, entry, found, lengths, documents),
+        subset=subset,
         **_blocks_of(entry, found, kind),
     )
     return PackedRows(
@@ -233,8 +317,7 @@ def _cut(found: Lengths, entry: Entry, kind: KindSpec, spec: Spec) -> Lengths:
                 f"an encoder of texts."
             )
         assert isinstance(found, Documents), "a task of samples refuses transforms"
-        others = open_others(entry.columns, found, f"{entry.where}.columns")
-        return TransformedLengths(found, bind(entry.transform, found, others, where))
+        return TransformedLengths(found, bind(entry.transform, found, entry.others, where))
     if kind.cut is None:
         return found
     assert isinstance(found, Documents), "only documents are cut"
@@ -282,11 +365,11 @@ def _rank(
     assert by.by is not None, "documents are sorted by a value"
     columns: list[str] = []
     if isinstance(found, Documents):
-        others = open_others(entry.columns, found, f"{entry.where}.columns")
-        columns = [name for name, c in columns_of(found, others).items() if c.per == "document"]
+        described = columns_of(found, entry.others)
+        columns = [name for name, column in described.items() if column.per == "document"]
     if by.by in columns:
         assert isinstance(found, Documents), "samples have no columns"
-        values = look_up(found, others, by.by, numbers)
+        values = look_up(found, entry.others, by.by, numbers)
     elif by.by == LENGTH and not isinstance(found, OneEach):
         values = lengths.lengths(numbers)
     else:

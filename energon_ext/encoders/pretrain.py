@@ -8,6 +8,7 @@ row has one source.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from megatron.energon import Cooker, TextSample, stateless
@@ -16,15 +17,19 @@ from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.columns import columns_to_json
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.batch.rows import Row
+from energon_ext.batch.rows import Row, join_rows
 from energon_ext.encoders.document_task import DocumentTask
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.text import Document, TextDecoder, TextEncoder, cook_text, is_text
 from energon_ext.encoders.text_sources import has_same_tokens
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.packing import Packer, make_packer
+from energon_ext.plan.context_cost import MeasuredCost
 from energon_ext.plan.cost import AttentionCost, Cost
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.spec import DOCUMENTS, SpliceSpec
+from energon_ext.prepare.documents import InputDocument
+from energon_ext.prepare.job import Encoded
 from energon_ext.samples.context import current_context
 from energon_ext.splice.config import SpliceFields
 from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
@@ -57,6 +62,9 @@ class PackedTaskEncoder(DynamicBlendMixin, TextEncoder):
         balance: ``attention`` balances the rows of a planned step over ranks and micro-batches.
         cost: cost of a document by its length; by default
             :class:`~energon_ext.plan.cost.AttentionCost`.
+        contexts: put the documents of each step into micro-batches of several context-parallel
+            sizes; see :class:`~energon_ext.plan.layout.ContextOptions`. Needs
+            ``mask_boundary_loss``, and neither ``balance`` nor ``alignment``.
 
     A source whose YAML entry has a ``splice:`` is shown at many positions instead of being packed.
     Text is tokenized on first use, into cached token files. Energon's ``shuffle_buffer_size`` and
@@ -110,6 +118,7 @@ have no transition to train.
         document_numbers: bool = False,
         balance: str | None = None,
         cost: Cost | None = None,
+        contexts: ContextOptions | None = None,
     ):
         check_tokenizer(tokenizer)
         check_integer("packing_buffer_docs", packing_buffer_docs, 1)
@@ -139,6 +148,9 @@ have no transition to train.
                 "before; set mask_boundary_loss=True."
             )
         self.document_numbers = document_numbers
+        self.contexts = contexts
+        if contexts is not None:
+            self._check_contexts(contexts, balance)
         self.train_on_eos = train_on_eos
         self.cost = (cost or AttentionCost()) if balance else None
         self._assembler = BatchAssembler(
@@ -150,6 +162,26 @@ have no transition to train.
             document_means=document_means,
         )
 
+    def _check_contexts(self, contexts: ContextOptions, balance: str | None) -> None:
+        """Raise ConfigError for options that do not go with layouts."""
+        if not isinstance(contexts.cost, MeasuredCost):
+            raise ConfigError(
+                f"contexts: cost is a {type(contexts.cost).__name__}; a MeasuredCost is needed, "
+                f"which states contain."
+            )
+        if not self.mask_boundary_loss:
+            raise ConfigError(
+                "contexts: the first token of a document would be a label of the one before, which "
+                "may run elsewhere; set mask_boundary_loss=True."
+            )
+        for name, found, allowed in (("balance", balance, None), ("alignment", self.alignment, 1)):
+            if found != allowed:
+                raise ConfigError(
+                    f"{name}: {found!r} found, but contexts balance and align micro-batches "
+                    f"themselves; leave it out."
+                )
+        contexts.check_rows(self.seq_len)
+
     # Methods that a subclass may override ---------------------------------------------------
 
     @stateless
@@ -160,6 +192,19 @@ have no transition to train.
                 f"Sample {sample.__key__}: text is {sample.text!r:.40}; Unicode text is needed."
             )
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
+
+    def encode_many(
+        self, documents: Sequence[InputDocument]
+    ) -> Sequence[Encoded | SampleError | None]:
+        if type(self).encode_document is not PackedTaskEncoder.encode_document:
+            return super().encode_many(documents)
+        found: list[Any] = [each.text or getattr(each.sample, "text", None) for each in documents]
+        texts = {place: text for place, text in enumerate(found) if is_text(text)}
+        encoded = self.tokenizer.encode_batch([*texts.values()]) if texts else ()
+        results: list[Encoded | None] = [None] * len(documents)
+        for place, tokens in zip(texts, encoded):
+            results[place] = Encoded([(tokens, None)])
+        return results
 
     def command_options(self) -> list[str] | None:
         name = self.tokenizer.name
@@ -192,6 +237,7 @@ have no transition to train.
             fingerprint=self.state_fingerprint,
             packers={DOCUMENTS: self._packer},
             cost=self.cost,
+            contexts=self.contexts,
             buffer_docs=self.packing_buffer_docs,
             loss=self._loss(),
             counts_parts=self._assembler.document_means,
@@ -223,8 +269,15 @@ have no transition to train.
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
         """Assemble a batch from rows."""
-        pad_id = current_context().pad_id
-        assembler = self._assembler
-        if pad_id is not None and pad_id != assembler.pad_id:
-            assembler = dataclasses.replace(assembler, pad_id=pad_id)
-        return assembler(rows, self.source_keys, current_context().columns)
+        context, assembler = current_context(), self._assembler
+        if context.pad_id is not None and context.pad_id != assembler.pad_id:
+            assembler = dataclasses.replace(assembler, pad_id=context.pad_id)
+        if context.row_tokens is not None:
+            assembler = dataclasses.replace(assembler, seq_len=context.row_tokens)
+        if context.context_size is None:
+            return assembler(rows, self.source_keys, context.columns)
+        assert self.contexts is not None, "only layouts have batches of a size"
+        alignment = self.contexts.segment_alignment(context.context_size)
+        row, assembler = join_rows(rows), dataclasses.replace(assembler, alignment=alignment)
+        batch = assembler.fitting(row)([row], self.source_keys, context.columns)
+        return dataclasses.replace(batch, context_size=context.context_size)

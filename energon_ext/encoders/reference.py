@@ -15,11 +15,11 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.config.mix import sample_entries
 from energon_ext.encoders.cached_samples import use_sample
 from energon_ext.encoders.measured import random_of
-from energon_ext.encoders.pair_task import PairTask, PreferencePair
+from energon_ext.encoders.pair_task import PairTask, PreferencePair, encode_log_probs
 from energon_ext.encoders.preferences import PreferenceTaskEncoder
 from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.packing.bins import best_fit
+from energon_ext.packing.bins import best_fit_decreasing
 from energon_ext.prepare.cache import (
     prepare_entry,
     prepare_part_of_entry,
@@ -96,7 +96,7 @@ def _score(
     with as_worker(), encoder_context(source_key=key):
         for document in documents:
             if document.sample is None:  # excluded by the split
-                results.append(Encoded([(np.zeros(0, np.float32), None)]))
+                results.append(encode_log_probs(np.zeros(0)))
                 continue
             # As a run encodes it: the tokens of a run must be those that are scored.
             with random_of(document):
@@ -105,7 +105,7 @@ def _score(
                 results.append(pair)
                 continue
             # NaN for pairs that are longer than a row, which no run reads.
-            results.append(Encoded([(np.full(_count(pair), np.nan, np.float32), None)]))
+            results.append(encode_log_probs(np.full(_count(pair), np.nan)))
             if task.length_of(pair) <= methods.packer.seq_len:
                 pairs[len(results) - 1] = pair
         rows, batches = _batches(task, key, pairs)
@@ -119,7 +119,7 @@ def _score(
             )
         counts = [_count(pairs[place]) for place in row]
         for place, part in zip(row, np.split(values, np.cumsum(counts)[:-1])):
-            results[place] = Encoded([(part, None)])
+            results[place] = encode_log_probs(part)
     return results
 
 
@@ -134,12 +134,8 @@ def _batches(
     """Return batches of one row each, and the places of the pairs in them."""
     pack, batch = task.methods.pack, task.encoder.batch
     assert pack is not None, "pairs have lengths"
-    lengths = {place: task.length_of(pair) for place, pair in pairs.items()}
-    ordered = sorted(pairs, key=lambda place: -lengths[place])
-    bins: dict[int, list[int]] = {}
-    found = best_fit([lengths[place] for place in ordered], task.methods.packer.seq_len)
-    for place, number in zip(ordered, found.tolist()):
-        bins.setdefault(number, []).append(place)
-    rows = list(bins.values())
+    places, lengths = [*pairs], [*map(task.length_of, pairs.values())]
+    bins = best_fit_decreasing(lengths, task.methods.packer.seq_len)
+    rows = [[places[n] for n in row] for row in bins]
     with encoder_context(source_key=key, source_keys=(key,)):
         return rows, [batch([pack([pairs[place] for place in row])]) for row in rows]

@@ -11,11 +11,10 @@ from typing import Any
 
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, sample_entries, token_entries
-from energon_ext.config.references import subset_of
 from energon_ext.encoders.document_task import read_documents
 from energon_ext.encoders.measured import ensure_measured
 from energon_ext.encoders.plan_mix import MAX_BUFFER_DOCS, shuffles_over_epochs
-from energon_ext.encoders.sources import open_alone
+from energon_ext.encoders.sources import numbers_of, open_alone
 from energon_ext.encoders.splicing import refuse_splices
 from energon_ext.encoders.task import EncoderTask, Passes
 from energon_ext.encoders.text_key import check_text_keys
@@ -76,7 +75,7 @@ class SampleTask(EncoderTask):
             own=self.fingerprint(),
         )
 
-    def columns(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
+    def open_sources(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
         methods, samples = self.methods, sample_entries(entries)
         found: dict[str, Lengths] = (
             {**ensure_measured(self.encoder, methods, samples)}
@@ -89,21 +88,21 @@ class SampleTask(EncoderTask):
             found[entry.key] = documents
         return found
 
-    def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
+    def reader(self, entry: Entry, opened: Lengths, spec: Spec) -> Reader:
         methods = self.methods
         if not entry.has_samples:
             convert = functools.partial(_pack_tokens, methods, entry.key)
-            return read_documents(entry, columns, spec, methods.tokenizer, convert=convert)
-        return self.read_samples(methods, entry, columns, spec)
+            return read_documents(entry, opened, spec, methods.tokenizer, convert=convert)
+        return self.read_samples(methods, entry, opened, spec)
 
     def read_samples(
-        self, methods: SampleMethods, entry: Entry, columns: Lengths, spec: Spec
+        self, methods: SampleMethods, entry: Entry, opened: Lengths, spec: Spec
     ) -> SampleReader:
         """Open what reads the rows of samples with some methods."""
-        numbers = subset_of(entry.dataset, len(columns))
+        numbers = numbers_of(entry, opened)
         excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
         samples = NumberedSamples(open_alone(self.encoder, entry), str(entry.dataset.paths[0]))
-        table = columns if methods.are_packed else None
+        table = opened if methods.are_packed else None
         return SampleReader(methods, entry.key, spec.seed, numbers, excluded, samples, table)
 
     def padding(self, read: Callable[[], Any]) -> Any:
@@ -129,6 +128,11 @@ class SampleTask(EncoderTask):
                 raise ConfigError(
                     f"{entry.where}.order: samples are streamed in Energon's own order, since "
                     f"{reason}; change that, or remove it."
+                )
+            if entry.budget is not None:
+                raise ConfigError(
+                    f"{entry.budget.where}.{entry.budget.unit}: samples are streamed, which reads "
+                    f"ranges only, since {reason}; change that, or give a `range`."
                 )
         if self.planned is not None:
             raise ConfigError(

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_ext.config.mix import Entry, Mix, sample_entries, token_entries
-from energon_ext.config.references import subset_of
 from energon_ext.encoders.document_task import check_weighted, read_documents
 from energon_ext.encoders.measured import find_measured
 from energon_ext.encoders.plan_mix import find_kind, plan_mix
 from energon_ext.encoders.sample_task import count_samples
-from energon_ext.encoders.sources import open_stored
+from energon_ext.encoders.sources import numbers_of, open_stored
 from energon_ext.encoders.task import Passes, Task
 from energon_ext.encoders.text_sources import find_text
 from energon_ext.plan.cost import load_cost
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import DOCUMENTS, Spec
@@ -37,7 +37,8 @@ def plan_saved(mix: Mix, spec: Spec, topology: Topology, as_whole: bool) -> Run:
     Raises:
         EncoderNeededError: something is not cached, or was planned by code of the user's.
     """
-    task = SavedTask(saved=spec, cost=load_cost(spec.cost))
+    contexts = None if spec.contexts is None else ContextOptions.from_json(spec.contexts)
+    task = SavedTask(saved=spec, cost=load_cost(spec.cost), contexts=contexts)
     passes = Passes(repeat=spec.repeat, as_whole=as_whole)
     return plan_mix(mix, task, topology, passes, ALONE).run
 
@@ -46,7 +47,7 @@ def plan_saved(mix: Mix, spec: Spec, topology: Topology, as_whole: bool) -> Run:
 class SavedTask(Task):
     """The task of a run whose encoder is not there: its rows are planned, but not read.
 
-    Documents are their own columns. What is cached of text and samples is found by the encoding
+    What is cached of text and samples is found by the encoding
     that the spec names, and is never made here.
     """
 
@@ -55,7 +56,7 @@ class SavedTask(Task):
     def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
         return self.saved
 
-    def columns(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
+    def open_sources(self, entries: Sequence[Entry]) -> dict[str, Lengths]:
         found = {entry.key: self._find(entry) for entry in sample_entries(entries)}
         for entry, documents in token_entries(entries):
             self._check(documents, entry)
@@ -77,11 +78,11 @@ class SavedTask(Task):
         if tokenizer := self.saved.own.get("tokenizer"):
             documents.check_written("tokenizer", "that of the run", tokenizer)
 
-    def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
+    def reader(self, entry: Entry, opened: Lengths, spec: Spec) -> Reader:
         """Open what says where documents and samples come from; samples cannot be encoded."""
         if find_kind(entry, spec)[0] == DOCUMENTS:
-            return read_documents(entry, columns, spec, None)
-        numbers = subset_of(entry.dataset, len(columns))
+            return read_documents(entry, opened, spec, None)
+        numbers = numbers_of(entry, opened)
         samples = NumberedSamples(open_stored(entry), str(entry.dataset.paths[0]))
         methods = SampleMethods(name="the run's encoder", packer=OnePerRow())
         return SampleReader(methods, entry.key, spec.seed, numbers, frozenset(), samples)

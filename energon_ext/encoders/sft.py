@@ -21,6 +21,8 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text import Document, TextEncoder
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.plan.spec import Cut
+from energon_ext.prepare.documents import InputDocument
+from energon_ext.prepare.job import Encoded
 from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer
 from energon_ext.tokens.cut import OVER_LONG
@@ -135,6 +137,17 @@ class SFTTaskEncoder(PackedTaskEncoder):
             if isinstance(each, SampleError)
             else each
             for sample, each in zip(samples, encoded)
+        ]
+
+    def encode_many(
+        self, documents: Sequence[InputDocument]
+    ) -> Sequence[Encoded | SampleError | None]:
+        if type(self).encode_document is not SFTTaskEncoder.encode_document:
+            return super().encode_many(documents)
+        found = self.encode_samples([document.sample for document in documents])
+        return [
+            each if isinstance(each, SampleError) else Encoded(each.samples, each.notes)
+            for each in found
         ]
 
     def task(self) -> "ChatTask":

@@ -5,16 +5,21 @@
 import copy
 from typing import Sequence
 
+import numpy as np
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.arguments import check_integer, choices
 from energon_ext.config.mix import Entry, Mix
+from energon_ext.config.references import subset_of
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.text_key import with_text_key
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.plan.budget import nested_subset
 from energon_ext.plan.source import Source
 from energon_ext.samples.numbered import ALONE
+from energon_ext.samples.one_each import OneEach
+from energon_ext.tokens.documents import Lengths
 from energon_ext.weights.axis import STEPS
 
 logger = log_of(__name__)
@@ -36,6 +41,25 @@ def open_stored(entry: Entry) -> SavableDataset:
     factory.worker_config = ALONE
     with quiet_energon():
         return factory.build(0)
+
+
+def subset_size(entry: Entry, found: Lengths) -> int | None:
+    """Return how many documents the budget of an entry pays for; None for all of its range."""
+    if entry.budget is None:
+        return None
+    documents = subset_of(entry.dataset, len(found))
+    known = None if isinstance(found, OneEach) else found
+    count = entry.budget.count(entry.key, documents, known)
+    return None if count == len(documents) else count
+
+
+def numbers_of(entry: Entry, found: Lengths) -> range | np.ndarray:
+    """Return the numbers of the documents or samples that an entry reads, in stored order."""
+    documents = subset_of(entry.dataset, len(found))
+    count = subset_size(entry, found)
+    if count is None:
+        return documents
+    return nested_subset(len(documents), count).astype(np.int64) + documents.start
 
 
 def read_live_weights(mix: Mix) -> None:

@@ -17,8 +17,10 @@ import numpy as np
 
 from energon_ext.arguments import choices
 from energon_ext.config.mix import Entry
+from energon_ext.encoders.sources import subset_size
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256
+from energon_ext.plan.budget import nested_subset
 from energon_ext.plan.spec import DOCUMENTS, Spec, SpliceSpec
 from energon_ext.splice import SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields, splice_from_config
@@ -29,7 +31,6 @@ from energon_ext.splice.validation import GridIndex
 from energon_ext.state.match import ENCODER
 from energon_ext.tokens.documents import Documents, Lengths
 from energon_ext.tokens.origins import origins_of
-from energon_ext.tokens.reader import open_others
 
 #: Maximum number of documents of a source that are counted under their own names by default.
 NAMED_DOCUMENTS = 64
@@ -199,7 +200,8 @@ def plan_frames(
     assert isinstance(files, Documents), "samples are not spliced"
     key, shuffle_key = entry.key, entry.names.shuffle_key
     first, stop = documents.start, documents.stop
-    lengths = files.lengths(np.arange(first, stop))
+    subset = subset_size(entry, files)
+    lengths = _lengths_to_choose_from(splice, files, entry, documents, subset)
     keys = _keys(files)[first:stop] if entry.has_samples else None
     numbers = select_documents(
         lengths, splice, seq_len=spec.row_tokens, keys=keys, source=shuffle_key
@@ -230,15 +232,41 @@ def plan_frames(
         config=splice,
         seq_len=spec.row_tokens,
         epochs=epochs,
-        fingerprint={**splice.to_json(), "documents": digest, "order": ORDER},
+        fingerprint={
+            **splice.to_json(),
+            **({} if subset is None else {"subset": subset}),
+            "documents": digest,
+            "order": ORDER,
+        },
+        subset=None if subset is None else (subset, len(documents)),
         metadata=[
             {"document": number, "tokens": length} | ({} if keys is None else {"key": keys[number]})
             for number, length in zip(numbers.tolist(), lengths.tolist())
         ],
     )
-    others = open_others(entry.columns, files, f"{entry.where}.columns")
-    reader = FrameReader(files, first, numbers.tolist(), names, splice, fill_id, others)
+    reader = FrameReader(files, first, numbers.tolist(), names, splice, fill_id, entry.others)
     return frames, reader
+
+
+def _lengths_to_choose_from(
+    splice: SpliceFields, files: Documents, entry: Entry, documents: range, subset: int | None
+) -> np.ndarray:
+    """Return the lengths of the documents of a source, 0 for those outside its subset.
+
+    Empty documents are never chosen, and all others keep their numbers.
+    """
+    if subset is None:
+        return files.lengths(np.arange(documents.start, documents.stop))
+    inside = nested_subset(len(documents), subset).astype(np.int64)
+    index = getattr(splice, "doc_index", None)
+    if index is not None and index < len(documents) and index not in inside:
+        raise ConfigError(
+            f"doc_index: document {index} of {entry.key} is not among the {subset:,} of "
+            f"{entry.budget}; choose another one, or give a larger subset."
+        )
+    lengths = np.zeros(len(documents), np.int64)
+    lengths[inside] = files.lengths(inside + documents.start)
+    return lengths
 
 
 def _keys(files: Documents) -> list[str]:

@@ -128,6 +128,10 @@ def _refuse_steps(mix: Mix, key: str) -> None:
         raise ConfigError(
             f"{skip.where}: skip: {key} is streamed; only planned sources skip steps."
         )
+    if (rows := mix.run.rows) is not None:
+        raise ConfigError(
+            f"{rows.where}: row_tokens: {key} is streamed; only planned rows change their length."
+        )
     for node in mix.tree.nodes():
         if node.live is not None:
             raise ConfigError(

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The questions that a run asks an encoder.
 
-A spec and columns plan the rows, a reader reads them, and the encoder makes batches of them. The
-columns of all sources are opened together, so that one pool of processes makes those that are
-missing.
+A spec and the lengths of sources plan the rows, a reader reads them, and the encoder makes batches
+of them. All sources are opened together, so that one pool of processes makes what is missing.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from energon_ext.config.mix import Entry
 from energon_ext.errors import ConfigError
 from energon_ext.packing import Packer
 from energon_ext.plan.cost import Cost
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import Spec
 from energon_ext.samples.context import EncoderContext, encoder_context
@@ -60,22 +60,28 @@ class Task(ABC):
     Attributes:
         packers, cost: the live objects behind the JSON of the spec, as far as there are some, since
             they may be a user's code; packers by kind of source.
+        contexts: those of the spec; None if rows are read as they are.
     """
 
     packers: Mapping[str, Packer] = field(default_factory=dict)
     cost: Cost | None = None
+    contexts: ContextOptions | None = None
 
     @abstractmethod
     def spec(self, entries: Sequence[Entry], seed: int) -> Spec:
         """Return the spec of a run over some sources."""
 
     @abstractmethod
-    def columns(self, entries: Sequence[Entry]) -> Mapping[str, Lengths]:
+    def open_sources(self, entries: Sequence[Entry]) -> Mapping[str, Lengths]:
         """Open the documents or the lengths of each source, by key; make those that are missing."""
 
     @abstractmethod
-    def reader(self, entry: Entry, columns: Lengths, spec: Spec) -> Reader:
-        """Open what reads the rows of a source that is not spliced."""
+    def reader(self, entry: Entry, opened: Lengths, spec: Spec) -> Reader:
+        """Return what reads the rows of a source that is not spliced.
+
+        Args:
+            opened: what :meth:`open_sources` returned for it.
+        """
 
     @abstractmethod
     def assemble(self, rows: list[Any], context: EncoderContext) -> Any:

@@ -25,7 +25,7 @@ from energon_ext.encoders.cached_samples import (
 )
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.repeatable import check_repeatable
-from energon_ext.encoders.text import TextEncoder, is_text
+from energon_ext.encoders.text import TextEncoder
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, ensure_prepared
 from energon_ext.prepare.documents import InputDocument
@@ -34,17 +34,9 @@ from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.samples.numbered import ALONE, as_worker
-from energon_ext.samples.stored_files import (
-    parts_of,
-)
+from energon_ext.samples.stored_files import parts_of
 from energon_ext.tokens.file_set import TokenFiles, open_token_files
 from energon_ext.tokens.formats import find_format
-
-#: The ``encode_document`` that only tokenizes text, so that samples can be tokenized in batches.
-_ENCODES_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
-
-#: The ``encode_document`` of conversations, each of which may become several documents.
-_ENCODES_CONVERSATIONS = "energon_ext.encoders.sft.SFTTaskEncoder.encode_document"
 
 #: Advice if no sample of a source is text.
 _NOT_TEXT = (
@@ -95,47 +87,33 @@ def encode_all(
     encoder: TextEncoder, bad: BadSamples, documents: Sequence[InputDocument]
 ) -> list[Encoded | SampleError]:
     """Encode each document as tokens and weights, or return why it cannot be used."""
-    if encoder.columns and _code_of(encoder)[0] in (_ENCODES_TEXT, _ENCODES_CONVERSATIONS):
-        raise ConfigError(
-            f"{type(encoder).__name__}.columns: {sorted(encoder.columns)} found, but its "
-            f"encode_document returns none; override it, and give them to the Document."
-        )
-    texts: list[Any] = [
-        document.text or getattr(document.sample, "text", None) for document in documents
-    ]
-    if _code_of(encoder)[0] == _ENCODES_TEXT and all(map(is_text, texts)):
-        return [Encoded([(tokens, None)]) for tokens in encoder.tokenizer.encode_batch(texts)]
-    if _code_of(encoder)[0] == _ENCODES_CONVERSATIONS:
-        return _encode_conversations(encoder, [document.sample for document in documents])
+    results: list[Any] = [_unused(document) for document in documents]
+    left = [place for place, result in enumerate(results) if result is None]
+    encoded = encoder.encode_many([documents[place] for place in left]) if left else ()
+    for place, result in zip(left, encoded):
+        results[place] = result
+        if result is not None and encoder.columns:
+            raise ConfigError(
+                f"{type(encoder).__name__}.columns: {sorted(encoder.columns)} found, but its "
+                f"encode_document returns none; override it, and give them to the Document."
+            )
     with as_worker():
-        return [_encode(encoder, bad, document) for document in documents]
+        return [
+            _encode(encoder, bad, document) if result is None else result
+            for document, result in zip(documents, results)
+        ]
 
 
-def _encode_conversations(
-    encoder: TextEncoder, samples: Sequence[Any]
-) -> list[Encoded | SampleError]:
-    """Encode conversations together; each may become several samples."""
-    results: list[Any] = [_unused(sample) for sample in samples]
-    used = [number for number, result in enumerate(results) if result is None]
-    for number, result in zip(used, encoder.encode_samples([samples[n] for n in used])):
-        is_error = isinstance(result, SampleError)
-        results[number] = result if is_error else Encoded(result.samples, result.notes)
-    return results
-
-
-def _unused(sample: Any) -> Encoded | SampleError | None:
-    """Return the result for a sample that is not encoded; None for all others."""
-    if sample is None:  # excluded by the split
+def _unused(document: InputDocument) -> Encoded | SampleError | None:
+    """Return the result for a document that is not encoded; None for all others."""
+    if document.sample is None and not document.text:  # excluded by the split
         return Encoded([(np.zeros(0, np.int64), None)])
-    return sample if isinstance(sample, SampleError) else None
+    return document.sample if isinstance(document.sample, SampleError) else None
 
 
 def _encode(
     encoder: TextEncoder, bad: BadSamples, document: InputDocument
 ) -> Encoded | SampleError:
-    if (result := _unused(document.sample)) is not None:
-        return result
-
     def encode(sample: Any) -> Arrays:
         encoded = encoder.encode_document(sample)
         tokens = np.asarray(encoded.tokens)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.processes import Failure
 from energon_ext.loader.reader import Item
-from energon_ext.plan.progress import DescribedRow
+from energon_ext.plan.progress import DescribedBatch
 
 #: Maximum number of batches to prefetch.
 _MAX_ROUNDS_AHEAD = 64
@@ -27,7 +27,7 @@ def rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
 
 
 def with_later_rows(
-    rounds: Iterator[tuple[int, list[DescribedRow] | Failure]], readers: int, rounds_ahead: int
+    rounds: Iterator[tuple[int, DescribedBatch | Failure]], readers: int, rounds_ahead: int
 ) -> Iterator[Item]:
     """Yield each batch with the rows of later batches that the same reader can start to fetch.
 
@@ -35,7 +35,7 @@ def with_later_rows(
     plan of all later ones.
     """
     most = -(-rounds_ahead // readers)  # batches per reader
-    planned: deque[tuple[int, list[DescribedRow] | Failure]] = deque()
+    planned: deque[tuple[int, DescribedBatch | Failure]] = deque()
     for number in itertools.count():
         turn = number // readers
         before, now = min(most, _MORE_AHEAD * turn), min(most, _MORE_AHEAD * (turn + 1))
@@ -43,5 +43,6 @@ def with_later_rows(
         if not planned:
             return
         later = list(planned)[max(1, before) * readers : now * readers + 1 : readers]
-        later_rows = [row for _, rows in later if isinstance(rows, list) for row in rows]
+        batches = [each for _, each in later if isinstance(each, DescribedBatch)]
+        later_rows = [row for batch in batches for row in batch.rows]
         yield *planned.popleft(), later_rows

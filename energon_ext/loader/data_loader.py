@@ -45,7 +45,7 @@ from energon_ext.loader.slots import SlotBatch, Slots
 from energon_ext.loader.state_names import SavesState
 from energon_ext.plan.cursor import check_same_run, restore_cursor, save_cursor
 from energon_ext.plan.lookup import find_blend
-from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
+from energon_ext.plan.progress import DescribedBatch, DrawnStep, Progress, Round
 from energon_ext.plan.run import Run
 from energon_ext.plan.topology import Topology
 from energon_ext.state.match import SourceChange
@@ -104,6 +104,8 @@ class ExactDataLoader(SavesState):
         check_number("ExactDataLoader: timeout", timeout, above_zero=True)
         self.dataset = _check_planned(dataset)
         self._run = self.dataset.run
+        if (contexts := self._run.options.contexts) is not None:
+            contexts.check_ranks(self._run.topology.ranks)
         self.comparison = Comparison(self.worker_config, compare_ranks, timeout / 4)
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
@@ -143,13 +145,13 @@ class ExactDataLoader(SavesState):
 
     @property
     def batches_drawn(self) -> int:
-        """Batches of this rank since the start of the run."""
+        """Batches of this rank since the start of the run; in layouts, since the last restore."""
         return self._run.batches_read
 
     @property
-    def batches_per_step(self) -> int:
-        """Batches of every rank in a step."""
-        return self._run.topology.rounds
+    def ends_step(self) -> bool:
+        """True if the last batch completed its step, and before the first batch of a step."""
+        return self._run.progress.done == 0
 
     def __len__(self) -> int:
         """Return the batches of this rank in a pass; TypeError if it is endless."""
@@ -217,8 +219,8 @@ class ExactDataLoader(SavesState):
         explain_deaths_in_signals()
         return batches
 
-    def _rounds(self) -> Iterator[tuple[int, list[DescribedRow] | Failure]]:
-        """Yield the number and rows of every batch; the last one may be an error of the planner.
+    def _rounds(self) -> Iterator[tuple[int, DescribedBatch | Failure]]:
+        """Yield the number of every batch and the batch; the last may be an error of the planner.
 
         This must be a generator: torch iterates a sampler twice, and readers must be forked before
         the planner.
@@ -227,7 +229,7 @@ class ExactDataLoader(SavesState):
         failures: list[Failure] = []
         for round_ in self._run.rounds(self._steps(failures)):
             self._pending.append(round_)
-            yield number, round_.rows
+            yield number, round_.batch
             number += 1
         for failure in failures:
             yield number, failure
@@ -289,7 +291,7 @@ class ExactDataLoader(SavesState):
         """Continue at the begin of a step, as any data-parallel rank of any number of ranks.
 
         With this, a run goes on in the same processes when it loses or regains ranks: all of them
-        go back to the mark before the step and divide its rows anew. If the loader is at ``start``
+        go back to the mark before the step and divide its rows again. If the loader is at ``start``
         already and nothing else changes, nothing is done, so it may be called before every step.
 
         If the batches of all ranks do not divide the global batch, padding completes the last ones
@@ -315,6 +317,8 @@ class ExactDataLoader(SavesState):
         self._check_open()
         given = {"rank": rank, "ranks": ranks, "batch_rows": batch_rows}
         topology = _change(self._run.topology, {k: n for k, n in given.items() if n is not None})
+        if (contexts := self._run.options.contexts) is not None:
+            contexts.check_ranks(topology.ranks)
         if ranks is not None:
             self.comparison.skip()
         is_same = topology == self._run.topology
@@ -370,7 +374,13 @@ def _change(topology: Topology, given: Mapping[str, int]) -> Topology:
     """Return a topology with other ranks or batches, which need not divide a step."""
     for name, value in given.items():
         check_integer(f"continue_from: {name}", value, int(name != "rank"))
-    changed = dataclasses.replace(topology, **given, is_uneven=True)
+    changed = dataclasses.replace(
+        topology,
+        rank=given.get("rank", topology.rank),
+        ranks=given.get("ranks", topology.ranks),
+        batch_rows=given.get("batch_rows", topology.batch_rows),
+        is_uneven=True,
+    )
     if changed.rank >= changed.ranks:
         raise ConfigError(
             f"continue_from: rank {changed.rank} of {changed.ranks} ranks found; it must be below "

@@ -10,19 +10,23 @@ reads the batches whose turn it is.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Iterator
 
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
+from torch.utils.data import get_worker_info
 
-from energon_ext.errors import log_of
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.loader.reader import BatchReader
 from energon_ext.plan.cursor import restore_cursor, save_cursor
 from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.length import batches_in_pass
 from energon_ext.plan.progress import Round
 from energon_ext.plan.run import Run
+from energon_ext.plan.subsets import describe_subsets
+from energon_ext.state.schema import check_seal, seal
 
 logger = log_of(__name__)
 
@@ -47,7 +51,13 @@ class PlannedDataset(SavableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this worker of Energon's own loader in one pass."""
+        self._check_workers()
         worker, workers = self.worker_config.rank_worker_id(), self.run.topology.workers
+        if self.run.topology.in_layouts and workers > 1:
+            raise ConfigError(
+                "contexts: Energon's own loader cannot read them with several workers, which take "
+                "turns by the number of a batch; use energon_ext.ExactDataLoader."
+            )
         if self._stream is None:
             self.begin()
             self._stream = self.run.rounds(self.run.draw_own_steps())
@@ -55,12 +65,24 @@ class PlannedDataset(SavableDataset):
             is_own = self.run.batches_read % workers == worker
             is_last = self.hand_out(round_)
             if is_own:
-                yield self.batches.read(round_.rows)
+                yield self.batches.read(round_.batch)
             if is_last:
                 break
         else:
             self._stream = None
         self.end_pass()
+
+    def _check_workers(self) -> None:
+        """Raise ConfigError if a loader has other workers than this dataset was built for."""
+        info, expected = get_worker_info(), self.worker_config.num_workers
+        found = 0 if info is None else info.num_workers
+        # A single worker may be the process itself.
+        if found != expected and (found, expected) != (0, 1):
+            raise ConfigError(
+                f"num_workers: the loader has {found}, but the dataset was built with "
+                f"WorkerConfig(num_workers={expected}); use the same number in both, or a "
+                f"MapStyleDataset, which any loader may read."
+            )
 
     def begin(self) -> None:
         """Reset the plan to the progress: it may be ahead, or be drawn by another process."""
@@ -69,6 +91,8 @@ class PlannedDataset(SavableDataset):
         if self._is_first_reader and not self._has_begun:
             for line in describe_short_sources(self.run):
                 logger.warning(line)
+            for line in describe_subsets(self.run):
+                logger.info(line)
         self._has_begun = True
 
     def move_to(self, rank: int, ranks: int) -> None:
@@ -116,6 +140,10 @@ class PlannedDataset(SavableDataset):
 
     def len_rank(self) -> int:
         """Return the batches of this rank in a pass; TypeError if it is endless."""
+        if self.run.topology.in_layouts:
+            raise TypeError(
+                "The steps of layouts have different numbers of batches, so there is no length."
+            )
         batches = batches_in_pass(self.run)
         if batches is None:
             raise TypeError(
@@ -151,6 +179,14 @@ class PlannedDataset(SavableDataset):
         if self.worker_config.num_workers:
             state["inside"] = self.run.worker_settings
         return FlexState(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return :meth:`save_state` with its digest; torchdata's loaders call this."""
+        return seal(self.save_state())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`, without reading anything again."""
+        self.restore_state(check_seal(state))
 
     def restore_state(self, state: Any) -> None:
         """Continue from a cursor; see :func:`~energon_ext.plan.cursor.restore_cursor`."""

@@ -20,11 +20,11 @@ from energon_ext.errors import ConfigError
 from energon_ext.loader.processes import Failure
 from energon_ext.loader.slots import Slots
 from energon_ext.losses.sources import weigh_sources
-from energon_ext.plan.progress import DescribedRow
+from energon_ext.plan.progress import DescribedBatch, DescribedRow
 from energon_ext.plan.source import Reader
 
-#: Number and rows of a batch, and rows of later batches for the same reader to prefetch.
-Item = tuple[int, list[DescribedRow] | Failure, list[DescribedRow]]
+#: Number and description of a batch, and rows of later batches for the same reader to prefetch.
+Item = tuple[int, DescribedBatch | Failure, list[DescribedRow]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BatchReader:
 
     Attributes:
         readers: one per source, in the order of their keys.
-        assemble: makes a batch of rows.
+        assemble: makes a batch of rows, given how they were described.
         padding: makes a row that counts as nothing, to complete the last step, given the number of
             a source and a function that reads one of its rows; None if an incomplete last step is
             dropped.
@@ -42,12 +42,13 @@ class BatchReader:
     """
 
     readers: Sequence[Reader]
-    assemble: Callable[[list[Any]], Any]
+    assemble: Callable[[list[Any], DescribedBatch], Any]
     padding: Callable[[int, Callable[[], Any]], Any] | None
     parts: Sequence[Sequence[str]] = ()
 
-    def read(self, rows: Sequence[DescribedRow]) -> Any:
+    def read(self, described: DescribedBatch) -> Any:
         """Read rows, those of one source together, and build a batch from them."""
+        rows = described.rows
         by_source = self._by_source(rows)
         for source, (_, descriptions) in by_source.items():
             self.readers[source].prefetch(descriptions)
@@ -60,7 +61,7 @@ class BatchReader:
                 assert self.padding is not None, "an incomplete step is dropped without padding"
                 read = functools.partial(self.read_row, source, description)
                 found[place] = self.padding(source, read)
-        return self._weigh(self.assemble(found), rows)
+        return self._weigh(self.assemble(found, described), rows)
 
     def _weigh(self, batch: Any, rows: Sequence[DescribedRow]) -> Any:
         """Return the batch with the weights of its sources in the loss."""
@@ -106,17 +107,17 @@ class RoundReader(Dataset[Any]):
         self._batches, self._config, self._slots = batches, worker_config, slots
 
     def __getitem__(self, item: Item) -> Any:
-        number, rows, later = item
-        if isinstance(rows, Failure):
-            return rows
+        number, described, later = item
+        if isinstance(described, Failure):
+            return described
         if self._slots is None:
-            return page_lock(self._read(number, rows, later))
+            return page_lock(self._read(number, described, later))
         try:
-            return self._slots.put(number, self._read(number, rows, later))
+            return self._slots.put(number, self._read(number, described, later))
         except Exception as error:  # an encoder, or pickling its batch, may raise anything
             return Failure.of(error)
 
-    def _read(self, number: int, rows: list[DescribedRow], later: list[DescribedRow]) -> Any:
+    def _read(self, number: int, described: DescribedBatch, later: list[DescribedRow]) -> Any:
         """Read a batch with Energon's worker state set, which decorators of Energon use."""
         config = self._config
         workers = max(1, config.num_workers)
@@ -126,8 +127,8 @@ class RoundReader(Dataset[Any]):
         config.worker_activate(number // workers, cache_pool=NoCachePool())
         try:
             if later:
-                self._batches.prefetch([*rows, *later])
-            return self._batches.read(rows)
+                self._batches.prefetch([*described.rows, *later])
+            return self._batches.read(described)
         except StopIteration as error:  # would silently end the pass
             raise RuntimeError("The TaskEncoder raised StopIteration in a batch.") from error
         finally:

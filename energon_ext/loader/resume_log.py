@@ -5,6 +5,7 @@
 from typing import Any, Mapping
 
 from energon_ext.errors import log_of, printable
+from energon_ext.plan.row_schedule import describe_row_change
 from energon_ext.plan.run import Run
 from energon_ext.plan.spec import Spec, describe_repacking
 from energon_ext.state.match import ENCODER, KEPT, MOVED, SourceChange
@@ -25,6 +26,9 @@ def log_resume(
         logger.warning(change)
     planned = isinstance(blend, Run)
     if isinstance(blend, Run):
+        clock = blend.clock
+        if change := describe_row_change(state.get("row_schedule"), clock.rows, clock.axis.one):
+            logger.warning(change)
         _log_loss_weights(changes, state.get("loss_weights", {}), blend.loss_weights_as_json)
     saved = Spec.from_json(state["spec"]).compared() if planned else state["fingerprint"]
     if change := describe_repacking(saved, blend.fingerprint):

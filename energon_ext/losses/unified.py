@@ -140,9 +140,7 @@ def group_advantages(
         >>> group_advantages([1.0, 0.0, 0.0, 0.0]).tolist()
         [1.5, -0.5, -0.5, -0.5]
     """
-    for name, clip in (("reward_clip", reward_clip), ("advantage_clip", advantage_clip)):
-        if clip is not None and not clip > 0:
-            raise ConfigError(f"{name}: {clip!r} found, a number > 0 or None is needed.")
+    check_clips(reward_clip=reward_clip, advantage_clip=advantage_clip)
     # Double precision: the rounding of equal rewards such as 0.1 must stay far below the 1e-8.
     values = torch.as_tensor(rewards, dtype=torch.float64)
     if values.dim() != 1 or len(values) < 2:
@@ -152,9 +150,9 @@ def group_advantages(
         )
     if not bool(torch.isfinite(values).all()):
         raise SampleError(f"Rewards must be finite, got {values.tolist()}.")
-    values = _clip(values, reward_clip)
+    values = clip(values, reward_clip)
     advantages = (values - values.mean()) / (values.std(unbiased=True) + 1e-8)
-    return _clip(advantages, advantage_clip).float()
+    return clip(advantages, advantage_clip).float()
 
 
 def clipped_ratio_losses(
@@ -290,5 +288,13 @@ def check_loss_inputs(
         )
 
 
-def _clip(values: torch.Tensor, limit: float | None) -> torch.Tensor:
+def check_clips(**clips: float | None) -> None:
+    """Raise ConfigError unless each is a number > 0 or None."""
+    for name, value in clips.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}: {value!r} found, a number > 0 or None is needed.")
+
+
+def clip(values: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """Clip values to ``[-limit, limit]``; None for no limit."""
     return values if limit is None else values.clamp(-limit, limit)

@@ -23,6 +23,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext.errors import ConfigError
+from energon_ext.megatron.gathered_attention import attend_over_ranks
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -80,6 +81,7 @@ class SegmentAttention(torch.nn.Module):
 
     Runs one variable-length kernel on GPUs that support it, else scaled dot product attention
     once per segment. Without ``packed_seq_params`` every sequence of the batch is one segment.
+    Segments that a layout cuts over ranks attend to keys and values gathered from all of them.
     """
 
     def __init__(
@@ -127,6 +129,8 @@ class SegmentAttention(torch.nn.Module):
             return context.permute(2, 0, 1, 3).flatten(-2)
         padded = packed_seq_params.cu_seqlens_q_padded
         ends = packed_seq_params.cu_seqlens_q if padded is None else padded
+        if (group := getattr(packed_seq_params, "cp_group", None)) is not None:
+            return attend_over_ranks(query, key, value, ends, group, self.softmax_scale)
         if _has_varlen_kernel(query):
             longest = int(packed_seq_params.max_seqlen_q)
             output = varlen_attn(

@@ -20,7 +20,7 @@ from energon_ext.loader.state_names import SavesState
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.match import SourceChange
-from energon_ext.state.together import end_together
+from energon_ext.state.together import end_together, from_first_rank
 
 
 class MegatronEnergonLoader(SavesState):
@@ -85,6 +85,11 @@ class MegatronEnergonLoader(SavesState):
             )
         return batch
 
+    @property
+    def ends_step(self) -> bool:
+        """True if the last batch completed its step, and before the first batch of a step."""
+        return bool(self.loader.ends_step)  # only planned data knows it
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch drawn, as JSON values."""
         return self.loader.state_dict()
@@ -101,6 +106,42 @@ class MegatronEnergonLoader(SavesState):
     def close(self) -> None:
         """Stop the worker processes."""
         self.loader.close()
+
+
+def draw_step(loader: MegatronEnergonLoader | None) -> tuple[list[Any] | None, int]:
+    """Draw the micro-batches of the rest of a step, and return them and their number.
+
+    The steps of a layout differ in their numbers of micro-batches, which Megatron's schedules need
+    to know. All ranks call this together.
+
+    Args:
+        loader: on tensor-parallel rank 0; None on other ranks.
+
+    Returns:
+        The micro-batches, None on other ranks; and their number on every rank. With pipeline stages
+        all stages draw the same.
+
+    Raises:
+        ConfigError: tensor-parallel rank 0 has no loader.
+        DataExhaustedError: as the loader.
+    """
+    drawn: list[Any] = []
+
+    def draw() -> int:
+        if loader is None:
+            raise ConfigError(
+                "draw_step: tensor-parallel rank 0 has no loader, but loads the data."
+            )
+        drawn.append(next(loader))
+        while not loader.ends_step:
+            drawn.append(next(loader))
+        return len(drawn)
+
+    group = parallel_state.get_tensor_model_parallel_group()
+    if dist.get_world_size(group) == 1:
+        return drawn, draw()
+    count = from_first_rank(draw, group)
+    return drawn or None, count
 
 
 class RerunLoader(MegatronEnergonLoader):

@@ -8,6 +8,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
+from energon_ext.megatron.context_groups import check_core, context_group
 from energon_ext.megatron.context_parallel import ContextParallelSlice
 
 
@@ -25,7 +26,8 @@ def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> 
             of the batch: CUDA graphs replay one shape and one ``max_seqlen``.
 
     Raises:
-        ConfigError: the batch has more segments.
+        ConfigError: the batch has more segments, or is of a layout and its group was not created
+            or megatron-core is older than 0.16.
 
     Example:
         >>> import numpy as np
@@ -56,6 +58,10 @@ def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> 
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
     )
+    if batch.context_size is not None:
+        check_core()
+        params.local_cp_size = batch.context_size
+        params.cp_group = context_group(batch)  # none: Megatron's own tests refuse one of a rank
     if isinstance(batch, ContextParallelSlice):
         # The same ends: if there are gaps, Transformer Engine does not use its fast kernels.
         params.cu_seqlens_q_padded = params.cu_seqlens_kv_padded = ends

@@ -28,6 +28,7 @@ class RankData:
         stage_iterators: in a Megatron-LM run, the iterators of each loader, one per virtual stage.
         shared_loader: in a Megatron-LM run, the training loader that the virtual stages share.
         log: in a Megatron-LM run, the log of what it reads, if there is one.
+        context_groups: the ranks with which this one shares micro-batches of a layout, by size.
     """
 
     channel: Any = None
@@ -36,6 +37,7 @@ class RankData:
     stage_iterators: list[Any] = field(default_factory=list)
     shared_loader: Any = None
     log: Any = None
+    context_groups: dict[int, dist.ProcessGroup] = field(default_factory=dict)
 
 
 _data: WeakKeyDictionary[dist.ProcessGroup, RankData] = WeakKeyDictionary()

@@ -17,6 +17,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.losses.distillation import Distillation
 from energon_ext.megatron.broadcast import broadcast
 from energon_ext.megatron.chunked_output import loss_in_chunks
+from energon_ext.megatron.context_groups import check_follows, context_group
 from energon_ext.megatron.context_parallel import (
     document_ends,
     slice_class,
@@ -53,8 +54,8 @@ def get_batch(
 
     Tensor-parallel rank 0 of every pipeline stage draws it; the loader is deterministic, so all
     stages draw the same batch. It travels with all fields of its class. With context parallelism
-    each rank gets its :func:`~energon_ext.megatron.slice_for_context_parallel`. Nothing here waits
-    for the device.
+    each rank gets its :func:`~energon_ext.megatron.slice_for_context_parallel`, in a layout among
+    the ranks that share the micro-batch. Nothing here waits for the device.
 
     Args:
         data_iterator: the loader on tensor-parallel rank 0; ignored on other ranks.
@@ -67,13 +68,13 @@ def get_batch(
         ConfigError: tensor-parallel rank 0 has no iterator; the batch is not of ``batch_class``, or
             has a field that cannot be pickled;
             :func:`~energon_ext.megatron.create_broadcast_groups` was not called; the batch cannot
-            be cut for context parallelism.
+            be cut for context parallelism; a layout's
+            :func:`~energon_ext.megatron.create_context_groups` was not called.
         SampleError: tensor-parallel rank 0 failed to draw; it raises the original error.
         StopIteration: the iterator has ended.
     """
     device = collective_device()
     is_shared = parallel_state.get_tensor_model_parallel_world_size() > 1
-    size = parallel_state.get_context_parallel_world_size()
     drawn: list[B] = []  # on the rank that draws
 
     def draw() -> B:
@@ -88,26 +89,40 @@ def get_batch(
         drawn.append(batch)
         if check is not None:
             check(batch)
-        if size == 1:
-            return batch
-        rank = parallel_state.get_context_parallel_rank()
-        return slice_for_context_parallel(batch, size, rank)  # type: ignore[return-value]
+        return _own_part(batch)
 
     def get() -> tuple[B | None, B]:
         if not is_shared:
             batch = draw().to(device)
             return drawn[0], batch
         name, values = broadcast(draw, device)
-        sent_class: type[B] = batch_class if size == 1 else slice_class(batch_class)
-        if name != sent_class.__name__:
+        expected = {each.__name__: each for each in (batch_class, slice_class(batch_class))}
+        if name not in expected:
             raise ConfigError(
-                f"get_batch: a batch of class {name} arrived where {sent_class.__name__} was "
+                f"get_batch: a batch of class {name} arrived where {batch_class.__name__} was "
                 f"expected; name the same batch_class on all ranks."
             )
-        batch = build(sent_class, values).to(device)
-        return (drawn[0] if drawn else None), batch
+        received = build(expected[name], values).to(device)
+        return (drawn[0] if drawn else None), received
 
     return take_for_stage(vp_stage, data_iterator, get)
+
+
+def _own_part(batch: B) -> B:
+    """Return this rank's part of a batch, all of it without context parallelism."""
+    size = parallel_state.get_context_parallel_world_size()
+    rank = parallel_state.get_context_parallel_rank()
+    if batch.context_size is not None:
+        if size > 1:
+            raise ConfigError(
+                f"get_batch: a batch of a layout was drawn with context_parallel_size={size}; set "
+                f"it to 1, since layouts choose a size for each document."
+            )
+        if (group := context_group(batch)) is not None:
+            size, rank = group.size(), group.rank()
+    if size == 1:
+        return batch
+    return slice_for_context_parallel(batch, size, rank)  # type: ignore[return-value]
 
 
 def _check_class(batch: Any, batch_class: type[PackedBatch], is_exact: bool) -> None:
@@ -197,6 +212,7 @@ def forward_step(
             batch_class=batch_class,
             vp_stage=getattr(unwrap(model), "vp_stage", None),
         )
+    _check_layout(model, batch)
     _count_work(batch, model)
     distillation = distillation_of(batch, distillation)
     replay = replay_experts(model, batch, experts) if experts is not None else _NOTHING
@@ -238,6 +254,26 @@ def _check_state_spaces(model: torch.nn.Module) -> None:
         raise ConfigError(
             "The model has state-space layers (Mamba), which mix the documents of a packed row in "
             "this version of megatron-core; use megatron-core 0.16 or later."
+        )
+
+
+def _check_layout(model: torch.nn.Module, batch: PackedBatch) -> None:
+    """Raise ConfigError for a micro-batch of a layout whose model does not expect one."""
+    if batch.context_size is None:
+        return
+    check_follows(model)
+    stages = parallel_state.get_pipeline_model_parallel_world_size()
+    if stages > 1 and not unwrap(model).config.variable_seq_lengths:
+        raise ConfigError(
+            "TransformerConfig.variable_seq_lengths=False: the micro-batches of a layout differ in "
+            "length, which pipeline stages must tell each other; set it to True."
+        )
+    virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    if stages == 2 and virtual > 1:
+        raise ConfigError(
+            "virtual_pipeline_model_parallel_size: the micro-batches of a layout differ in length, "
+            "and with two pipeline stages, where the stage before and the stage after are one "
+            "rank, Megatron-core mixes up the lengths that they send; use more stages, or none."
         )
 
 

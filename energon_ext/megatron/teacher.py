@@ -19,7 +19,7 @@ from energon_ext.megatron.moe import padding_mask_for, unwrap
 from energon_ext.megatron.packed_params import build_packed_seq_params
 from energon_ext.megatron.replica import KEPT, Ask, ask_replicas
 from energon_ext.megatron.step import get_batch
-from energon_ext.packing.bins import best_fit
+from energon_ext.packing.bins import best_fit_decreasing
 from energon_ext.prepare.columns import UNIT_DOCUMENTS
 from energon_ext.prepare.teacher import NextWords, most_probable, write_teacher
 from energon_ext.tokens.documents import Documents
@@ -87,17 +87,11 @@ class _Asked:
     words: int
 
     def next_words(self, texts: Sequence[np.ndarray], k: int) -> Sequence[NextWords]:
-        ordered = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
-        rows: dict[int, list[int]] = {}
-        bins = best_fit([len(texts[place]) for place in ordered], self.context)
-        for place, number in zip(ordered, bins.tolist()):
-            rows.setdefault(number, []).append(place)
+        rows = best_fit_decreasing([len(text) for text in texts], self.context)
         assemble = BatchAssembler(self.context)
-        batches = [
-            assemble([Row([texts[place] for place in row])], sources=[""]) for row in rows.values()
-        ]
+        batches = [assemble([Row([texts[place] for place in row])], sources=[""]) for row in rows]
         found: list[Any] = [None] * len(texts)
-        for row, (ids, log_probs) in zip(rows.values(), self.ask(batches), strict=True):
+        for row, (ids, log_probs) in zip(rows, self.ask(batches), strict=True):
             ends = np.cumsum([len(texts[place]) for place in row])
             for place, end in zip(row, ends.tolist()):
                 part = slice(end - len(texts[place]), end)

@@ -143,7 +143,7 @@ class Run:
     labels: tuple[str, ...]  # short display names of the sources
     titles: tuple[str, ...]  # names in the metadataset, or keys
     epoch_documents: np.ndarray  # int64 [n], documents per epoch of each source
-    epoch_tokens: np.ndarray  # int64 [n], tokens per epoch; 0 if unknown
+    epochs: np.ndarray  # float64 [n], epochs read; an epoch may have other sizes in each process
     interleaves: np.ndarray  # int64 [n], interleaves above a source; 0 if a blend draws it
     rows_per_step: int
     resumed_after: tuple[int, ...]  # steps after which another process continued
@@ -160,13 +160,6 @@ class Run:
     measured: dict[str, np.ndarray]  # float64 [S] each; reward and evaluations of a policy
     validation: dict[str, np.ndarray]  # float64 [2, evaluations]; steps, and loss or P(z)
     answers: tuple[tuple[int, Answer], ...]  # logged answers of a policy with their steps
-
-    @property
-    def epochs(self) -> np.ndarray:
-        """Epochs of each source, float64 [n]; by documents if tokens per epoch are unknown."""
-        by_documents = self.documents.sum(0) / np.maximum(self.epoch_documents, 1)
-        by_tokens = self.tokens.sum(0) / np.maximum(self.epoch_tokens, 1)
-        return np.where(self.epoch_tokens > 0, by_tokens, by_documents)
 
     def validation_curves(self, what: str) -> dict[str, np.ndarray]:
         """Return one metric of ``validation`` by the key of its source or document."""
@@ -185,7 +178,6 @@ class Run:
             size = f"{len(sources):,} sources in {len(steps):,} steps"
             raise ConfigError(f"{run_dir / FILE_NAME}: {size} found; a report takes {limit}.")
         documents = {key: count for start in starts for key, count in start["documents"].items()}
-        tokens = {key: count for start in starts for key, count in start["epoch_tokens"].items()}
         measured = sorted({name for step in steps for name in step if MEASURED.match(name)})
 
         def of_sources(counts: dict[str, int]) -> np.ndarray:
@@ -197,12 +189,14 @@ class Run:
         def table(field: str, missing: float, dtype: type) -> np.ndarray:
             return np.array([[s[field].get(key, missing) for key in sources] for s in steps], dtype)
 
+        tokens_read = table("tokens", 0, np.int64)
+        documents_read = table("documents", 0, np.int64)
         return cls(
             sources=sources,
             labels=short_labels(sources, last["names"]),
             titles=tuple(last["names"].get(key, key) for key in sources),
             epoch_documents=of_sources(documents),
-            epoch_tokens=of_sources(tokens),
+            epochs=_epochs(starts, sources, tokens_read, documents_read),
             interleaves=of_sources(last["interleaves"]),
             rows_per_step=last["rows_per_step"],
             resumed_after=tuple(s["step"] for s in starts if 0 < s["step"] < len(steps)),
@@ -212,8 +206,8 @@ class Run:
             loss=column("loss"),
             tokens_per_second=column("tokens_per_second"),
             planned_share=table("planned_share", 0.0, np.float64),
-            tokens=table("tokens", 0, np.int64),
-            documents=table("documents", 0, np.int64),
+            tokens=tokens_read,
+            documents=documents_read,
             source_loss=table("loss_by_source", np.nan, np.float64),
             batch_hash=tuple(step["batch_hash"] for step in steps),
             measured={name: column(name) for name in measured},
@@ -263,6 +257,31 @@ def _digests(starts: Sequence[Event], steps: int) -> tuple[str, ...]:
     for start in starts:
         digests[start["step"] :] = [start["data_digest"]] * (steps - start["step"])
     return tuple(digests)
+
+
+def _epochs(
+    starts: Sequence[Event], sources: Sequence[str], tokens: np.ndarray, documents: np.ndarray
+) -> np.ndarray:
+    """Return the epochs of each source; by documents if the tokens of an epoch are unknown.
+
+    What each process read is divided by its own size of an epoch, as a resume may change it.
+
+    Args:
+        tokens, documents: read in each step, [steps, sources].
+    """
+    owners, epochs = np.zeros(len(tokens), int), np.zeros(len(sources))
+    for number, start in enumerate(starts):
+        owners[start["step"] :] = number
+    for number, start in enumerate(starts):
+        of_process = owners == number
+        sizes = [
+            [start[unit].get(key, 0) for key in sources] for unit in ("epoch_tokens", "documents")
+        ]
+        in_tokens, in_documents = np.array(sizes, np.float64)
+        by_documents = documents[of_process].sum(0) / np.maximum(in_documents, 1)
+        by_tokens = tokens[of_process].sum(0) / np.maximum(in_tokens, 1)
+        epochs += np.where(in_tokens > 0, by_tokens, by_documents)
+    return epochs
 
 
 def _validation(evaluated: Mapping[int, Mapping[str, Any]]) -> dict[str, np.ndarray]:

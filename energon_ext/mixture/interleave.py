@@ -63,14 +63,14 @@ class InterleaveSampler:
         self._turns = np.argsort([stable_hash(f"{seed}/{number}") for number in range(len(names))])
         self.credits = np.zeros(len(names))
         self.tokens = 0
-        self._row_tokens = row_tokens
+        self.row_tokens = row_tokens
         self._retained: dict[str, float] = {}
 
     def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
         """Return the member for each row, like ``BlendSampler.pick``; call :meth:`settle` next."""
         credits, shares = self.credits[self._turns], shares[self._turns]
-        if self._row_tokens:
-            return self._turns[_by_deadline(credits / self._row_tokens, shares, len(rows))]
+        if self.row_tokens:
+            return self._turns[_by_deadline(credits / self.row_tokens, shares, len(rows))]
         credits, picked = np.where(shares > 0, credits, -np.inf), np.empty(len(rows), np.int64)
         for index in range(len(rows)):
             credits += shares

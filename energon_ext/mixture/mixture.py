@@ -31,7 +31,7 @@ class Mixture:
     Args:
         tree: its leaves are ``keys``, in any order.
         keys: keys of the sources, sorted; draws are indices into them.
-        seed: selects the random numbers.
+        seed: selects the random numbers, which shares do not need.
         row_tokens: positions per row; 0 if rows differ in length.
 
     Attributes:
@@ -55,7 +55,7 @@ class Mixture:
         tree: Tree,
         keys: Sequence[str],
         *,
-        seed: str,
+        seed: str = "",
         row_tokens: int = 0,
         unit: str = "position",
     ):
@@ -122,6 +122,11 @@ class Mixture:
     def settle(self, tokens: np.ndarray) -> None:
         """Update the credits by the tokens read since the last call, int64 [sources]."""
         self._root.settle(tokens)
+
+    def set_row_tokens(self, row_tokens: int) -> None:
+        """Set the positions per row of the next draws."""
+        for _, sampler in self._interleaves:
+            sampler.row_tokens = row_tokens
 
     def restart_counts(self, row_tokens: float = 1.0) -> None:
         """Count tokens from 0 again; convert credits from rows to tokens at ``row_tokens`` each."""

@@ -26,8 +26,8 @@ from energon_ext.packing.apart import pack_apart
 from energon_ext.packing.best_fit import BestFitPacker
 from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces
-from energon_ext.packing.registry import Registry
 from energon_ext.packing.sequential import SequentialPacker
+from energon_ext.registry import Registry
 
 #: All packers by name. A module of yours may add its own.
 PACKERS = Registry(

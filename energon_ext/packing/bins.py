@@ -73,6 +73,20 @@ def best_fit(
     return np.array(bin_of, np.int64)
 
 
+def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Return the numbers of the items in each bin, with the longest items placed first.
+
+    Example:
+        >>> best_fit_decreasing([2, 6, 2, 6], capacity=8)
+        [[1, 0], [3, 2]]
+    """
+    ordered = sorted(range(len(lengths)), key=lambda item: -lengths[item])
+    bins: dict[int, list[int]] = {}
+    for item, number in zip(ordered, best_fit([lengths[n] for n in ordered], capacity).tolist()):
+        bins.setdefault(number, []).append(item)
+    return list(bins.values())
+
+
 def _bins_of_kinds(kinds: Sequence[int] | None) -> Iterable[set[int] | None]:
     """Return a set for each item, shared by the items of a kind; None for items of no kind."""
     if kinds is None:

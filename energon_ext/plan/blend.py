@@ -124,7 +124,9 @@ class Blend:
         topology, settings = self.topology, dict(self.fingerprint)
         settings.pop(ENCODER, None)
         streams = [] if self.is_planned else [topology.ranks, topology.workers, topology.batch_rows]
-        rows = [topology.rows_per_step, self.clock.row_tokens, self.clock.axis.counted, *streams]
+        clock = self.clock
+        schedule = [] if clock.rows is None else [clock.rows.to_json()]
+        rows = [topology.rows_per_step, clock.row_tokens, clock.axis.counted, *streams, *schedule]
         return digest_of([_PLANNING, settings, rows, tree.to_json(), list(sources.values())])[:16]
 
     @property
@@ -171,7 +173,7 @@ class Blend:
     @functools.cached_property
     def _mixture_of_shares(self) -> Mixture:
         """Evaluates weights for :meth:`shares_at`, apart from the plan, which has its own."""
-        return Mixture(self.tree, self.keys, seed="")
+        return Mixture(self.tree, self.keys)
 
     @functools.cached_property
     def _parts(self) -> tuple[list[str], np.ndarray, np.ndarray]:

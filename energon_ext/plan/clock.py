@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from energon_ext.errors import ConfigError
+from energon_ext.plan.row_schedule import RowSchedule
 from energon_ext.plan.topology import Topology
 from energon_ext.weights import ScheduleAxis
 
@@ -22,14 +23,26 @@ class Clock:
     Attributes:
         axis: the unit of the breakpoints.
         topology: rows per step and per batch.
-        row_tokens: positions per row; 0 if rows differ in length.
+        row_tokens: positions per row, of the longest if they have a schedule; 0 if rows differ in
+            length.
         skip: ranges ``[first, stop)`` of steps of the plan that no optimizer step reads.
+        rows: lengths of rows by schedule; None if they are all ``row_tokens`` long. All steps have
+            as many positions as one of the longest rows, which ``topology`` counts.
     """
 
     axis: ScheduleAxis
     topology: Topology
     row_tokens: int = 0
     skip: tuple[tuple[int, int], ...] = ()
+    rows: RowSchedule | None = None
+
+    def row_tokens_at(self, position: int) -> int:
+        """Return the positions of a row that is drawn at a position of the axis."""
+        return self.row_tokens if self.rows is None else self.rows.at(position)
+
+    def topology_of(self, row_tokens: int) -> Topology:
+        """Return the topology of a step whose rows have this number of positions."""
+        return self.topology.divide_rows(self.row_tokens // row_tokens if self.rows else 1)
 
     def at(self, step: int, row: int, row_lengths: RowLengths = ()) -> int:
         """Return the position after ``step`` steps, or ``row`` rows, of the plan.
@@ -79,3 +92,25 @@ class Clock:
     def is_skipped(self, step: int) -> bool:
         """Return whether a step of the plan is skipped."""
         return any(first <= step < stop for first, stop in self.skip)
+
+
+def add_rows(lengths: RowLengths, begin: int, stop: int, row_tokens: int, usual: int) -> RowLengths:
+    """Return the lengths of earlier rows with those of the rows from ``begin`` to ``stop - 1``.
+
+    Args:
+        usual: positions of rows that no pair covers.
+
+    Example:
+        >>> lengths = add_rows((), 0, 8, row_tokens=16, usual=64)
+        >>> lengths = add_rows(lengths, 8, 16, row_tokens=16, usual=64)
+        >>> add_rows(lengths, 20, 22, row_tokens=32, usual=64)
+        ((16, 16), (20, 64), (22, 32))
+    """
+    if row_tokens == usual:
+        return lengths
+    end, last = lengths[-1] if lengths else (0, row_tokens)
+    if end < begin:
+        lengths = (*lengths, (begin, usual))
+    elif last == row_tokens:
+        lengths = lengths[:-1]
+    return (*lengths, (stop, row_tokens))

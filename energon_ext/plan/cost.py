@@ -15,7 +15,7 @@ import numpy as np
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.keyed import sha256
-from energon_ext.packing.registry import Registry
+from energon_ext.registry import Registry
 
 #: Maps lengths of pieces of documents, int64 [n], to their costs, float64 [n], in any unit.
 Cost = Callable[[np.ndarray], np.ndarray]

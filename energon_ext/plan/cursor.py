@@ -42,6 +42,9 @@ def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
     progress = progress or run.progress
     names = list(run.source_names.values())
     plan = run.plan.to_json(progress.plan, names)
+    if (row_tokens := progress.plan.row_tokens) != run.clock.row_tokens:
+        for source in plan["sources"].values():
+            source["packing"] = _packing_now(run, source["rows"]["kind"], row_tokens)
     plan["sources"] = {**copy.deepcopy(run.retained), **plan["sources"]}
     begun, weights = _begun(plan, progress.done), {}
     for live in run.live_weights:
@@ -62,6 +65,7 @@ def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
         "skipped": [list(each) for each in progress.skipped],
         "inside": dict(run.step_settings) if progress.done else None,
         **({"loss_weights": run.loss_weights_as_json} if run.loss_weights else {}),
+        **({"row_schedule": run.clock.rows.to_json()} if run.clock.rows else {}),
     }
 
 
@@ -149,6 +153,8 @@ def _restore(run: Run, state: Mapping[str, Any]) -> list[SourceChange]:
     saved, plan = state["plan"], run.plan
     row_lengths = _row_lengths(state, run.clock.row_tokens)
     position = run.clock.at(saved["step"], saved["row"], row_lengths)
+    if (row_tokens := run.clock.row_tokens_at(position)) != plan.row_tokens:
+        plan.repack(row_tokens)
     for live in run.live_weights:
         if live.key in state["weights"]:
             live.check_used(state["weights"][live.key], _begun(saved, state["done"]))
@@ -159,7 +165,9 @@ def _restore(run: Run, state: Mapping[str, Any]) -> list[SourceChange]:
     for number, key in enumerate(run.keys):
         if key in matched:
             source = saved["sources"][matched[key]]
-            _restore_rows(plan.rows(number), source["rows"], _packing(source, spec), run.spec)
+            rows = plan.rows(number)
+            current = _packing_now(run, rows.kind, row_tokens)
+            _restore_rows(rows, source["rows"], _packing(source, spec), current)
             plan.documents[number], plan.tokens[number] = source["documents"], source["tokens"]
     plan.step, plan.row, plan.row_lengths = saved["step"], saved["row"], row_lengths
     plan.adopt_rows()
@@ -175,6 +183,12 @@ def _restore(run: Run, state: Mapping[str, Any]) -> list[SourceChange]:
     skipped = tuple((first, stop) for first, stop in state["skipped"])
     run.progress = Progress(plan.save_whole_state(), state["done"], state["read"], skipped)
     return compare_sources([saved["sources"]], run.source_names)
+
+
+def _packing_now(run: Run, kind: str, row_tokens: int) -> Mapping[str, Any]:
+    """Return what packs rows of a kind, and of this length if they have a schedule."""
+    packing = run.spec.packing(kind)
+    return packing if run.clock.rows is None else {**packing, "row_tokens": row_tokens}
 
 
 def _packing(source: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
@@ -208,17 +222,16 @@ def _row_lengths(state: Mapping[str, Any], current: int) -> RowLengths:
     """Return the lengths of earlier rows; the saved length is one if the current one differs."""
     earlier = tuple((row, length) for row, length in state["row_lengths"])
     length, row = state["spec"]["row_tokens"], state["plan"]["row"]
-    if length and row and current not in (0, length):
+    if length and current not in (0, length) and row > (earlier[-1][0] if earlier else 0):
         earlier += ((row, length),)
     return earlier
 
 
 def _restore_rows(
-    rows: Rows, state: Mapping[str, Any], packing: Mapping[str, Any], spec: Spec
+    rows: Rows, state: Mapping[str, Any], packing: Mapping[str, Any], current: Mapping[str, Any]
 ) -> None:
-    """Restore rows to a state, which was packed as ``packing`` says."""
+    """Restore rows to a state that ``packing`` has packed, to continue in those of ``current``."""
     rows.check_state(state)
-    current = spec.packing(rows.kind)
     if not rows.may_be_repacked:
         check_fingerprint(packing, current, rows.key)
     rows.restore_state(state, None if packing == current else packing)
@@ -234,7 +247,7 @@ def _check_settings(run: Run, saved: Mapping[str, Any]) -> None:
         current = run.step_settings
         reason = (
             "The state was saved inside a step, which must be finished with the same weights, "
-            "limits, excluded documents, blocks and packing buffers"
+            "limits, excluded documents, subsets, blocks and packing buffers"
         )
         advice = "to change them, save at the end of a step"
     check_fingerprint(saved, current, advice=f"{reason}; {advice}.")

@@ -19,6 +19,7 @@ from energon_ext.plan.blend import Blend
 from energon_ext.plan.forecast import (
     Forecast,
     check_not_empty,
+    epochs_counted,
     forecast_of,
     position_of,
     start_of,
@@ -30,23 +31,36 @@ from energon_ext.plan.source import PlannedSource, Source
 _FIRST_ROWS, _SAMPLED_ROWS = 256, 256
 
 
-def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None) -> Forecast:
+#: Mean tokens and documents in a row of each source.
+RowContents = list[tuple[float, float]]
+
+
+def estimate(
+    blend: Blend,
+    steps: int,
+    tokens_per_document: float | None = None,
+    contents: RowContents | None = None,
+) -> Forecast:
     """Estimate by summing the shares of the sources, from the current position of the dataset.
 
     ``spread`` measures how far random draws of a blend may deviate from the shares.
 
     Args:
         tokens_per_document: mean for streamed sources, whose lengths are unknown.
+        contents: those of its sources if they are known already, see :func:`row_contents`.
 
     Raises:
         ConfigError: a source is streamed and ``tokens_per_document`` is missing, or no row is left.
     """
     sources = list(blend.sources.values())
     row_tokens = blend.clock.row_tokens
-    contents = [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
-    tokens_per_row, documents_per_row = np.array(contents).T
-    limits = np.array([(each.max_epochs or np.inf) * max(each.documents, 1) for each in sources])
-    documents_left = np.maximum(limits - start_of(blend).documents, 0)
+    found = row_contents(blend, tokens_per_document) if contents is None else contents
+    tokens_per_row, documents_per_row = np.array(found).T
+    epoch_documents = np.array([max(each.documents, 1) for each in sources])
+    limits = np.array([each.max_epochs or np.inf for each in sources])
+    before = epochs_counted(blend)
+    read = np.where(np.isnan(before), start_of(blend).documents, before * epoch_documents)
+    documents_left = np.maximum(limits * epoch_documents - read, 0)
     reading = _Reading(blend, documents_left / documents_per_row, tokens_per_row)
     rows, edges = [], [start_of(blend).step]
     for begin, end in itertools.pairwise(window_edges(blend, steps)):
@@ -58,6 +72,7 @@ def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None)
             break
     check_not_empty(edges)
     by_window = np.array(rows)
+    documents = by_window * documents_per_row
     total = by_window.sum()
     is_random = any(node.rule == BLEND for node in blend.tree.nodes())
     # An interleave stays within about a row of its share.
@@ -66,11 +81,12 @@ def estimate(blend: Blend, steps: int, tokens_per_document: float | None = None)
         blend,
         edges,
         tokens=by_window * tokens_per_row,
-        documents=by_window * documents_per_row,
+        documents=documents,
         exhausted=reading.exhausted,
         positions=round(total * row_tokens),
         is_exact=False,
         spread=2 * deviation / total,
+        counted=before + np.vstack([0 * before, documents.cumsum(0) / epoch_documents]),
     )
 
 
@@ -88,7 +104,7 @@ class _Reading:
 
     def __init__(self, blend: Blend, left: np.ndarray, tokens_per_row: np.ndarray):
         self._blend, self._left, self._tokens_per_row = blend, left, tokens_per_row
-        self._mixture = Mixture(blend.tree, blend.keys, seed="")
+        self._mixture = Mixture(blend.tree, blend.keys)
         self._mixture.ended |= left == 0
         first = start_of(blend).step
         self.exhausted = {key: first for key, rows in zip(blend.keys, left) if rows == 0}
@@ -100,7 +116,9 @@ class _Reading:
         It stops before ``end``, perhaps inside a step, if all sources have ended.
         """
         position = position_of(self._blend, (begin + end) // 2)
-        rows_per_step = self._blend.topology.rows_per_step
+        clock, rows_per_step = self._blend.clock, self._blend.topology.rows_per_step
+        # Rows that are half as long are drawn twice as often.
+        draws = clock.row_tokens // clock.rows.at(position) if clock.rows else 1
         missing, drawn = float(end - begin), np.zeros(len(self._left))
         while missing > 0:
             share = self._mixture.row_shares(position, self._tokens_per_row)
@@ -112,7 +130,7 @@ class _Reading:
             part = min(missing, float(lasts.min()))
             drawn += part * rate
             self._left -= part * rate
-            self.variance += part * rows_per_step * share * (1 - share)
+            self.variance += part * rows_per_step / draws * share * (1 - share)
             missing -= part
             if part == lasts.min():
                 number = int(lasts.argmin())
@@ -121,10 +139,16 @@ class _Reading:
         return drawn, end - missing
 
 
+def row_contents(blend: Blend, tokens_per_document: float | None = None) -> RowContents:
+    """Return the mean tokens and documents per row of each source; planned ones are sampled."""
+    row_tokens = blend.clock.row_tokens
+    sources = blend.sources.values()
+    return [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
+
+
 def _row_contents(
     source: Source, row_tokens: int, tokens_per_document: float | None
 ) -> tuple[float, float]:
-    """Return the mean tokens and documents per row; planned sources are sampled."""
     if not isinstance(source, PlannedSource):
         if tokens_per_document is None or not tokens_per_document >= 1:
             raise ConfigError(

@@ -22,6 +22,7 @@ from energon_ext.plan.blend import Blend
 from energon_ext.plan.cursor import fork_at
 from energon_ext.plan.plan import PlanState
 from energon_ext.plan.run import Run
+from energon_ext.plan.source import PlannedSource
 
 #: Number of parts of a run that are reported separately.
 WINDOWS = 240
@@ -46,6 +47,8 @@ class Forecast:
         positions: positions of all rows, including padding.
         is_exact: whether the plan was drawn.
         spread: two standard deviations of the share of each source in all rows; 0 if exact.
+        counted: epochs of each source before ``first`` and at the end of each window, NaN if all
+            its epochs are of the same size; float64 [windows + 1, sources].
     """
 
     keys: tuple[str, ...]
@@ -63,6 +66,7 @@ class Forecast:
     positions: int
     is_exact: bool
     spread: np.ndarray
+    counted: np.ndarray
 
     @property
     def steps(self) -> int:
@@ -76,17 +80,20 @@ class Forecast:
         Counted in tokens, which include documents read in part; in documents if tokens are unknown.
         """
         tokens, documents = self.before
-        return self._epochs(tokens + self.tokens.cumsum(0), documents + self.documents.cumsum(0))
+        tokens, documents = tokens + self.tokens.cumsum(0), documents + self.documents.cumsum(0)
+        return self._epochs(tokens, documents, self.counted[1:])
 
     @property
     def epochs_before(self) -> np.ndarray:
         """Epochs of each source before the first step, float64 [sources]."""
-        return self._epochs(*self.before)
+        tokens, documents = self.before
+        return self._epochs(tokens, documents, self.counted[0])
 
-    def _epochs(self, tokens: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    def _epochs(self, tokens: np.ndarray, documents: np.ndarray, counted: np.ndarray) -> np.ndarray:
         by_documents = documents / np.maximum(self.epoch_documents, 1)
         by_tokens = tokens / np.maximum(self.epoch_tokens, 1)
-        return np.where(np.isnan(self.epoch_tokens), by_documents, by_tokens)
+        read = np.where(np.isnan(self.epoch_tokens), by_documents, by_tokens)
+        return np.where(np.isnan(counted), read, counted)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -114,7 +121,7 @@ def forecast_of(
     blend: Blend, edges: Sequence[int], exhausted: dict[str, int], **figures: Any
 ) -> Forecast:
     """Build a forecast from the edges and the figures of its windows."""
-    mixture, shares = Mixture(blend.tree, blend.keys, seed=""), []
+    mixture, shares = Mixture(blend.tree, blend.keys), []
     ended_at = np.array([exhausted.get(key, math.inf) for key in blend.keys])
     for step in edges[:-1]:
         mixture.ended[:] = ended_at <= step
@@ -146,7 +153,28 @@ def start_of(blend: Blend) -> PlanState:
     if isinstance(blend, Run):
         return blend.progress.plan
     nothing = np.zeros(len(blend.keys), np.int64)
-    return PlanState(0, 0, (), nothing, nothing, nothing, (), nothing, {})
+    return PlanState(0, 0, (), 0, nothing, nothing, nothing, (), nothing, {})
+
+
+def epochs_counted(blend: Blend) -> np.ndarray:
+    """Return the epochs that the orders of the sources have counted; NaN if that needs no order."""
+    if not isinstance(blend, Run):
+        return np.full(len(blend.keys), np.nan)
+    return np.array([rows.epochs_read for rows in blend.rows], np.float64)
+
+
+def epochs_at(forecast: Forecast, blend: Blend, tokens: int) -> np.ndarray:
+    """Return how often each source would be read in a run of this many tokens, float64 [sources].
+
+    The run has the shares of the forecast, reads all documents of its sources, and has no limits.
+    NaN for a source whose documents are not read whole, or are not known.
+    """
+    whole = [
+        source.first_rows.source_tokens if isinstance(source, PlannedSource) else None
+        for source in blend.sources.values()
+    ]
+    scale = tokens / max(forecast.positions, 1)
+    return forecast.tokens.sum(0) * scale / np.array(whole, np.float64)
 
 
 def position_of(blend: Blend, step: int) -> int:
@@ -173,6 +201,7 @@ def forecast(
     drawn, plan, first = blend.draw_steps(), blend.plan, start_of(blend).step
     planned_edges = window_edges(blend, steps)
     edges, counts, done = [first], [(plan.tokens.copy(), plan.documents.copy())], first
+    counted = [epochs_counted(blend)]
     lasts = np.full(len(blend.keys), first)  # the step after the last one with tokens of a source
     before = plan.tokens.copy()
     for done, _ in enumerate(progress(itertools.islice(drawn, steps)), first + 1):
@@ -181,9 +210,11 @@ def forecast(
         if done == planned_edges[len(edges)]:
             edges.append(done)
             counts.append((plan.tokens.copy(), plan.documents.copy()))
+            counted.append(epochs_counted(blend))
     if done > edges[-1]:  # all sources ended inside a window
         edges.append(done)
         counts.append((plan.tokens, plan.documents))
+        counted.append(epochs_counted(blend))
     check_not_empty(edges)
     read = np.diff(np.array(counts, np.float64), axis=0)
     return forecast_of(
@@ -199,6 +230,7 @@ def forecast(
         positions=(done - first) * blend.topology.rows_per_step * blend.clock.row_tokens,
         is_exact=True,
         spread=np.zeros(len(blend.keys)),
+        counted=np.array(counted),
     )
 
 
@@ -206,7 +238,9 @@ def late_breakpoints(blend: Blend, end_step: int) -> list[int]:
     """Return the breakpoints that a run of ``end_step`` steps does not reach."""
     end = position_of(blend, end_step)
     weights = (weight for node in blend.tree.nodes() for weight in node.weights)
-    return sorted({point for weight in weights for point in weight.unreached(end)})
+    late = {point for weight in weights for point in weight.unreached(end)}
+    rows = blend.clock.rows
+    return sorted(late if rows is None else late.union(rows.unreached(end)))
 
 
 def window_edges(blend: Blend, steps: int) -> list[int]:
@@ -217,7 +251,8 @@ def window_edges(blend: Blend, steps: int) -> list[int]:
 
 def _breakpoint_steps(blend: Blend, steps: int) -> set[int]:
     """Return the first step at or after each breakpoint, of those within the next ``steps``."""
-    points, first = blend.tree.breakpoints(), start_of(blend).step
+    rows, first = blend.clock.rows, start_of(blend).step
+    points = {*blend.tree.breakpoints(), *(() if rows is None else rows.breakpoints)}
     all_steps, position = range(first, first + steps), functools.partial(position_of, blend)
     reached = {first + bisect_left(all_steps, point, key=position) for point in points}
     return reached - {first, first + steps}

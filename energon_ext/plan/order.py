@@ -12,6 +12,7 @@ import numpy as np
 from energon_ext.arguments import check_integer
 from energon_ext.keyed import KeyedPermutation, keyed_draws, stable_hash
 from energon_ext.plan.arrangement import Arrangement, digest_of_numbers, mix_in_buckets
+from energon_ext.plan.budget import nested_subset
 from energon_ext.state.match import check_fingerprint
 
 #: Size of an endless sequence.
@@ -37,7 +38,7 @@ class EpochOrder:
     ``block * mixed`` should not be much larger than the number taken at once.
 
     Args:
-        size: documents in an epoch.
+        size: documents of the source.
         key: names the order; different keys give different orders.
         epochs: maximum number of passes after the ``first`` ones, None for no limit.
         shuffled: False reads in order.
@@ -45,15 +46,19 @@ class EpochOrder:
         mixed: blocks whose documents are shuffled together; no effect if ``block`` is 1.
         arrangement: an order that is not random; None for a random one.
         rank: returns the numbers of all documents as an arrangement sorts them, [size].
+        subset: documents of an epoch, a nested subset of them all, see
+            :mod:`~energon_ext.plan.budget`; None for all.
 
     Attributes:
         epoch, position: finished epochs, and documents taken from the current one. Together with
-            ``blocks`` and ``arranged``, nothing else needs to be saved. ``epochs`` may change after
-            a restore.
+            ``blocks``, ``arranged`` and ``chosen``, nothing else needs to be saved. ``epochs`` may
+            change after a restore.
         first: passes that do not count towards ``epochs``; see :meth:`begin_again`.
         blocks: ``(block, mixed)`` of the current epoch. After a restore it may differ from the
             arguments, which then apply from the next epoch on.
         arranged: the arrangement of the current epoch, likewise.
+        chosen: the ``subset`` of the current epoch, likewise; ``size`` for all documents after an
+            epoch with a subset.
 
     Raises:
         ConfigError: ``block`` or ``mixed`` is less than 1.
@@ -79,29 +84,60 @@ class EpochOrder:
     mixed: int = 256
     arrangement: Arrangement | None = None
     rank: Callable[[Arrangement], np.ndarray] | None = None
+    subset: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("block", self.block, 1)
         check_integer("mixed", self.mixed, 1)
-        self._permutation: tuple[tuple[int, int], KeyedPermutation] | None = None
-        self._ranked: dict[Arrangement, np.ndarray] = {}
+        self._permutation: tuple[tuple[int, ...], KeyedPermutation] | None = None
+        self._ranked: dict[tuple[Arrangement, int | None], np.ndarray] = {}
+        self._subsets: dict[int, np.ndarray] = {}
+        self.restart()
         if self.shuffled and self.arrangement is not None and self.arrangement.by is not None:
             self._numbers_by(self.arrangement)  # a missing column ends the start, not a step
-        self.restart()
 
     def restart(self) -> None:
         """Start again with the first epoch."""
         self.first = 0
+        self.chosen: int | None = None
         self._begin(0)
 
     def begin_again(self) -> None:
         """Allow another ``epochs`` passes after the current one, which has been read."""
-        self._begin(self.epoch + (self.position >= self.size))
+        self._begin(self.epoch + (self.position >= self.epoch_size))
         self.first = self.epoch
 
     def _begin(self, epoch: int) -> None:
         self.epoch, self.position, self.blocks = epoch, 0, (self.block, self.mixed)
         self.arranged = self.arrangement
+        # Once there was a subset, the state says the size of every epoch: others had other sizes.
+        self.chosen = self.size if self.subset is None and self.chosen else self.subset
+
+    @property
+    def documents(self) -> int:
+        """Documents of an epoch that begins now."""
+        return self.size if self.subset is None else self.subset
+
+    def stored(self, first: int, stop: int) -> np.ndarray:
+        """Return the documents ``first`` to ``stop - 1`` of such an epoch, as stored."""
+        return self.among(self.subset, first, stop)
+
+    def among(self, subset: int | None, first: int, stop: int) -> np.ndarray:
+        """Return the documents ``first`` to ``stop - 1`` of a subset, as stored."""
+        return self._among(subset, np.arange(first, stop))
+
+    @property
+    def epoch_size(self) -> int:
+        """Documents of the current epoch."""
+        return self.size if self.chosen is None else self.chosen
+
+    def _among(self, subset: int | None, places: np.ndarray) -> np.ndarray:
+        """Return the documents at places of a subset, which is sorted once."""
+        if subset in (None, self.size):
+            return places
+        if subset not in self._subsets:
+            self._subsets[subset] = nested_subset(self.size, subset)
+        return self._subsets[subset][places].astype(np.int64)
 
     @property
     def _end(self) -> float:
@@ -116,7 +152,7 @@ class EpochOrder:
     @property
     def ended(self) -> bool:
         """True if no document is left."""
-        is_epoch_read = self.position >= self.size
+        is_epoch_read = self.position >= self.epoch_size
         return self.epoch + is_epoch_read >= self._end
 
     def peek(self, count: int) -> np.ndarray:
@@ -124,7 +160,7 @@ class EpochOrder:
 
         If the current epoch has been read, the next one begins.
         """
-        if self.position >= self.size and self.epoch < self._end:
+        if self.position >= self.epoch_size and self.epoch < self._end:
             self._begin(self.epoch + 1)
         return np.zeros(0, np.int64) if self.ended else self._next(count)
 
@@ -135,14 +171,15 @@ class EpochOrder:
         return taken
 
     def _next(self, count: int) -> np.ndarray:
-        stop = min(self.position + count, self.size)
+        stop = min(self.position + count, self.epoch_size)
+        places = np.arange(self.position, stop)
         if not self.shuffled:
-            return np.arange(self.position, stop)
+            return self._among(self.chosen, places)
         if self.arranged is not None:
-            return self._arrange(np.arange(self.position, stop), self.arranged)
+            return self._arrange(places, self.arranged)
         if self.blocks[0] == 1:
-            return self._permute(np.arange(self.position, stop))
-        return self._in_blocks(self._mixed_places(stop))
+            return self._among(self.chosen, self._permute(places))
+        return self._among(self.chosen, self._in_blocks(self._mixed_places(stop)))
 
     def saved_arrangement(self) -> Any:
         """Return the arrangement of the current epoch as a state contains it, None for random."""
@@ -166,32 +203,38 @@ class EpochOrder:
 
     def _arrange(self, places: np.ndarray, arranged: Arrangement) -> np.ndarray:
         if arranged.by is None:
-            return places
+            return self._among(self.chosen, places)
         if arranged.buckets is not None:
             key = f"{self.key}/{self.epoch}"
-            places = mix_in_buckets(places, self.size, arranged.buckets, key)
+            places = mix_in_buckets(places, self.epoch_size, arranged.buckets, key)
         return self._numbers_by(arranged)[places].astype(np.int64)
 
     def _numbers_by(self, arranged: Arrangement) -> np.ndarray:
-        """Return all documents in the order of an arrangement, sorted once."""
-        if arranged not in self._ranked:
+        """Return the documents of an epoch in the order of an arrangement, sorted once."""
+        if (name := (arranged, self.chosen)) not in self._ranked:
             assert self.rank is not None, "what sorts is given with an arrangement"
-            self._ranked[arranged] = self.rank(arranged)
-        return self._ranked[arranged]
+            ranked = self.rank(arranged)
+            if self.chosen is not None:
+                is_chosen = np.zeros(self.size, bool)
+                is_chosen[self._among(self.chosen, np.arange(self.chosen))] = True
+                ranked = ranked[is_chosen[ranked]]
+            self._ranked[name] = ranked
+        return self._ranked[name]
 
     def _permute(self, numbers: np.ndarray) -> np.ndarray:
         """Permute documents, or blocks of full length, by the order of the current epoch."""
         block = self.blocks[0]
-        if self._permutation is None or self._permutation[0] != (self.epoch, block):
-            permutation = KeyedPermutation(self.size // block, f"{self.key}/{self.epoch}")
-            self._permutation = (self.epoch, block), permutation
+        blocks = self.epoch_size // block
+        if self._permutation is None or self._permutation[0] != (self.epoch, block, blocks):
+            permutation = KeyedPermutation(blocks, f"{self.key}/{self.epoch}")
+            self._permutation = (self.epoch, block, blocks), permutation
         return self._permutation[1](numbers)
 
     def _mixed_places(self, stop: int) -> np.ndarray:
         """Return the places from the current one to ``stop``, shuffled within each group."""
         group = math.prod(self.blocks)
         first = self.position // group * group
-        places = np.arange(first, min(-(-stop // group) * group, self.size))
+        places = np.arange(first, min(-(-stop // group) * group, self.epoch_size))
         drawn = keyed_draws(places, _DRAW_BOUND, f"{self.key}/{self.epoch}/mixed")
         places = places[np.lexsort((drawn, places // group))]
         return places[self.position - first : stop - first]
@@ -200,8 +243,10 @@ class EpochOrder:
         """Return the documents at the given places of the shuffled blocks."""
         numbers = places.copy()
         size = self.blocks[0]
-        in_full_block = places < self.size // size * size
+        in_full_block = places < self.epoch_size // size * size
         blocks, inside = np.divmod(places[in_full_block], size)
         if len(blocks):
             numbers[in_full_block] = self._permute(blocks) * size + inside
-        return (numbers + stable_hash(f"{self.key}/{self.epoch}/rotated") % self.size) % self.size
+        return (
+            numbers + stable_hash(f"{self.key}/{self.epoch}/rotated") % self.epoch_size
+        ) % self.epoch_size

@@ -104,10 +104,12 @@ def _settings_of(blend: Blend) -> dict[str, Any]:
         "data-parallel ranks": topology.ranks,
         "schedule_axis": clock.axis.counted,
         "skip": [list(each) for each in clock.skip],
+        **({"row_tokens": clock.rows.to_json()} if clock.rows else {}),
     }
     if isinstance(blend, Run):
         options = blend.options
         settings["cost"] = blend.step_settings["cost"]
+        settings["contexts"] = blend.step_settings.get("contexts")
         settings["virtual_epoch_length"] = options.pass_batches
         settings["repeat"] = [options.repeats, options.restarts, blend.spec.pads]
     else:

@@ -27,6 +27,7 @@ class PackWindow(Window):
         blocks: of the order in this epoch, see :class:`~energon_ext.plan.order.EpochOrder`; None
             for those that it is given.
         arranged: the order of this epoch as JSON values, None for a random one.
+        chosen: documents of this epoch, if it or an earlier one has a nested subset.
         documents, starts: documents and starts of the carried-over pieces, int64 [n].
         stops: stops of the carried-over pieces; None if the packer can compute them.
         visits: visits of the carried-over pieces, int64 [n].
@@ -41,6 +42,7 @@ class PackWindow(Window):
     position: int
     blocks: tuple[int, int] | None = None
     arranged: Any = None
+    chosen: int | None = None
     documents: np.ndarray = field(default_factory=lambda: _NOTHING)
     starts: np.ndarray = field(default_factory=lambda: _NOTHING)
     stops: np.ndarray | None = None
@@ -72,6 +74,7 @@ class PackWindow(Window):
             **super().to_json(),
             **({"blocks": blocks} if blocks[0] > 1 else {}),
             **({} if self.arranged is None else {"order": copy.copy(self.arranged)}),
+            **({} if self.chosen is None else {"subset": self.chosen}),
             "epoch": self.epoch,
             "position": self.position,
             "carried": {
@@ -98,6 +101,7 @@ class PackWindow(Window):
             position=state["position"],
             blocks=None if blocks is None else tuple(blocks),
             arranged=state.get("order"),
+            chosen=state.get("subset"),
             documents=np.array(state["carried"]["documents"], np.int64),
             starts=np.array(state["carried"]["starts"], np.int64),
             stops=None if stops is None else np.array(stops, np.int64),

@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -30,12 +31,15 @@ from energon_ext.tokens.documents import Lengths
 #: Builds a packer from ``(its JSON, positions of a row, the current packer)``.
 LoadPacker = Callable[[Mapping[str, Any], int, Packer], Packer]
 
-#: ``(documents, starts, stops, visits, ended, tokens)`` of a row: its pieces, how many documents
-#: end in it, and the number of its tokens.
+#: ``(documents, starts, stops, visits, ended, tokens)`` of a row: its pieces, how many
+#: documents end in it, and the number of its tokens.
 Description = tuple[list[int], list[int], list[int], list[int], int, int]
 
 #: Documents in the first pack plan of a run.
 _FIRST_DOCS = 64
+
+#: Documents of a subset whose lengths are summed at once.
+_SUMMED_DOCS = 1 << 20
 
 #: If documents are long, a pack plan takes at most this many rows of tokens.
 MAX_ROWS = 4096
@@ -61,9 +65,9 @@ class PackedRows(Rows):
 
     State: a :class:`PackWindow`, with three integers per carried-over piece. ``buffer_docs``,
     ``excluded`` and the epochs of ``order`` may change between two steps; the current pack plan is
-    then finished as it was begun. So may the blocks and arrangement of ``order``; the epoch is then
-    finished in its own. The packer may change, too: the rest of the current plan is then packed
-    again, before any further documents.
+    then finished as it was begun. So may the blocks, arrangement and subset of ``order``; the epoch
+    is then finished in its own. The packer may change, too: the rest of the current plan is then
+    packed again, before any further documents.
     """
 
     window: PackWindow
@@ -90,6 +94,8 @@ class PackedRows(Rows):
         self.may_be_repacked = load_packer is not None
         self._order = order
         self._first = first
+        if order.subset is not None:
+            self.subset = order.subset, order.size
         self._buffer_docs = buffer_docs
         self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
         if self.excluded.max(initial=-1) >= len(lengths):
@@ -98,13 +104,15 @@ class PackedRows(Rows):
                 f"{len(lengths):,}, counted from 0."
             )
         self._check_tokens()
+        self._tokens_by_subset: dict[int, int] = {}
+        self._summed = (0, 0, 0)  # epoch, its documents that were summed, their tokens
         self.window, self._plan, self.next_row = PackWindow(epoch=0, position=0), PackPlan.none(), 0
 
     def _check_tokens(self) -> None:
         """Raise ConfigError if all documents are empty or excluded: there would never be a row."""
-        stop = self._first + self._order.size
-        for begin in range(self._first, stop, 64):
-            numbers = np.arange(begin, min(begin + 64, stop))
+        stop = self._order.documents
+        for begin in range(0, stop, 64):
+            numbers = self._order.stored(begin, min(begin + 64, stop)) + self._first
             if self.lengths.lengths(numbers)[~_among(numbers, self.excluded)].any():
                 return
         reason = "empty or excluded" if len(self.excluded) else "empty"
@@ -118,6 +126,7 @@ class PackedRows(Rows):
             "exclude": self.excluded.tolist(),
             **({"block_docs": self._order.block} if has_blocks else {}),
             **({"order": order.to_json()} if (order := self._order.arrangement) else {}),
+            **({} if self._order.subset is None else {"subset": self._order.subset}),
             **self.lengths.options(),
         }
 
@@ -134,21 +143,93 @@ class PackedRows(Rows):
             other.restore_state(self.state_at(window, next_row))
         return other
 
+    def with_length(self, row_tokens: int) -> PackedRows:
+        other = copy.copy(self)
+        other._packer = dataclasses.replace(self._packer, seq_len=row_tokens)
+        return other
+
+    def repack(self, row_tokens: int) -> None:
+        former, self._packer = self._packer, self.with_length(row_tokens)._packer
+        self._repack(former)
+
     @property
-    def _epoch(self) -> tuple[int, int, np.ndarray]:
-        """The first document of an epoch, the one after the last, and those left out."""
+    def subset_change(self) -> tuple[int, int] | None:
+        """Documents of the current epoch, if it has begun, and of the next one; None if as many."""
+        now, then = self._order.epoch_size, self._order.documents
+        return None if now == then else (now, then)
+
+    @property
+    def epochs_read(self) -> float | None:
+        """Epochs taken so far, if they may differ in size; the order counts them, then."""
+        order, plan = self._order, self._plan
+        if order.subset is None and order.chosen is None:
+            return None
+        in_rows = plan.totals[0, -1] - plan.totals[0, self.next_row]
+        in_pieces = (plan.carried.stops - plan.carried.starts).sum()
+        read = self._tokens_taken() - int(in_rows + in_pieces)
+        return max(0.0, order.epoch + read / max(1, self._tokens_of(order.epoch_size)))
+
+    def _tokens_taken(self) -> int:
+        """Return the tokens of the documents that were taken in this epoch; each summed once."""
+        order = copy.copy(self._order)
+        epoch, position, tokens = self._summed
+        if epoch != order.epoch or position > order.position:
+            position = tokens = 0
+        stop, order.position = order.position, position
+        while order.position < stop:
+            numbers = order.take(min(_SUMMED_DOCS, stop - order.position)) + self._first
+            tokens += self._sum_tokens(numbers)
+        self._summed = order.epoch, stop, tokens
+        return tokens
+
+    def _sum_tokens(self, numbers: np.ndarray) -> int:
+        """Return the tokens of documents, without those that are excluded."""
+        return int(self.lengths.lengths(numbers[~_among(numbers, self.excluded)]).sum())
+
+    @functools.cached_property
+    def _left_out(self) -> np.ndarray:
+        """The excluded documents among those of an epoch."""
+        excluded = self._excluded_of_source
+        if self._order.subset is None or not len(excluded):
+            return excluded
+        chosen = self._order.stored(0, self._order.documents) + self._first
+        return excluded[np.isin(excluded, chosen)]
+
+    @property
+    def _excluded_of_source(self) -> np.ndarray:
         first, stop = self._first, self._first + self._order.size
-        return first, stop, self.excluded[(first <= self.excluded) & (self.excluded < stop)]
+        return self.excluded[(first <= self.excluded) & (self.excluded < stop)]
+
+    @property
+    def _documents(self) -> int:
+        """Documents that are read in an epoch."""
+        return self._order.documents - len(self._left_out)
 
     @property
     def epoch_tokens(self) -> int:
-        return self._epoch_tokens
+        return self._tokens_of(self._order.documents)
 
-    @functools.cached_property
-    def _epoch_tokens(self) -> int:
-        """Tokens in one epoch; only excluded documents are looked up, and only once."""
-        first, stop, excluded = self._epoch
-        return self.lengths.tokens_in(first, stop) - int(self.lengths.lengths(excluded).sum())
+    @property
+    def source_tokens(self) -> int:
+        return self._tokens_of(self._order.size)
+
+    def _tokens_of(self, subset: int) -> int:
+        """Return the tokens of the first documents of the subset's order, summed only once.
+
+        Of all of them, only those that are excluded are looked up.
+        """
+        if subset in self._tokens_by_subset:
+            return self._tokens_by_subset[subset]
+        if subset == self._order.size:
+            first, stop = self._first, self._first + self._order.size
+            left_out = self.lengths.lengths(self._excluded_of_source)
+            tokens = self.lengths.tokens_in(first, stop) - int(left_out.sum())
+        else:
+            bounds = [*range(0, subset, _SUMMED_DOCS), subset]
+            chunks = (self._order.among(subset, *each) for each in itertools.pairwise(bounds))
+            tokens = sum(self._sum_tokens(chunk + self._first) for chunk in chunks)
+        self._tokens_by_subset[subset] = tokens
+        return tokens
 
     @property
     def fullest(self) -> float:
@@ -157,16 +238,14 @@ class PackedRows(Rows):
         :class:`~energon_ext.packing.BestFitPacker` puts no document into a row twice, so a source
         with less than a row of tokens has short rows however often it is read.
         """
-        first, stop, excluded = self._epoch
-        is_short = stop - first - len(excluded) < self._packer.seq_len  # tokens, if one each
+        is_short = self._documents < self._packer.seq_len  # tokens, if one each
         if self._order.epochs == 1 or not is_short or not isinstance(self._packer, BestFitPacker):
             return 1.0
         return min(1.0, self.epoch_tokens / self._packer.seq_len)
 
     @property
     def tokens_per_document(self) -> float:
-        first, stop, excluded = self._epoch
-        return self.epoch_tokens / (stop - first - len(excluded))
+        return self.epoch_tokens / self._documents
 
     @property
     def is_finite(self) -> bool:
@@ -178,7 +257,7 @@ class PackedRows(Rows):
         return is_plan_taken and not len(self._plan.carried) and self._order.ended
 
     def take(self, count: int) -> TakenPackedRows:
-        taken = TakenPackedRows(self.lengths)
+        taken = TakenPackedRows(self.lengths, self._packer.seq_len)
         while count and not self.ended:
             if self.next_row == len(self._plan):
                 self._pack_next()
@@ -213,6 +292,7 @@ class PackedRows(Rows):
             position=position,
             blocks=self._order.blocks,
             arranged=self._order.saved_arrangement(),
+            chosen=self._order.chosen,
             documents=carried.documents,
             starts=carried.starts,
             stops=self._saved_stops(carried),
@@ -234,7 +314,7 @@ class PackedRows(Rows):
         documents that are read much later. They double up to the size of a buffer.
         """
         kept = len(set(carried.documents.tolist()))
-        taken = self._order.epoch * self._order.size + self._order.position
+        taken = self._order.epoch * self._order.epoch_size + self._order.position
         return max(1, min(self._buffer_docs - kept, max(_FIRST_DOCS, taken)))
 
     def _request_next(self) -> None:
@@ -276,6 +356,7 @@ class PackedRows(Rows):
         self._order.first = window.pass_start
         if window.position or window.taken:  # of an epoch that has begun
             self._order.blocks = window.blocks or self._order.blocks
+            self._order.chosen = self._chosen_of(window)
             self._order.restore_arrangement(arrangement_from_state(window.arranged))
         if window.taken is None:  # saved before the first plan, or the first one after a repacking
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
@@ -301,6 +382,16 @@ class PackedRows(Rows):
         if packer != self._packer:
             self._repack(packer)
 
+    def _chosen_of(self, window: PackWindow) -> int | None:
+        """Return the size of the subset of an epoch that has begun."""
+        size = self._order.size
+        if window.chosen is not None and not 1 <= window.chosen <= size:
+            raise StateFormatError(
+                f"{self.key}: a subset of {window.chosen:,} documents found; the source has "
+                f"{size:,}, so the state is damaged."
+            )
+        return window.chosen
+
     def _repack(self, former: Packer) -> None:
         """Turn all pieces left in the current plan into carried-over pieces of the next one."""
         plan, window = self._plan, self.window
@@ -323,6 +414,7 @@ class PackedRows(Rows):
             position=self._order.position,
             blocks=self._order.blocks,
             arranged=self._order.saved_arrangement(),
+            chosen=self._order.chosen,
             documents=rest.documents,
             starts=rest.starts,
             stops=self._saved_stops(rest),
@@ -341,8 +433,8 @@ def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:
 class TakenPackedRows(TakenRows):
     """Packed rows, not yet read."""
 
-    def __init__(self, lengths: Lengths) -> None:
-        self._lengths = lengths
+    def __init__(self, lengths: Lengths, row_tokens: int) -> None:
+        self._lengths, self._row_tokens = lengths, row_tokens
         self._rows: list[tuple[PackPlan, int]] = []  # pack plan, row in the plan
         self.num_tokens = self.num_documents = 0
 
@@ -374,6 +466,29 @@ class TakenPackedRows(TakenRows):
         documents, starts, stops, visits = (column[part].tolist() for column in columns)
         ended, tokens = int(plan.documents[row]), int(plan.tokens[row])
         return documents, starts, stops, visits, ended, tokens
+
+    def description_of_pieces(self, places: Sequence[tuple[int, int]]) -> Description:
+        documents, starts, stops, visits = [], [], [], []
+        ended = 0
+        for number, piece in places:
+            plan, row = self._rows[number]
+            pieces, index = plan.pieces, plan.extent(row).start + piece
+            documents.append(int(pieces.documents[index]))
+            starts.append(int(pieces.starts[index]))
+            stops.append(int(pieces.stops[index]))
+            visits.append(int(pieces.visits[index]))
+            ended += self._ends(number, piece)
+        tokens = sum(stops) - sum(starts)
+        return documents, starts, stops, visits, ended, tokens
+
+    def _ends(self, number: int, piece: int) -> bool:
+        """Return whether a document ends with a piece of a row, as the pack plan counts it."""
+        plan, row = self._rows[number]
+        part = plan.extent(row)
+        is_last = plan.pieces.stops[part] == plan.pieces.lengths[part]
+        if piece or is_last.sum() == plan.documents[row]:
+            return bool(is_last[piece])
+        return False  # a window of a stream begins with the last label of the one before
 
     def _pieces(self, number: int) -> Pieces:
         plan, row = self._rows[number]

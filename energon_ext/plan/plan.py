@@ -28,6 +28,7 @@ class PlanState:
     Attributes:
         step, row: steps and rows drawn so far.
         row_lengths: lengths of earlier rows, if they differ from the current one.
+        row_tokens: positions of the rows in the windows; 0 if they differ.
         next_rows: rows taken from the window of each source, int64 [sources].
         documents, tokens: finished documents and tokens drawn from each source, int64 [sources].
         credits: state of every interleave.
@@ -38,6 +39,7 @@ class PlanState:
     step: int
     row: int
     row_lengths: RowLengths
+    row_tokens: int
     next_rows: np.ndarray
     documents: np.ndarray
     tokens: np.ndarray
@@ -54,16 +56,26 @@ class Plan:
             from a copy, which it makes when it first draws from a source.
         mixture: over the same sources.
         repeats: start another pass, in another order, whenever all sources have ended.
+        row_tokens: positions of a row; 0 if rows differ.
 
     Attributes:
         step, row: steps and rows drawn so far.
-        row_lengths: lengths of earlier rows, if they differ from the current one.
+        row_lengths: lengths of earlier rows, if they differ from the usual one.
+        row_tokens: positions of the next rows.
         documents, tokens: finished documents and tokens drawn from each source, int64 [sources].
         just_ended: keys of the sources that ended with the last step.
     """
 
-    def __init__(self, sources: Sequence[Rows], mixture: Mixture, *, repeats: bool = False):
+    def __init__(
+        self,
+        sources: Sequence[Rows],
+        mixture: Mixture,
+        *,
+        repeats: bool = False,
+        row_tokens: int = 0,
+    ):
         self._rows, self.mixture, self.repeats = list(sources), mixture, repeats
+        self.row_tokens = row_tokens
         self._finite = [number for number, rows in enumerate(sources) if rows.is_finite]
         self.step = self.row = 0
         self.row_lengths: RowLengths = ()
@@ -93,17 +105,29 @@ class Plan:
         other = copy.copy(self)
         other._rows, other._is_own = list(self._rows), [False] * len(self._rows)
         other.step, other.row, other.row_lengths = state.step, state.row, state.row_lengths
+        other.row_tokens = state.row_tokens
         other.documents, other.tokens = state.documents.copy(), state.tokens.copy()
         other.just_ended = []
         other.mixture = self.mixture.fork(state.credits)
         other.mixture.ended[:] = state.ended
+        if state.row_tokens != self.row_tokens:
+            other._rows = [rows.with_length(state.row_tokens) for rows in self._rows]
+            other.mixture.set_row_tokens(state.row_tokens)
         other._windows = [state.windows[number] for number in range(len(self._rows))]
         other._next_rows = state.next_rows.copy()
         other._changed = dict(state.windows)
         return other
 
+    def repack(self, row_tokens: int) -> None:
+        """Continue in rows with another number of positions, as a resume would."""
+        for number in range(len(self._rows)):
+            self.rows(number).repack(row_tokens)
+        self.adopt_rows()
+        self.mixture.set_row_tokens(row_tokens)
+        self.row_tokens = row_tokens
+
     def adopt_rows(self) -> None:
-        """Adopt the rows of all sources after they were restored."""
+        """Adopt the rows of all sources after they were restored or packed again."""
         for number, rows in enumerate(self._rows):
             if self._is_own[number]:
                 self._note(number, rows)
@@ -201,6 +225,7 @@ class Plan:
             step=self.step,
             row=self.row,
             row_lengths=self.row_lengths,
+            row_tokens=self.row_tokens,
             next_rows=self._next_rows.copy(),
             documents=self.documents.copy(),
             tokens=self.tokens.copy(),

@@ -14,10 +14,25 @@ from dataclasses import dataclass
 from typing import Any, Iterator, NamedTuple
 
 from energon_ext.plan.plan import PlanState
+from energon_ext.plan.topology import Topology
 
 #: A source number, the description of one of its rows, whether the row is to become padding, and
 #: the weight of the source in the loss, None for 1.
 DescribedRow = tuple[int, Any, bool, float | None]
+
+
+class DescribedBatch(NamedTuple):
+    """A batch of one rank before it is read.
+
+    Attributes:
+        rows: its rows; in a layout one for each source, which are joined.
+        context_size: in a layout, the context-parallel ranks that share it; else None.
+        row_tokens: positions of each row, if their length has a schedule; else None.
+    """
+
+    rows: list[DescribedRow]
+    context_size: int | None = None
+    row_tokens: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,22 +41,22 @@ class DrawnStep:
 
     Attributes:
         number: number of the step in the plan.
-        rounds: the rows of each batch of this rank; empty if the step is skipped.
+        rounds: the batches of this rank; empty if the step is skipped.
         after: the state of the plan after the step.
         ended: keys of the sources that end with this step.
     """
 
     number: int
-    rounds: list[list[DescribedRow]]
+    rounds: list[DescribedBatch]
     after: PlanState
     ended: tuple[str, ...] = ()
 
 
 class Round(NamedTuple):
-    """One batch of every rank: the rows of this rank, the steps that are skipped right before the
+    """One batch of every rank: that of this rank, the steps that are skipped right before the
     round, and the step that it completes, or None."""
 
-    rows: list[DescribedRow]
+    batch: DescribedBatch
     skipped: tuple[DrawnStep, ...]
     completes: DrawnStep | None
 
@@ -67,18 +82,20 @@ class Progress:
 
     Attributes:
         plan: the state of the plan, with all windows, at the start of the current step.
-        done: rows of that step handed out so far, on all ranks.
-        read: rows handed out since the run began, on all ranks.
+        done: rows of that step handed out so far, on all ranks; in layouts, batches of each rank.
+        read: rows handed out since the run began, on all ranks; in layouts, those of whole steps.
         skipped: ranges ``(first, stop)`` of skipped steps.
+        batches: batches of this rank since the start or the restore; no state has it.
     """
 
     plan: PlanState
     done: int = 0
     read: int = 0
     skipped: tuple[tuple[int, int], ...] = ()
+    batches: int = 0
 
-    def hand_out(self, round_: Round, rows: int) -> None:
-        """Advance by a round, which has ``rows`` rows over all ranks."""
+    def hand_out(self, round_: Round, topology: Topology) -> None:
+        """Advance by a round."""
         for step in round_.skipped:
             self._finish(step)
             first = step.number
@@ -86,8 +103,13 @@ class Progress:
                 first, _ = self.skipped[-1]
                 self.skipped = self.skipped[:-1]
             self.skipped = (*self.skipped, (first, step.number + 1))
-        self.done += rows
-        self.read += rows
+        self.batches += 1
+        if topology.in_layouts:
+            self.done += 1
+            self.read += topology.rows_per_step if round_.completes is not None else 0
+        else:
+            rows = min(topology.rows_per_round, topology.rows_per_step - self.done)
+            self.done, self.read = self.done + rows, self.read + rows
         if round_.completes is not None:
             self._finish(round_.completes)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -36,6 +36,14 @@ class TakenRows(ABC):
     @abstractmethod
     def description(self, number: int) -> Any:
         """Return what the reader of the source needs to read one row; small and picklable."""
+
+    def description_of_pieces(self, places: Sequence[tuple[int, int]]) -> Any:
+        """Return what the reader needs to read some pieces as one row.
+
+        Args:
+            places: the row of each piece, and its number in the row.
+        """
+        raise NotImplementedError("only rows of documents are taken apart in layouts")
 
     @abstractmethod
     def contents(self, number: int) -> list[tuple[int, int, int]]:
@@ -79,6 +87,7 @@ class Rows(ABC):
         may_be_repacked: whether rows may be packed with other options after a resume.
         can_exclude: whether single documents can be left out.
         fullest: the largest part of a row that the documents can fill, 1 for all of it.
+        subset: documents of an epoch, and of the source; None if an epoch has all of them.
     """
 
     kind: str
@@ -86,6 +95,7 @@ class Rows(ABC):
     next_row: int
     may_be_repacked = False
     can_exclude = False
+    subset: tuple[int, int] | None = None
 
     def __init__(self, key: str, fingerprint: Mapping[str, Any]):
         self.key = key
@@ -114,6 +124,14 @@ class Rows(ABC):
     def at(self, window: Any, next_row: int) -> Rows:
         """Return these rows at some point of the run, to be taken on their own."""
 
+    def with_length(self, row_tokens: int) -> Rows:
+        """Return these rows with another number of positions, for :meth:`at` or a restore."""
+        raise NotImplementedError  # only of rows that may be repacked
+
+    def repack(self, row_tokens: int) -> None:
+        """Continue in rows with another number of positions, as after a resume."""
+        raise NotImplementedError
+
     @property
     def epoch_tokens(self) -> int | None:
         """Tokens in one epoch; None if documents are not read whole."""
@@ -127,6 +145,16 @@ class Rows(ABC):
     @property
     def fullest(self) -> float:
         return 1.0
+
+    @property
+    def source_tokens(self) -> int | None:
+        """Tokens in one epoch if there were no subset; None if documents are not read whole."""
+        return None
+
+    @property
+    def epochs_read(self) -> float | None:
+        """Epochs taken so far, if they differ in size; None if all have the same documents."""
+        return None
 
     @property
     def tokens_per_document(self) -> float | None:

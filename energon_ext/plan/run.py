@@ -12,16 +12,24 @@ import copy
 import dataclasses
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.blend import Blend
-from energon_ext.plan.clock import Clock, RowLengths
+from energon_ext.plan.clock import Clock, RowLengths, add_rows
 from energon_ext.plan.cost import Cost, digest_of_cost
+from energon_ext.plan.layout import ContextOptions, Layout, MicroBatch, lay_out_step
 from energon_ext.plan.plan import Plan
-from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round, rounds_of
+from energon_ext.plan.progress import (
+    DescribedBatch,
+    DescribedRow,
+    DrawnStep,
+    Progress,
+    Round,
+    rounds_of,
+)
 from energon_ext.plan.rows import Rows
 from energon_ext.plan.source import PlannedSource
 from energon_ext.plan.spec import Spec
@@ -42,6 +50,7 @@ class RunOptions:
         repeats: whether sources are read again, in another order, when all have ended.
         restarts: whether every pass starts with the first row.
         cost: that of ``spec``; None if it has none, or one that is not known here.
+        contexts: those of ``spec``; None if its steps are not read in layouts.
     """
 
     spec: Spec = field(default_factory=Spec)
@@ -49,6 +58,7 @@ class RunOptions:
     repeats: bool = False
     restarts: bool = False
     cost: Cost | None = None
+    contexts: ContextOptions | None = None
 
 
 class Run(Blend):
@@ -101,13 +111,23 @@ class Run(Blend):
             unit=self.clock.axis.one,
         )
         first_rows = [source.first_rows for source in self.sources.values()]
-        self.plan = Plan(first_rows, mixture, repeats=self.options.repeats)
+        self.plan = Plan(
+            first_rows,
+            mixture,
+            repeats=self.options.repeats,
+            row_tokens=self.clock.row_tokens,
+        )
         self.progress = Progress(self.plan.save_state())
 
     def rewind(self) -> None:
         """Reset the plan to the progress."""
         self.plan = self.plan.fork(self.progress.plan)
         self.dropped_rows = 0
+
+    def over(self, topology: Topology) -> Run:
+        """Return a run over the same data from its first row on, with another topology."""
+        clock = dataclasses.replace(self.clock, topology=topology)
+        return Run([*self.sources.values()], tree=self.tree, clock=clock, options=self.options)
 
     def fork(self) -> Run:
         """Return a run over the same data that draws on its own, to answer questions.
@@ -157,21 +177,37 @@ class Run(Blend):
 
     def draw_steps(self) -> Iterator[Step]:
         """Draw the next steps; before each, wait until live weights cover it, unless on a fork."""
-        plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
+        plan, clock = self.plan, self.clock
         while True:
             for live in () if self.is_fork or plan.ended else self.live_weights:
                 live.wait(plan.step)
             position = clock.at(plan.step, plan.row, plan.row_lengths)
+            topology = self._repack(position)
+            rows = topology.rows_per_step
             step = plan.next(rows, position)
             if step is None:
                 return
-            step.position = position
+            if clock.rows is not None:
+                plan.row_lengths = add_rows(
+                    plan.row_lengths, plan.row - rows, plan.row, plan.row_tokens, clock.row_tokens
+                )
+            step.position, step.topology, step.row_tokens = position, topology, plan.row_tokens
             if not self.spec.pads and step.num_rows < rows:
                 self.dropped_rows = step.num_rows
                 return
             if self.options.cost is not None:
-                step.balance(self.options.cost, self.topology)
+                step.balance(self.options.cost, topology)
             yield step
+
+    def _repack(self, position: int) -> Topology:
+        """Change the length of rows as their schedule asks; return the topology of the step."""
+        clock, plan = self.clock, self.plan
+        if clock.rows is None:
+            return self.topology
+        row_tokens = clock.rows.at(position)
+        if row_tokens != plan.row_tokens:
+            plan.repack(row_tokens)
+        return clock.topology_of(row_tokens)
 
     def draw_own_steps(self) -> Iterator[DrawnStep]:
         """Yield the next steps as this rank reads them."""
@@ -186,12 +222,31 @@ class Run(Blend):
 
     def _describe_step(self, step: Step) -> DrawnStep:
         number = self.plan.step - 1
-        is_read = not self.clock.is_skipped(number)
-        rounds = map(self.topology.rows_of, range(self.topology.rounds if is_read else 0))
+        described = [] if self.clock.is_skipped(number) else self._describe_batches(step)
+        return DrawnStep(number, described, self.plan.save_state(), tuple(self.plan.just_ended))
+
+    def _describe_batches(self, step: Step) -> list[DescribedBatch]:
+        """Return the batches of this rank in a step."""
         found = self.loss_weights_at(step.position)
         weights = {self.keys.index(key): weight for key, weight in found.items()}
-        described = [[_describe(step, row, weights) for row in rows] for rows in rounds]
-        return DrawnStep(number, described, self.plan.save_state(), tuple(self.plan.just_ended))
+        if self.options.contexts is not None:
+            own = self.lay_out(step).of_rank(self.topology.rank)
+            return [_describe_micro_batch(step, each, weights) for each in own]
+        rounds = map(step.topology.rows_of, range(step.topology.rounds))
+        return [self.describe_rows(step, rows, weights) for rows in rounds]
+
+    def describe_rows(
+        self, step: Step, rows: Iterable[int], weights: Mapping[int, float]
+    ) -> DescribedBatch:
+        """Return rows of a step as a batch; ``weights`` in the loss are by number of the source."""
+        row_tokens = None if self.clock.rows is None else step.row_tokens
+        described = [_describe(step, row, weights) for row in rows]
+        return DescribedBatch(described, row_tokens=row_tokens)
+
+    def lay_out(self, step: Step) -> Layout:
+        """Return the layout of a step of a run that reads its steps in layouts."""
+        assert self.options.contexts is not None, "other steps have no layout"
+        return lay_out_step(step.units, self.topology.ranks, self.options.contexts)
 
     # Progress -----------------------------------------------------------------------------------
 
@@ -200,19 +255,40 @@ class Run(Blend):
         return self.progress.plan.row_lengths
 
     @property
+    def next_position(self) -> int:
+        """The position of the next step that is read."""
+        plan, skipped = self.progress.plan, 0
+        while self.clock.is_skipped(plan.step + skipped):
+            skipped += 1
+        row = plan.row + skipped * self.topology.rows_per_step
+        return self.clock.at(plan.step + skipped, row, plan.row_lengths)
+
+    def position(self, step: int, row: int | None = None) -> int:
+        if self.clock.rows is None:
+            return super().position(step, row)
+        # All steps have as many positions, except those before a resume with another length.
+        plan, clock = self.progress.plan, self.clock
+        found = clock.at(plan.step, plan.row, plan.row_lengths)
+        usual = clock.at(plan.step, plan.step * self.topology.rows_per_step)
+        return clock.at_step(step) + found - usual
+
+    @property
     def batches_read(self) -> int:
-        """Batches handed out since the run began, per rank."""
+        """Batches handed out since the run began, per rank; in layouts, since the last restore."""
+        if self.topology.in_layouts:
+            return self.progress.batches
         steps, rows = divmod(self.progress.read, self.topology.rows_per_step)
         return steps * self.topology.rounds + rows // self.topology.rows_per_round
 
     def rounds(self, steps: Iterator[DrawnStep]) -> Iterator[Round]:
         """Yield the next rounds; ``steps`` begin with the current step."""
-        return rounds_of(steps, self.progress.done // self.topology.rows_per_round)
+        done = self.progress.done
+        is_counted = self.topology.in_layouts
+        return rounds_of(steps, done if is_counted else done // self.topology.rows_per_round)
 
     def hand_out(self, round_: Round) -> bool:
         """Advance the progress by a round; return whether the pass ends with it."""
-        rows_left = self.topology.rows_per_step - self.progress.done
-        self.progress.hand_out(round_, min(self.topology.rows_per_round, rows_left))
+        self.progress.hand_out(round_, self.topology)
         batches = self.options.pass_batches
         return bool(batches) and self.batches_read % batches == 0
 
@@ -232,6 +308,7 @@ class Run(Blend):
     @functools.cached_property
     def _settings_of_any_ranks(self) -> dict[str, Any]:
         cost, clock = self.options.cost, self.clock
+        contexts = self.options.contexts
         options: dict[str, list[Any]] = {}
         for key, source in self.sources.items():
             for name, value in source.first_rows.options().items():
@@ -240,7 +317,9 @@ class Run(Blend):
             "axis": clock.axis.counted,
             "cost": None if cost is None else digest_of_cost(cost, clock.row_tokens),
             "mixture": digest_of(self.tree.to_json())[:16],
+            **({} if contexts is None else {"contexts": digest_of(contexts.to_json())[:16]}),
             **({"loss_weights": self.loss_weights_as_json} if self.loss_weights else {}),
+            **({"row_tokens": clock.rows.to_json()} if clock.rows else {}),
             **{name: digest_of(values)[:16] for name, values in options.items()},
         }
 
@@ -268,3 +347,13 @@ def _describe(step: Step, row: int, weights: Mapping[int, float]) -> DescribedRo
     found = step.row(row)
     taken, index, source = found or step.first()
     return source, taken.description(index), found is None, weights.get(source)
+
+
+def _describe_micro_batch(
+    step: Step, micro_batch: MicroBatch, weights: Mapping[int, float]
+) -> DescribedBatch:
+    rows: list[DescribedRow] = []
+    for found in step.contents_of_units(micro_batch.units):
+        description = found.taken.description_of_pieces(found.places)
+        rows.append((found.source, description, False, weights.get(found.source)))
+    return DescribedBatch(rows or [(0, None, True, None)], micro_batch.size)

@@ -136,6 +136,9 @@ class Spec:
         pads: whether padding completes the last step; if not, its rows are dropped.
         cost: cost of rows, by which those of a step are distributed so that all ranks take equally
             long: name and options of a registered one, the name alone of another; None for none.
+        contexts: how the documents of a step are put into micro-batches of several
+            context-parallel sizes, see :class:`~energon_ext.plan.layout.ContextOptions`; None if
+            rows are read as they are.
         loss: what batches say of the loss. A plan does not depend on it.
         own: what else a state is refused for: the encoder's ``state_fingerprint()``.
     """
@@ -147,6 +150,7 @@ class Spec:
     buffer_docs: int = 1
     pads: bool = True
     cost: Mapping[str, Any] | None = None
+    contexts: Mapping[str, Any] | None = None
     loss: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Any] = field(default_factory=dict)
 
@@ -174,12 +178,16 @@ class Spec:
         return fields
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        fields = asdict(self)
+        if self.contexts is None:
+            del fields["contexts"]
+        return fields
 
     @classmethod
     def from_json(cls, value: Any, where: str = "spec") -> Spec:
         """Return a spec from :meth:`to_json`; raise StateFormatError for anything else."""
-        check_shape(value, _SHAPE, where)
+        has_layouts = isinstance(value, Mapping) and "contexts" in value
+        check_shape(value, {**_SHAPE, "contexts": {str: object}} if has_layouts else _SHAPE, where)
         kinds = value["kinds"]
         if not kinds or not {DOCUMENTS, SAMPLES}.issuperset(kinds):
             raise StateFormatError(f"{where}.kinds: {[*kinds]!r:.80} found; the state is damaged.")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,15 @@ class Topology:
     A step is read in rounds of one batch per rank: rank r reads the rows
     ``[r * batch_rows, (r + 1) * batch_rows)`` of a round. The workers of a rank take turns.
 
+    In *layouts* (:mod:`energon_ext.plan.layout`) the documents of a step are put into micro-batches
+    of their own, so a step may have any number of rows, and counts as one round.
+
     Attributes:
         rows_per_step: rows of a global batch, a multiple of the rows of a round.
         batch_rows: rows of one batch of one rank.
         ranks, rank: number of data-parallel ranks, and this one.
         workers: worker processes per rank; 1 if the rank reads without workers.
+        in_layouts: whether steps are read in layouts.
         is_uneven: whether any number of rows per step is allowed; padding then fills the last round
             of every step.
 
@@ -43,6 +47,7 @@ class Topology:
     ranks: int = 1
     rank: int = 0
     workers: int = 1
+    in_layouts: bool = False
     is_uneven: bool = False
 
     def __post_init__(self) -> None:
@@ -54,7 +59,11 @@ class Topology:
 
     @classmethod
     def of(
-        cls, worker_config: Any, batch_rows: int | None, rows_per_step: int | None
+        cls,
+        worker_config: Any,
+        batch_rows: int | None,
+        rows_per_step: int | None,
+        in_layouts: bool = False,
     ) -> "Topology":
         """Build the topology of Energon's worker configuration; by default a step is one round."""
         batch_rows = batch_rows or 1
@@ -64,12 +73,13 @@ class Topology:
             worker_config.world_size,
             worker_config.rank,
             max(1, worker_config.num_workers),
+            in_layouts,
         )
 
     @property
     def rows_per_round(self) -> int:
         """Rows of one batch on every rank."""
-        return self.batch_rows * self.ranks
+        return self.rows_per_step if self.in_layouts else self.batch_rows * self.ranks
 
     @property
     def rounds(self) -> int:
@@ -80,6 +90,14 @@ class Topology:
     def places(self) -> int:
         """Rows in the rounds of a step, with those that padding fills."""
         return self.rounds * self.rows_per_round
+
+    def divide_rows(self, parts: int) -> Topology:
+        """Return the topology of rows that are ``parts`` times as short, and so as many."""
+        if parts == 1:
+            return self
+        return replace(
+            self, rows_per_step=parts * self.rows_per_step, batch_rows=parts * self.batch_rows
+        )
 
     def rows_of(self, number: int) -> range:
         """Return the rows of this rank in a round of a step."""
@@ -146,7 +164,8 @@ def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tupl
     """Compute how much the largest cost exceeds the mean, as a ratio averaged over steps.
 
     Args:
-        steps: costs of the rows of each step, float64 [rows per step].
+        steps: costs of the rows of each step, float64 [rows per step]; a step of rows that are a
+            quarter as long has four times as many.
         topology: distributes the rows.
 
     Returns:
@@ -154,7 +173,8 @@ def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tupl
     """
     orders: dict[str, list[tuple[float, float]]] = {"natural": [], "balanced": []}
     for costs in steps:
-        for name, order in (("natural", slice(None)), ("balanced", balance(costs, topology))):
+        divided = topology.divide_rows(len(costs) // topology.rows_per_step)
+        for name, order in (("natural", slice(None)), ("balanced", balance(costs, divided))):
             grid = costs[order].reshape(topology.rounds, topology.ranks, -1).sum(2)
             ranks, heaviest = grid.sum(0), grid.max(1) / np.maximum(grid.mean(1), 1e-30)
             orders[name].append((float(ranks.max() / ranks.mean()), float(heaviest.mean())))

@@ -97,7 +97,7 @@ class Cached:
                 raise ConfigError(f"{self.folder / PREPARED}: damaged.")
             content = self.open_folder(self.folder)
         except ConfigError as error:
-            raise ConfigError(f"{error} {self._discard_damaged()}") from error
+            raise ConfigError(f"{error} {self.discard_damaged()}") from error
         if len(content) != self.count and len(content) != _num_documents(prepared):
             raise ConfigError(
                 f"{self.folder}: contains {len(content)} documents, but {self.name} has "
@@ -106,7 +106,7 @@ class Cached:
         self._report_failures(prepared)
         return content
 
-    def _discard_damaged(self) -> str:
+    def discard_damaged(self) -> str:
         """Remove what is damaged, so that it is made again; return a sentence about it."""
         prepared = read_record(self.folder / PREPARED)
         if prepared is None:

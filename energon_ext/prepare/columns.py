@@ -34,13 +34,19 @@ class ColumnsWriter:
     Args:
         prefix: path without suffix.
         columns: by name.
+        own: further ones, about the tokens; none if no values of tokens are looked up.
     """
 
-    def __init__(self, prefix: str | Path, columns: Mapping[str, Column]):
+    def __init__(
+        self,
+        prefix: str | Path,
+        columns: Mapping[str, Column],
+        own: Mapping[str, Column] = OWN_FILES,
+    ):
         self._writers = {
-            name: ColumnWriter(prefix, name, column)
-            for name, column in {**columns, **OWN_FILES}.items()
+            name: ColumnWriter(prefix, name, column) for name, column in {**columns, **own}.items()
         }
+        self._own = own
         self.num_documents = self.num_tokens = 0
 
     def write(
@@ -51,12 +57,14 @@ class ColumnsWriter:
         *,
         origin: str = "",
     ) -> None:
-        """Append the values of a document."""
+        """Append the values of a document; those it lacks are filled."""
         self.num_documents += 1
         self.num_tokens += len(tokens)
-        own = {ENDS: self.num_tokens, DIGESTS: digest_of_tokens(tokens)}
+        if self._own:
+            own = {ENDS: self.num_tokens, DIGESTS: digest_of_tokens(tokens)}
+            columns = {**columns, **own}
         for name, writer in self._writers.items():
-            writer.write({**columns, **own}[name], len(tokens), origin)
+            writer.write(columns.get(name), len(tokens), origin)
 
     def abandon(self) -> None:
         """Close the files without finishing them."""

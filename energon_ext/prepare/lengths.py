@@ -1,65 +1,33 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table of lengths: tokens and cost of every sample of a source, eight bytes per sample.
+"""The table of lengths: the columns ``lengths`` and ``costs`` of the samples of a source.
 
-A folder contains two files per part of the source, such as a shard: ``.lengths.bin`` with a uint32
-and ``.costs.bin`` with a float32 per sample, in order.
+A folder contains a file of each column per part of the source, such as a shard, in order.
 """
 
-from array import array
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from energon_ext.batch.columns import NO_COLUMNS
-from energon_ext.data_files import read_data
+from energon_ext.batch.columns import Column
 from energon_ext.errors import ConfigError
-from energon_ext.keyed import sha256, stable_hash
-from energon_ext.prepare.accounts import read_record
+from energon_ext.keyed import stable_hash
+from energon_ext.prepare.accounts import changed_files, read_record
 from energon_ext.prepare.cache import SPLIT
 from energon_ext.prepare.job import Record
+from energon_ext.tokens.column_files import open_column
 from energon_ext.tokens.documents import Lengths
 from energon_ext.tokens.index import PREPARED
 
-LENGTHS, COSTS = ".lengths.bin", ".costs.bin"
+LENGTHS, COSTS = "lengths", "costs"
 
-
-class LengthWriter:
-    """Writes one part of a table."""
-
-    def __init__(self, prefix: str | Path):
-        self._prefix = str(prefix)
-        self._lengths, self._costs = array("I"), array("f")
-        self.num_tokens = 0
-
-    @property
-    def num_documents(self) -> int:
-        return len(self._lengths)
-
-    def write(
-        self,
-        lengths: np.ndarray,
-        costs: np.ndarray | None,
-        columns: Mapping[str, Any] = NO_COLUMNS,
-        *,
-        origin: str = "",
-    ) -> None:
-        """Append a sample: its length and its cost, each as an array of one number; empty for 0."""
-        length = int(lengths.sum())
-        self._lengths.append(length)
-        self._costs.append(0.0 if costs is None else float(costs.sum()))
-        self.num_tokens += length
-
-    def abandon(self) -> None:
-        """Do nothing, since no file is open."""
-
-    def close(self, meta: Mapping[str, Any] | None = None) -> None:
-        """Write the files."""
-        for suffix, values in ((LENGTHS, self._lengths), (COSTS, self._costs)):
-            Path(self._prefix + suffix).write_bytes(values.tobytes())
+#: Of each sample; 0 for one that could not be measured.
+COLUMNS = {
+    LENGTHS: Column(np.dtype(np.uint32), per="document"),
+    COSTS: Column(np.dtype(np.float32), per="document"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +46,17 @@ class LengthTable(Lengths):
 
     @classmethod
     def open(cls, folder: Path, longest: int) -> "LengthTable":
-        """Read a table written by :mod:`~energon_ext.prepare.units`."""
-        units = (read_record(folder / PREPARED) or {}).get("units")
-        if not isinstance(units, list):
-            raise damaged_error(folder, f"{PREPARED} cannot be read")
-        lengths, costs = (
-            read_column(folder, units, suffix, dtype)
-            for suffix, dtype in ((LENGTHS, "<u4"), (COSTS, "<f4"))
-        )
+        """Read a table written by :mod:`~energon_ext.prepare.units`.
+
+        Raises:
+            ConfigError: a file is missing, or differs from its hash.
+        """
+        prepared = read_record(folder / PREPARED) or {}
+        if not isinstance(prepared.get("units"), list):
+            raise _damaged(folder, f"{PREPARED} cannot be read")
+        if changed := changed_files(folder, prepared):
+            raise _damaged(folder, f"{changed[0]} has changed since it was written")
+        lengths, costs = (_read(folder, prepared, name) for name in COLUMNS)
         return cls(lengths, costs, longest)
 
     def __len__(self) -> int:
@@ -128,28 +99,15 @@ def _digest(column: np.ndarray) -> str:
     return f"{stable_hash(column.tobytes().hex()):016x}"
 
 
-def read_column(
-    folder: Path, units: Sequence[Record], suffix: str, dtype: str, table: str = "lengths"
-) -> np.ndarray:
-    """Concatenate the numbers in the files of all units with a suffix.
-
-    Raises:
-        ConfigError: a file is missing, or differs from its hash.
-    """
-    parts = [np.zeros(0, dtype)]
-    for unit in units:
-        file = f"{SPLIT}/{unit['name']}{suffix}"
-        expected = unit["files"].get(file, {"bytes": 0, "sha256": sha256()})
-        try:
-            content = read_data(folder / file, expected["bytes"])
-        except (OSError, ConfigError) as error:
-            raise damaged_error(folder, str(error), table) from error
-        if sha256(content) != expected["sha256"]:
-            raise damaged_error(folder, f"{file} has changed since it was written", table)
-        parts.append(np.frombuffer(content, dtype))
+def _read(folder: Path, prepared: Record, name: str) -> np.ndarray:
+    parts = [COLUMNS[name].filled(0)]
+    for unit in prepared["units"]:
+        for file in unit["files"]:
+            if file.endswith((f".{name}.npy", f".{name}.bin")):  # earlier versions wrote no header
+                count = unit["documents"][SPLIT]
+                parts.append(np.asarray(open_column(str(folder / file), COLUMNS[name], count)))
     return np.concatenate(parts)
 
 
-def damaged_error(folder: Path, reason: str, content: str = "lengths") -> ConfigError:
-    """Return the error of a table whose files do not match."""
-    return ConfigError(f"{folder}: the table of {content} is damaged ({reason}).")
+def _damaged(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{folder}: the table of lengths is damaged ({reason}).")

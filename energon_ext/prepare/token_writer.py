@@ -3,7 +3,6 @@
 """Writes a ``.bin``/``.idx`` pair, document by document, with its weights and origins."""
 
 import json
-import os
 from array import array
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from energon_ext.batch.columns import NO_COLUMNS, Column
+from energon_ext.batch.columns import LABEL_WEIGHTS, NO_COLUMNS, Column
 from energon_ext.errors import ConfigError
 from energon_ext.tokens.column_files import ColumnWriter
 from energon_ext.tokens.index import META_SUFFIX, WEIGHTS_SUFFIX, write_index
@@ -20,6 +19,9 @@ from energon_ext.tokens.origins import ORIGINS_SUFFIX, line_of
 
 #: Vocabularies below this size are written as uint16, as in megatron-core.
 _UINT16_VOCAB_SIZE = 65_500
+
+#: Weights that are written at once.
+_CHUNK = 1 << 20
 
 
 def token_type(vocab_size: int) -> np.dtype:
@@ -63,17 +65,13 @@ class TokenWriter:
         self.dtype = token_type(vocab_size)
         self.num_tokens = 0
         self._vocab_size = vocab_size
-        self._weights_dtype: np.dtype[Any] = np.dtype(np.uint8)
         self._lengths = array("i")
         self._files = ExitStack()
         self._tokens = self._open(".bin")
         self._origins = self._open(ORIGINS_SUFFIX)
-        self._weights: IO[bytes] | None = None
-        self._columns = {
-            name: ColumnWriter(self.prefix, name, column) for name, column in columns.items()
-        }
-        for writer in self._columns.values():
-            self._files.callback(writer.abandon)
+        self._columns: dict[str, ColumnWriter] = {}
+        for name, column in columns.items():
+            self._add_column(name, column)
 
     def write(
         self,
@@ -89,18 +87,11 @@ class TokenWriter:
             columns: values of the document by column; those it lacks are filled.
         """
         check_ids(tokens, self._vocab_size, origin)
+        if weights is not None:
+            self._make_place_for(np.asarray(weights))
+            columns = {**columns, LABEL_WEIGHTS: weights}
         for name, writer in self._columns.items():
             writer.write(columns.get(name), len(tokens), origin)
-        if weights is not None and self._weights is None:
-            self._weights = self._open(WEIGHTS_SUFFIX)
-            self._write_ones(self.num_tokens)
-        if self._weights is not None and weights is None:
-            self._write_ones(len(tokens))
-        elif self._weights is not None:
-            weights = np.asarray(weights)
-            if self._weights_dtype == np.uint8 and weights_type(weights) != np.uint8:
-                self._widen_weights()
-            self._weights.write(weights.astype(self._weights_dtype).tobytes())
         self._tokens.write(tokens.astype(self.dtype).tobytes())
         self._origins.write(line_of(origin).encode("utf-8", "replace"))
         self._lengths.append(len(tokens))
@@ -118,8 +109,8 @@ class TokenWriter:
         write_index(self.prefix + ".idx", self.dtype, np.frombuffer(self._lengths, np.intc))
         if meta is None:
             return
-        if self._weights is not None:
-            meta = {**meta, "label_weights": {"dtype": self._weights_dtype.name}}
+        if weights := self._columns.get(LABEL_WEIGHTS):
+            meta = {**meta, LABEL_WEIGHTS: {"dtype": weights.column.dtype.name}}
         text = json.dumps(meta, indent=2) + "\n"
         Path(self.prefix + META_SUFFIX).write_text(text, encoding="utf-8")
 
@@ -130,21 +121,24 @@ class TokenWriter:
     def _open(self, suffix: str) -> IO[bytes]:
         return self._files.enter_context(open(self.prefix + suffix, "wb"))
 
-    def _widen_weights(self) -> None:
-        """Write the weights so far again, as float32."""
-        assert self._weights is not None
-        self._weights.flush()
-        narrow = Path(self.prefix + WEIGHTS_SUFFIX + ".uint8")
-        os.replace(self.prefix + WEIGHTS_SUFFIX, narrow)
-        self._weights_dtype = np.dtype(np.float32)
-        self._weights = self._open(WEIGHTS_SUFFIX)
-        with narrow.open("rb") as written:
-            while block := written.read(1 << 20):
-                self._weights.write(np.frombuffer(block, np.uint8).astype(np.float32).tobytes())
-        narrow.unlink()
+    def _add_column(self, name: str, column: Column) -> None:
+        self._columns[name] = ColumnWriter(self.prefix, name, column)
+        self._files.callback(self._columns[name].abandon)
 
-    def _write_ones(self, count: int) -> None:
-        assert self._weights is not None
-        for begin in range(0, count, 1 << 20):
-            part = min(1 << 20, count - begin)
-            self._weights.write(np.ones(part, self._weights_dtype).tobytes())
+    def _make_place_for(self, weights: np.ndarray) -> None:
+        """Begin a file of weights, of ones so far; or write it again in a type that holds these."""
+        dtype, before = weights_type(weights), self._columns.get(LABEL_WEIGHTS)
+        if before is None:
+            self._add_column(LABEL_WEIGHTS, Column(dtype, fill=1))
+            for begin in range(0, self.num_tokens, _CHUNK):
+                count = min(_CHUNK, self.num_tokens - begin)
+                self._columns[LABEL_WEIGHTS].write(None, count)
+        elif before.column.dtype.itemsize < dtype.itemsize:
+            before.close()
+            narrow = Path(self.prefix + WEIGHTS_SUFFIX).rename(self.prefix + ".narrow")
+            self._add_column(LABEL_WEIGHTS, Column(dtype, fill=1))
+            with narrow.open("rb") as written:
+                while block := written.read(_CHUNK):
+                    values = np.frombuffer(block, before.column.dtype)
+                    self._columns[LABEL_WEIGHTS].write(values, len(values))
+            narrow.unlink()

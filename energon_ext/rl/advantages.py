@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Advantages of answers from their rewards."""
 
-import math
 from typing import Any, Callable, Sequence
 
 import torch
 
 from energon_ext.arguments import check_choice
-from energon_ext.errors import ConfigError, SampleError
-from energon_ext.losses import group_advantages
+from energon_ext.errors import SampleError
+from energon_ext.losses.unified import clip, group_advantages
 
 #: ``rewards of each group of a batch -> advantages of each``, all float64 [N]
 AdvantageFunction = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -114,15 +113,3 @@ def _call(function: AdvantageFunction, groups: list[torch.Tensor]) -> list[Any]:
     except Exception as error:  # a user's function may raise anything
         reason = f"advantages: the function raised {type(error).__name__}: {error}"
         raise SampleError(f"{reason.rstrip('.')}.") from error
-
-
-def check_clips(**clips: float | None) -> None:
-    """Raise ConfigError unless each is a number > 0 or None."""
-    for name, value in clips.items():
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name}: {value!r} found, a number > 0 or None is needed.")
-
-
-def clip(values: torch.Tensor, limit: float | None) -> torch.Tensor:
-    limit = math.inf if limit is None else limit
-    return values.clamp(-limit, limit)

@@ -6,7 +6,6 @@ Every rank draws all batches and reads only its own, so that all ranks are at th
 plan, and a run continues there with any number of ranks.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,7 @@ from energon_ext.keyed import stable_hash
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.loader.resume_log import log_resume
 from energon_ext.plan.cursor import restore_cursor, save_cursor
-from energon_ext.plan.progress import Round
-from energon_ext.plan.run import Run
+from energon_ext.plan.progress import DescribedBatch, Round
 from energon_ext.plan.topology import Topology
 from energon_ext.samples.numbered import as_worker
 from energon_ext.state.match import SourceChange
@@ -77,9 +75,7 @@ class PromptPlan:
                 f"trained; give its answers `sample_weights` in their ScoredGroup."
             )
         rows = run.topology.batch_rows
-        clock = dataclasses.replace(run.clock, topology=Topology(rows, rows))
-        sources = [*run.sources.values()]
-        self.run = Run(sources, tree=run.tree, clock=clock, options=run.options)
+        self.run = run.over(Topology(rows, rows))
         self._dataset = PlannedDataset(
             self.run, dataset.batches, worker_config=dataset.worker_config
         )
@@ -116,7 +112,7 @@ class PromptPlan:
             if rank == own:
                 prompts += [
                     PlannedPrompt(first + place, self.sources[source], row)
-                    for place, (source, row, is_padding, _) in enumerate(round_.rows)
+                    for place, (source, row, is_padding, _) in enumerate(round_.batch.rows)
                     if not is_padding
                 ]
         return prompts
@@ -140,9 +136,10 @@ class PromptPlan:
         """Read and encode prompts; raises what reading samples of a plan may raise."""
         number = {key: number for number, key in enumerate(self.sources)}
         with as_worker():
-            return self._dataset.batches.read(
+            batch = DescribedBatch(
                 [(number[each.source], each.row, False, None) for each in prompts]
             )
+            return self._dataset.batches.read(batch)
 
     def save_state(self) -> dict[str, Any]:
         """Return the cursor after the last drawn batch, equal on all ranks."""

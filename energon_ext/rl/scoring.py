@@ -10,11 +10,10 @@ import torch
 
 from energon_ext.arguments import check_number
 from energon_ext.errors import ConfigError
+from energon_ext.losses.unified import check_clips, clip
 from energon_ext.rl.advantages import (
     AdvantageFunction,
     check_advantages,
-    check_clips,
-    clip,
     compute_advantages,
     least_answers,
     name_advantages,

@@ -28,6 +28,9 @@ class EncoderContext:
         source_keys: all keys that the rows of a batch may have.
         pad_id: token that fills rows; None for the tokenizer's.
         columns: all columns that the rows of a batch may have, by name.
+        context_size: context-parallel ranks that share a batch of a layout, whose rows are joined;
+            None for rows as they were planned.
+        row_tokens: positions of each row of a batch; None for those of the encoder.
     """
 
     source_key: str = ""
@@ -35,6 +38,8 @@ class EncoderContext:
     source_keys: tuple[str, ...] = ()
     pad_id: int | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
+    context_size: int | None = None
+    row_tokens: int | None = None
 
 
 _OUTSIDE = EncoderContext()

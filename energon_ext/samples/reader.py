@@ -42,7 +42,7 @@ class SampleReader:
     methods: SampleMethods
     key: str  # key of the source
     seed: int
-    numbers: range
+    numbers: Sequence[int] | np.ndarray
     excluded: frozenset[int]
     samples: NumberedSamples  # each reading process opens the files itself
     table: Any = None  # lengths of the samples, if several are packed into a row
@@ -113,7 +113,7 @@ class SampleReader:
     def _replacement(self, number: int, visit: int) -> Any:
         for attempt in range(self.methods.tolerance):
             draw = stable_hash(f"{self.seed}/{self.key}/{number}/{visit}/{attempt}")
-            chosen = self.numbers[draw % len(self.numbers)]
+            chosen = int(self.numbers[draw % len(self.numbers)])
             if chosen in self.excluded:
                 continue
             instead = f"{visit}/instead of {number}"  # unlike the visit of its own in that epoch

@@ -35,6 +35,7 @@ class Frames(Rows):
         config, seq_len: how frames are filled, and S, their number of positions.
         epochs: passes over the examples, None for no end.
         fingerprint: JSON values that the order depends on; states with other values are rejected.
+        subset: see :attr:`~energon_ext.plan.rows.Rows.subset`.
     """
 
     kind = "spliced"
@@ -51,6 +52,7 @@ class Frames(Rows):
         fingerprint: Mapping[str, Any],
         metadata: Sequence[Mapping[str, Any]] = (),
         key: str = "",
+        subset: tuple[int, int] | None = None,
     ):
         super().__init__(key, fingerprint)
         self.examples = examples
@@ -59,6 +61,7 @@ class Frames(Rows):
         self.config = config
         self.numbers = list(numbers)
         self._seq_len = seq_len
+        self.subset = subset
         self._in_pass = ENDLESS if epochs is None else int(epochs * examples.size)
         self.window = Window()
         self.next_row = 0  # contents that were shown

@@ -71,6 +71,8 @@ def _check_rows(value: Any, where: str) -> None:
         shape = {**shape, "blocks": _check_blocks}
     if "position" in shape and "order" in value:
         shape = {**shape, "order": _check_order}
+    if "position" in shape and "subset" in value:
+        shape = {**shape, "subset": COUNT}
     check_shape(value, shape, where)
 
 
@@ -129,6 +131,8 @@ _STATE = {
     "skipped": [_check_range],
     "inside": (None, {str: object}),
 }
+#: What only some runs have.
+_OPTIONAL = {"loss_weights": {str: object}, "row_schedule": [_check_range]}
 
 
 def read_format(state: Any) -> Mapping[str, Any]:
@@ -138,8 +142,8 @@ def read_format(state: Any) -> Mapping[str, Any]:
         "and contains samples drawn by old weights, so no source can be continued on its own. "
         f"{STOCK_RUN}"
     )
-    is_weighted = isinstance(state, Mapping) and "loss_weights" in state
-    shape = {**_STATE, "loss_weights": {str: object}} if is_weighted else _STATE
+    has = {*state} if isinstance(state, Mapping) else set()
+    shape = {**_STATE, **{name: each for name, each in _OPTIONAL.items() if name in has}}
     check_class(state, STATE_CLASS, STATE_VERSION, shape, advice)
     return state
 

@@ -28,7 +28,6 @@ from energon_ext.tokens.index import (
     ALL_SUFFIXES,
     META_SUFFIX,
     SUFFIXES,
-    WEIGHTS_SUFFIX,
     Pair,
     check_index,
     map_index,
@@ -229,12 +228,9 @@ def _pair(prefix: str, files: set[str], row: Sequence[Any], metas: Sequence[Any]
         raise ValueError("not a type of tokens")
     header = dtype, count_of(sequences), count_of(documents), count_of(tokens) * dtype.itemsize
     found = metas[meta]
-    weights_bytes = None
-    if WEIGHTS_SUFFIX in files:
-        weights_bytes = tokens * np.dtype(found["label_weights"]["dtype"]).itemsize
     if (found is None) == (META_SUFFIX in files):
         raise ValueError("another meta file")
-    return pair_of(prefix, header, header[-1], weights_bytes, found, None, bool(is_one))
+    return pair_of(prefix, header, header[-1], found, None, bool(is_one))
 
 
 def _catalog(path: Path, pairs: Sequence[Pair], stamps: Sequence[Stamp]) -> Catalog:

@@ -20,20 +20,20 @@ from typing import Any
 import numpy as np
 
 from energon_ext.batch.columns import TOKENS, Column, columns_in
-from energon_ext.data_files import count_of, parse_json, read_data
+from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.storage.object_store import (
     StoredObject,
     as_msc,
     file_name,
     is_remote,
-    local_copy,
     read_object,
 )
 from energon_ext.storage.range_reader import RemoteTokens
 from energon_ext.tokens.column_files import check_size, open_column, suffix_of
 from energon_ext.tokens.documents import Documents
 from energon_ext.tokens.index import MAX_MAPS, PREPARED, Numbers
+from energon_ext.tokens.prepared import parse_prepared
 
 #: The folder of the files in it.
 PARTS = "columns"
@@ -85,27 +85,18 @@ class ColumnFolder:
             content = None
         if content is None:
             raise ConfigError(f"{name}: has no {PREPARED}; columns are written by write_columns.")
-        try:
-            written = parse_json(content)
-            options, units = written["options"], written["units"]
-            columns, belongs = columns_in(options, file), options["documents"]
-            parts, files = [], {}
-            for unit in units:
-                documents, tokens = unit["documents"][PARTS], unit["tokens"][PARTS]
-                prefix = f"{name}/{PARTS}/{unit['name']}"
-                parts.append((prefix, count_of(documents), count_of(tokens)))
-                for each, known in unit["files"].items():
-                    stored = StoredObject(
-                        f"{name}/{each}", count_of(known["bytes"]), sha256=str(known["sha256"])
-                    )
-                    files[stored.url] = stored
-        except ConfigError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{file}: not written by write_columns ({error!r}).") from error
-        found = cls(name, columns, belongs, parts, files if is_remote(name) else None)
+        prepared = parse_prepared(content, name)
+        columns, files = columns_in(prepared.options, file), prepared.files
+        if "documents" not in prepared.options:
+            raise ConfigError(f"{file}: not written by write_columns.")
+        parts = [(prefix, *counts) for prefix, counts in prepared.counts.items()]
+        objects = files if is_remote(name) else None
+        found = cls(name, columns, prepared.options["documents"], parts, objects)
         found._check_sizes(files)
         return found
+
+    def __len__(self) -> int:
+        return int(self._first_documents[-1])
 
     def _check_sizes(self, files: Mapping[str, StoredObject]) -> None:
         """Raise ConfigError if a file is missing or cut."""
@@ -135,8 +126,8 @@ class ColumnFolder:
             return
         lengths = documents.lengths(np.array(new, np.int64)).tolist()
         tokens = documents.read(new, [0] * len(new), lengths, (TOKENS,))[TOKENS]
-        for number, each, digest in zip(new, tokens, self._read_own(DIGESTS, new)):
-            if digest_of_tokens(each) != int(digest):
+        for number, each, digest in zip(new, tokens, self.digests(new)):
+            if digest_of_tokens(each) != digest:
                 raise ConfigError(
                     f"{self.path}: its columns were made of other tokens of document {number}; "
                     f"write them again for these documents."
@@ -145,12 +136,14 @@ class ColumnFolder:
 
     @functools.cached_property
     def _checked(self) -> np.ndarray:
-        return np.zeros(int(self._first_documents[-1]), bool)
+        return np.zeros(len(self), bool)
 
-    def _read_own(self, name: str, numbers: Sequence[int]) -> list[int]:
+    def digests(self, numbers: Sequence[int]) -> list[int]:
+        """Return the checksum of the tokens that the columns of each document were made of."""
         parts = np.searchsorted(self._first_documents, np.asarray(numbers), side="right") - 1
         local = np.asarray(numbers) - self._first_documents[parts]
-        return [int(_open(self, part, name)[n]) for part, n in zip(parts.tolist(), local.tolist())]
+        places = zip(parts.tolist(), local.tolist())
+        return [int(_open(self, part, DIGESTS)[place]) for part, place in places]
 
     @functools.cached_property
     def _first_documents(self) -> np.ndarray:
@@ -205,9 +198,6 @@ def _open(folder: ColumnFolder, part: int, name: str) -> Any:
     """Open a file of a part; in an object store, the further ones are copied."""
     prefix, documents, tokens = folder.parts[part]
     column = OWN_FILES.get(name) or folder.columns[name]
-    path, stored = prefix + suffix_of(name), None
-    if folder.objects is not None:
-        stored = folder.objects[path]
-        if name in OWN_FILES:
-            path, stored = local_copy(stored), None
-    return open_column(path, column, tokens if column.per == "token" else documents, stored)
+    path, count = prefix + suffix_of(name), tokens if column.per == "token" else documents
+    stored = None if folder.objects is None else folder.objects[path]
+    return open_column(path, column, count, stored, is_copied=name in OWN_FILES)

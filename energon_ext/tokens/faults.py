@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from energon_ext.batch.columns import LABEL_WEIGHTS
 from energon_ext.errors import ConfigError
 from energon_ext.tokens.catalog import Stamp, check_pair
-from energon_ext.tokens.index import Pair, open_index, open_label_weights, open_tokens, read_pair
+from energon_ext.tokens.index import Pair, open_index, open_pair_column, open_tokens, read_pair
 from energon_ext.tokens.paths import half_of
 
 #: Tokens that are read at once.
@@ -80,7 +81,7 @@ def _token_faults(pair: Pair, vocab_size: int | None, advance: Advance) -> Itera
 
 def _weight_faults(pair: Pair, advance: Advance) -> Iterator[str]:
     """Yield the first label weight that is no number from 0 on."""
-    weights = open_label_weights(pair)
+    weights = open_pair_column(pair, LABEL_WEIGHTS)
     for begin, part in () if weights is None else _parts(weights, advance):
         wrong = ~(np.isfinite(part) & (part >= 0))
         if wrong.any():

@@ -28,7 +28,6 @@ from energon_ext.tokens.index import (
     SHUFFLED,
     Numbers,
     Pair,
-    open_label_weights,
     open_pair_column,
     open_tokens,
     read_pair,
@@ -173,13 +172,13 @@ class TokenFiles(Documents):
 
     @functools.cached_property
     def columns(self) -> Mapping[str, Column]:
-        first = self._pairs[0].columns if self._pairs else {}
+        first = _further_columns(self._pairs[0]) if self._pairs else {}
         for pair in self._pairs:
-            if pair.meta is not self._pairs[0].meta and pair.columns != first:
+            if pair.meta is not self._pairs[0].meta and _further_columns(pair) != first:
                 raise ConfigError(
-                    f"{pair.prefix}: has the columns {columns_to_json(pair.columns)}, but "
-                    f"{self.prefixes[0]} has {columns_to_json(first)}; give all pairs of a source "
-                    f"the same ones."
+                    f"{pair.prefix}: has the columns {columns_to_json(_further_columns(pair))}, "
+                    f"but {self.prefixes[0]} has {columns_to_json(first)}; give all pairs of a "
+                    f"source the same ones."
                 )
         return first
 
@@ -330,7 +329,7 @@ class TokenFiles(Documents):
     @property
     def unweighted(self) -> str | None:
         """Prefix of the first pair with tokens but no label weights; None if there is none."""
-        bare = (pair.prefix for pair in self._pairs if pair.tokens and pair.weights_dtype is None)
+        bare = (p.prefix for p in self._pairs if p.tokens and LABEL_WEIGHTS not in p.columns)
         return next(bare, None)
 
     def check_files(self) -> None:
@@ -359,11 +358,14 @@ def open_token_files(path: Any, share: Share | None = (0, 1)) -> TokenFiles:
         raise ConfigError(str(error)) from error
 
 
+def _further_columns(pair: Pair) -> dict[str, Column]:
+    """Return the columns of a pair beside label weights, which pairs of a source may lack."""
+    return {name: column for name, column in pair.columns.items() if name != LABEL_WEIGHTS}
+
+
 def _open_numbers(pair: Pair, name: str) -> Numbers | None:
     """Open a column of a pair by its name; None if the pair has no label weights."""
-    if name == TOKENS:
-        return open_tokens(pair)
-    return open_label_weights(pair) if name == LABEL_WEIGHTS else open_pair_column(pair, name)
+    return open_tokens(pair) if name == TOKENS else open_pair_column(pair, name)
 
 
 def _prefetch(numbers: Numbers | None, part: slice) -> None:

@@ -22,10 +22,10 @@ from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file, read_at_random
 from energon_ext.storage.object_store import StoredObject, local_copy
 from energon_ext.storage.range_reader import RemoteTokens
+from energon_ext.tokens.column_files import WEIGHTS_SUFFIX as WEIGHTS_SUFFIX
 from energon_ext.tokens.column_files import check_size, open_column, suffix_of
 from energon_ext.tokens.meta import META_SUFFIX as META_SUFFIX
-from energon_ext.tokens.meta import WEIGHTS_SUFFIX as WEIGHTS_SUFFIX
-from energon_ext.tokens.meta import read_meta, weights_dtype
+from energon_ext.tokens.meta import read_meta
 
 SUFFIXES = (".bin", ".idx")
 
@@ -78,14 +78,13 @@ class Pair:
     sequences: int
     documents: int
     tokens: int
-    weights_dtype: np.dtype | None
     meta: Mapping[str, Any] | None
     objects: Mapping[str, StoredObject] | None = None
     one_sequence_each: bool | None = None
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        """Its columns beside tokens and label weights."""
+        """Its columns beside tokens."""
         return columns_in(self.meta, f"{self.prefix}{META_SUFFIX}") if self.meta else {}
 
     def count_of(self, column: Column) -> int:
@@ -115,12 +114,10 @@ def read_pair(prefix: str, files: Collection[str] = ALL_SUFFIXES) -> Pair:
         raise ConfigError(f"{error.filename}: does not exist; a pair needs both files.") from error
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
-    path, weights_bytes, meta = prefix + WEIGHTS_SUFFIX, None, None
-    if WEIGHTS_SUFFIX in files and os.path.isfile(path):
-        weights_bytes = os.path.getsize(path)
+    meta = None
     if META_SUFFIX in files:
         meta = read_meta(prefix + META_SUFFIX, prefix + META_SUFFIX)
-    pair = pair_of(prefix, header, num_bytes, weights_bytes, meta)
+    pair = pair_of(prefix, header, num_bytes, meta)
     check_columns(pair, files, _size_of)
     return pair
 
@@ -143,11 +140,11 @@ def check_columns(pair: Pair, files: Collection[str], size_of: Callable[[str], i
     for name, column in columns.items():
         path = pair.prefix + suffix_of(name)
         check_size(path, size_of(path), column, pair.count_of(column))
-    for suffix in sorted(each for each in files if each.endswith(".npy")):
-        if suffix.removeprefix(".").removesuffix(".npy") not in columns:
+    for suffix in sorted({*files}.difference(SUFFIXES, [META_SUFFIX], map(suffix_of, columns))):
+        if size_of(pair.prefix + suffix) is not None:
             raise ConfigError(
                 f"{pair.prefix}{suffix}: would be ignored, since {pair.prefix}{META_SUFFIX} does "
-                f"not mention it; copy that file too, or move the .npy file away."
+                f"not mention it; copy that file too, or move this one away."
             )
 
 
@@ -155,19 +152,16 @@ def pair_of(
     prefix: str,
     header: "Header",
     num_bytes: int,
-    weights_bytes: int | None,
     meta: Mapping[str, Any] | None,
     objects: Mapping[str, StoredObject] | None = None,
     one_sequence_each: bool | None = None,
 ) -> Pair:
-    """Build a pair; ConfigError if the size of its ``.bin`` or weights does not fit the header."""
+    """Build a pair; ConfigError if the size of its ``.bin`` does not fit the header."""
     dtype, sequences, documents, expected = header
     if num_bytes != expected:
         raise _of_another_run(prefix, num_bytes, expected)
-    tokens = num_bytes // dtype.itemsize
-    weights = weights_dtype(prefix, meta, tokens, weights_bytes)
-    counts = sequences, documents, tokens
-    return Pair(prefix, dtype, *counts, weights, meta, objects, one_sequence_each)
+    counts = sequences, documents, num_bytes // dtype.itemsize
+    return Pair(prefix, dtype, *counts, meta, objects, one_sequence_each)
 
 
 def _of_another_run(prefix: str, num_bytes: int, expected: int) -> ConfigError:
@@ -298,30 +292,21 @@ def _damaged(pair: Pair, kind: str, number: int) -> ConfigError:
 @lru_cache(MAX_MAPS)
 def open_tokens(pair: Pair) -> Numbers:
     """Open the tokens of a pair."""
-    return _open(pair, ".bin", pair.dtype)
+    if pair.objects is not None:
+        return RemoteTokens(pair.objects[".bin"], pair.dtype)
+    # A file that was replaced by a longer one has other documents at the same places.
+    num_bytes = pair.tokens * pair.dtype.itemsize
+    return map_file(pair.prefix + ".bin", num_bytes, is_whole=True).view(pair.dtype)
 
 
 @lru_cache(MAX_MAPS)
-def open_label_weights(pair: Pair) -> Numbers | None:
-    """Open the label weights of a pair, in the type of the file; None if it has none."""
-    dtype = pair.weights_dtype
-    return None if dtype is None else _open(pair, WEIGHTS_SUFFIX, dtype)
-
-
-@lru_cache(MAX_MAPS)
-def open_pair_column(pair: Pair, name: str) -> Numbers:
-    """Open a column of a pair, [tokens or documents, *item]."""
-    column, suffix = pair.columns[name], suffix_of(name)
+def open_pair_column(pair: Pair, name: str) -> Numbers | None:
+    """Open a column of a pair, [tokens or documents, *item]; None if the pair has none."""
+    column, suffix = pair.columns.get(name), suffix_of(name)
+    if column is None:
+        return None
     stored = None if pair.objects is None else pair.objects[suffix]
     return open_column(pair.prefix + suffix, column, pair.count_of(column), stored)
-
-
-def _open(pair: Pair, suffix: str, dtype: np.dtype) -> Numbers:
-    if pair.objects is not None:
-        return RemoteTokens(pair.objects[suffix], dtype)
-    # A file that was replaced by a longer one has other documents at the same places.
-    num_bytes = pair.tokens * dtype.itemsize
-    return map_file(pair.prefix + suffix, num_bytes, is_whole=True).view(dtype)
 
 
 def read_header(name: str, path: str) -> Header:

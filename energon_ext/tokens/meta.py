@@ -1,24 +1,17 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The ``.meta.json`` of a pair: the tokenizer that wrote it, and the type of its label weights."""
+"""The ``.meta.json`` of a pair: the tokenizer that wrote it, and its columns."""
 
 from functools import lru_cache
 from typing import Any, Mapping
-
-import numpy as np
 
 from energon_ext.batch.columns import COLUMNS
 from energon_ext.data_files import parse_json, read_data
 from energon_ext.errors import ConfigError
 
-#: Tokenizer and type of the weights of a pair that `energon-ext prepare` wrote.
+#: Tokenizer and columns of a pair that `energon-ext prepare` wrote.
 META_SUFFIX = ".meta.json"
 MAX_META_BYTES = 2**20
-
-#: One number per token: uint8 if all are 0 or 1, as for fine-tuning on answers, else float32.
-#: The meta file contains the type, as ``{"label_weights": {"dtype": "uint8"}}``.
-WEIGHTS_SUFFIX = ".weights.bin"
-_WEIGHTS_DTYPES = ("uint8", "float32")
 
 
 def read_meta(name: str, path: str) -> Mapping[str, Any] | None:
@@ -31,35 +24,6 @@ def read_meta(name: str, path: str) -> Mapping[str, Any] | None:
         return _parse_meta(content)
     except ValueError as error:
         raise ConfigError(f"{name}: not written by `energon-ext prepare` ({error}).") from error
-
-
-def weights_dtype(
-    prefix: str, meta: Mapping[str, Any] | None, num_tokens: int, found_bytes: int | None
-) -> np.dtype | None:
-    """Return the type of a pair's label weights, one per token; None if it has none."""
-    path = prefix + WEIGHTS_SUFFIX
-    described = (meta or {}).get("label_weights")
-    if described is None:
-        if found_bytes is None:
-            return None
-        raise ConfigError(
-            f"{path}: would be ignored, since {prefix}.meta.json does not mention it; copy that "
-            f"file too, or remove the weights."
-        )
-    name = described.get("dtype") if isinstance(described, Mapping) else described
-    if name not in _WEIGHTS_DTYPES:
-        raise ConfigError(
-            f"{prefix}.meta.json: the type of label_weights must be "
-            f"{' or '.join(_WEIGHTS_DTYPES)}, found {name!r}."
-        )
-    dtype = np.dtype(name)
-    if found_bytes != num_tokens * dtype.itemsize:
-        found = "does not exist" if found_bytes is None else f"has {found_bytes} bytes"
-        raise ConfigError(
-            f"{path}: {found}, {num_tokens} tokens need {num_tokens * dtype.itemsize} bytes; copy "
-            f"it again."
-        )
-    return dtype
 
 
 def check_written(

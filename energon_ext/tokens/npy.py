@@ -17,18 +17,17 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS
 from energon_ext.data_files import open_data, parse_json, read_data
 from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file
 from energon_ext.storage.object_store import StoredObject
 from energon_ext.tokens.index import MAX_MAPS
-from energon_ext.tokens.measured import MeasuredFiles, local_files
+from energon_ext.tokens.scanned import ScannedFiles, local_files
 
 #: Describes all shards in its folder: ``{"dtype": "uint32", "end_token": 100257}``.
 DESCRIPTION = "shards.json"
@@ -50,7 +49,7 @@ _FIELDS = (
 _CHUNK_LINES, _CHUNK_TOKENS, _MAX_LINE = 1 << 16, 1 << 22, 1 << 16
 
 
-class NpyTokens(MeasuredFiles):
+class NpyTokens(ScannedFiles):
     """Documents of ``.npy`` shards; see the module.
 
     Args:
@@ -66,7 +65,7 @@ class NpyTokens(MeasuredFiles):
     def unweighted(self) -> str | None:
         return next((stored.url for stored in self.files if mask_of(stored.url) is None), None)
 
-    def measure(self, file: int) -> Iterator[np.ndarray]:
+    def scan(self, file: int) -> Iterator[np.ndarray]:
         stored, total = self.files[file], 0
         table = _table_of(stored.url)
         if os.path.exists(table):
@@ -88,13 +87,9 @@ class NpyTokens(MeasuredFiles):
         if mask is not None and mask.max(initial=0) > 1:
             raise ConfigError(f"{mask_of(stored.url)}: has a byte other than 0 and 1.")
 
-    def read(
-        self,
-        numbers: Sequence[int],
-        starts: Sequence[int],
-        stops: Sequence[int],
-        names: Collection[str] | None = None,
-    ) -> dict[str, list[Any]]:
+    def read_pieces(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> tuple[list[Any], list[Any]]:
         files = self.files_of(numbers)
         firsts = self.ends[self.first_documents[files]]
         totals = self.ends[self.first_documents[files + 1]] - firsts
@@ -106,8 +101,7 @@ class NpyTokens(MeasuredFiles):
             mask = _open_mask(self.files[file], total)
             tokens.append(_open_shard(self.files[file], total)[part])
             weights.append(None if mask is None else mask[part].astype(np.float32))
-        read: dict[str, list[Any]] = {TOKENS: tokens, LABEL_WEIGHTS: weights}
-        return read if names is None else {name: read[name] for name in names}
+        return tokens, weights
 
 
 def open_npy(path: str) -> NpyTokens:

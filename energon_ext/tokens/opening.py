@@ -38,7 +38,6 @@ from energon_ext.tokens.index import (
     ALL_SUFFIXES,
     META_SUFFIX,
     PREPARED,
-    WEIGHTS_SUFFIX,
     Pair,
     check_columns,
     check_index,
@@ -141,20 +140,10 @@ def prepared_catalog(path: str, listing: Listing) -> Catalog | None:
     for prefix, files in listing.items():
         header, known = prepared.header(prefix), prepared.files
         meta = known.get(prefix + META_SUFFIX)
-        weights = known.get(prefix + WEIGHTS_SUFFIX)
-        pairs.append(
-            pair_of(
-                prefix,
-                header,
-                header[-1],
-                None if weights is None else weights.num_bytes,
-                None if meta is None else read[meta.sha256],
-                None,
-                True,
-            )
-        )
+        content = None if meta is None else read[meta.sha256]
+        pairs.append(pair_of(prefix, header, header[-1], content, None, True))
         check_columns(pairs[-1], files, prepared.size_of)
-        stamps.append(Stamp((), known[prefix + ".idx"].sha256))
+        stamps.append(Stamp((), str(known[prefix + ".idx"].sha256)))
     return Catalog(file, pairs, stamps, "prepare it again")
 
 

@@ -3,24 +3,23 @@
 """Documents of Parquet files with a column of token ids, one document per row.
 
 Parquet stores where a list ends only inside its pages, so the lengths take one pass over the
-column, see :mod:`~energon_ext.tokens.measured`; it also checks every row. A row group is the
+column, see :mod:`~energon_ext.tokens.scanned`; it also checks every row. A row group is the
 smallest part that can be read: it is decoded as a whole, and the last ones are kept.
 """
 
 import functools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.storage.object_store import StoredObject
 from energon_ext.tokens.documents import Documents
-from energon_ext.tokens.measured import MeasuredFiles, check_unchanged, local_files
+from energon_ext.tokens.scanned import ScannedFiles, check_unchanged, local_files
 
 logger = log_of(__name__)
 
@@ -65,7 +64,7 @@ class RowGroup:
         return self.tokens.nbytes + (0 if self.weights is None else self.weights.nbytes)
 
 
-class ParquetTokens(MeasuredFiles):
+class ParquetTokens(ScannedFiles):
     """Documents of Parquet files; see the module.
 
     Args:
@@ -89,7 +88,7 @@ class ParquetTokens(MeasuredFiles):
         bare = (f.url for f in self.files if not _columns(f, self.how)[1])
         return next(bare, None)
 
-    def measure(self, file: int) -> Iterator[np.ndarray]:
+    def scan(self, file: int) -> Iterator[np.ndarray]:
         stored, row = self.files[file], 0
         names = _columns(stored, self.how)
         largest = _check_groups(stored, names[0])
@@ -108,13 +107,9 @@ class ParquetTokens(MeasuredFiles):
                 yield lengths
                 row += len(lengths)
 
-    def read(
-        self,
-        numbers: Sequence[int],
-        starts: Sequence[int],
-        stops: Sequence[int],
-        names: Collection[str] | None = None,
-    ) -> dict[str, list[Any]]:
+    def read_pieces(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> tuple[list[Any], list[Any]]:
         files = self.files_of(numbers)
         rows = np.asarray(numbers, np.int64) - self.first_documents[files]
         tokens: list[Any] = [None] * len(files)
@@ -126,8 +121,7 @@ class ParquetTokens(MeasuredFiles):
             part = slice(int(group.ends[row]) + starts[place], int(group.ends[row]) + stops[place])
             tokens[place] = group.tokens[part]
             weights[place] = None if group.weights is None else group.weights[part]
-        read: dict[str, list[Any]] = {TOKENS: tokens, LABEL_WEIGHTS: weights}
-        return read if names is None else {name: read[name] for name in names}
+        return tokens, weights
 
     def _group_of(self, file: int, row: int) -> tuple[RowGroup, int]:
         """Return the row group that contains a row of a file, and the number of the row in it."""

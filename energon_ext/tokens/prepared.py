@@ -4,11 +4,13 @@
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from energon_ext.data_files import count_of, parse_json
 from energon_ext.errors import ConfigError
+from energon_ext.storage.object_store import StoredObject
 from energon_ext.tokens.index import PREPARED, Header
 
 #: Token types that `energon-ext prepare` writes, by their size in bytes.
@@ -16,30 +18,23 @@ _TOKENS: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
 
 
 @dataclass(frozen=True)
-class PreparedFile:
-    """Size and SHA-256 of a file."""
-
-    num_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
 class Prepared:
-    """The files of an output by path, and the documents and tokens of its pairs by prefix."""
+    """The files of an output by path, the documents and tokens of its parts by prefix, options."""
 
-    files: dict[str, PreparedFile]
+    files: dict[str, StoredObject]
     counts: dict[str, tuple[int, int]]
+    options: dict[str, Any]
 
     def size_of(self, path: str) -> int | None:
         """Return the bytes of a file; None if there is none."""
-        return self.files[path].num_bytes if path in self.files else None
+        return self.files[path].size if path in self.files else None
 
     def header(self, prefix: str) -> Header:
         """Return the header of a pair without reading it: each document is one sequence."""
         if prefix not in self.counts:
             raise ConfigError(f"{prefix}: {PREPARED} does not count its tokens; prepare it again.")
         documents, tokens = self.counts[prefix]
-        num_bytes = self.files[prefix + ".bin"].num_bytes
+        num_bytes = self.files[prefix + ".bin"].size
         dtype = _TOKENS.get(num_bytes // tokens if tokens else 4)
         if dtype is None or tokens * dtype.itemsize != num_bytes:
             raise ConfigError(
@@ -52,10 +47,12 @@ def parse_prepared(content: bytes, folder: str) -> Prepared:
     """Parse the ``prepared.json`` of a folder; ConfigError if it is not one."""
     files, counts = {}, {}
     try:
-        for unit in parse_json(content)["units"]:
+        written = parse_json(content)
+        options = dict(written.get("options", {}))
+        for unit in written["units"]:
             for name, known in unit["files"].items():
-                path = os.path.join(folder, name)
-                files[path] = PreparedFile(count_of(known["bytes"]), str(known["sha256"]))
+                path, sha256 = os.path.join(folder, name), str(known["sha256"])
+                files[path] = StoredObject(path, count_of(known["bytes"]), sha256=sha256)
             for split, documents in unit["documents"].items():
                 prefix = os.path.join(folder, split, unit["name"])
                 counts[prefix] = count_of(documents), count_of(unit["tokens"][split])
@@ -63,4 +60,4 @@ def parse_prepared(content: bytes, folder: str) -> Prepared:
         raise ConfigError(
             f"{folder}/{PREPARED}: not written by `energon-ext prepare` ({error!r})."
         ) from error
-    return Prepared(files, counts)
+    return Prepared(files, counts, options)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +93,9 @@ class DocumentReader:
                     label_weights=weights[part] if has_weights else None,
                     parts=None if parts is None else parts[part],
                     num_tokens=num_tokens,
-                    columns={name: values[part] for name, values in found.items()} or None,
+                    columns={name: values[part] for name, values in found.items()}
+                    if found
+                    else None,
                 )
             )
         return read
@@ -176,7 +177,13 @@ def open_others(
 
 def _pieces_of(rows: Sequence[Any]) -> tuple[list[int], list[int], list[int]]:
     """Return the numbers, starts and stops of the pieces of all rows."""
-    numbers, starts, stops = (list(itertools.chain(*column)) for column in list(zip(*rows))[:3])
+    numbers: list[int] = []
+    starts: list[int] = []
+    stops: list[int] = []
+    for row in rows:
+        numbers += row[0]
+        starts += row[1]
+        stops += row[2]
     return numbers, starts, stops
 
 

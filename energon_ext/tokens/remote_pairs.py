@@ -119,11 +119,10 @@ def _pair(
     else:
         header = prepared.header(prefix)
     meta = metas[_content(files[META_SUFFIX])] if META_SUFFIX in files else None
-    weights_bytes = files[WEIGHTS_SUFFIX].size if WEIGHTS_SUFFIX in files else None
     for suffix in map(suffix_of, columns_in(meta, f"{prefix}{META_SUFFIX}")):
         if suffix not in files and (stored := find_object(prefix + suffix)):
             files[suffix] = stored
-    pair = pair_of(prefix, header, num_bytes, weights_bytes, meta, files)
+    pair = pair_of(prefix, header, num_bytes, meta, files)
     sizes = {prefix + suffix: stored.size for suffix, stored in files.items()}
     check_columns(pair, files, sizes.get)
     return pair
@@ -173,8 +172,4 @@ def _prepared(folder: str) -> _Found:
     if content is None:
         return {}, None
     prepared = parse_prepared(content, folder)
-    objects = {
-        url: StoredObject(url, file.num_bytes, sha256=file.sha256)
-        for url, file in prepared.files.items()
-    }
-    return objects, prepared
+    return prepared.files, prepared

@@ -20,7 +20,7 @@ from energon_ext.arguments import check_integer, choices
 from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import keyed_bits, sha256
-from energon_ext.packing.registry import Registry
+from energon_ext.registry import Registry
 
 #: ``(name, numbers) -> values`` of a column per document, [n, *item].
 DocumentValues = Callable[[str, np.ndarray], np.ndarray]

@@ -141,6 +141,13 @@ def _unsupported(config, seq_length):
     if model.cuda_graph_impl != "none":
         advice = "'none' is needed: the recipe has no fixed number of documents per row."
         yield "model.cuda_graph_impl", model.cuda_graph_impl, advice
+    for name in ("dynamic_context_parallel", "hybrid_context_parallel"):
+        if getattr(model, name, False):
+            advice = (
+                "False is needed: Megatron would schedule documents itself, by an interface that "
+                "no release has; see docs/run/context_sizes.md."
+            )
+            yield f"model.{name}", True, advice
     if _overlaps_experts(config):
         advice = "False is needed: the step does not return a schedule plan."
         yield "overlap_moe_expert_parallel_comm", True, advice

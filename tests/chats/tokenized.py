@@ -23,16 +23,19 @@ FORMS = {
     "writes Python's dict": [(True, True)],
     "Functionary": [(True, True)],
 }
+_TEMPLATES = {}
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 class Remembered(HFChatTemplate):
-    """A template that renders a text once for all tokenizers, whose special tokens are equal."""
+    """A template that renders a text once."""
 
-    texts: dict = {}
+    def __init__(self, tokenizer, template):
+        super().__init__(tokenizer, template=template)
+        self.texts = {}
 
     def _render(self, messages, context, **how):
-        key = json.dumps([self.fingerprint(), list(messages), context, how], sort_keys=True)
+        key = json.dumps([list(messages), context, how], sort_keys=True)
         if key not in self.texts:
             try:
                 self.texts[key] = super()._render(messages, context, **how)
@@ -78,7 +81,11 @@ class Tokenized:
         self.tokenize = functools.lru_cache(None)(encode)
 
     def template(self, text):
-        return Remembered(self.theirs, template=text)
+        """Return a template, one for all tokenizers with the same special tokens."""
+        key = text, json.dumps(self.theirs.special_tokens_map, sort_keys=True, default=str)
+        if key not in _TEMPLATES:
+            _TEMPLATES[key] = Remembered(self.theirs, text)
+        return _TEMPLATES[key]
 
     @functools.cached_property
     def drops_newlines(self):

@@ -98,7 +98,7 @@ def test_all_faults_of_all_pairs_are_printed(web, jobs):
         "0.bin has 8 bytes, its .idx describes 12: one of them is i",
         "1.idx: damaged, sequence 0 overlaps another or leaves a ga",
         "2.idx: does not exist; a pair needs both files. If " + f"{web}/2.b"[:7],
-        "3.weights.bin: has 2 bytes, 3 tokens need 3 bytes; copy it",
+        "3.weights.bin: has 2 bytes; 3 tokens need 3 bytes, 1 each;",
         "4.weights.bin: weight nan at token 1 (document 0); a finit",
         "5.idx: damaged, sequence 0 overlaps another or leaves a ga",
         "5.bin: token id -7 at token 1 (document 0); ids from 0 to ",

@@ -14,7 +14,7 @@ import pytest
 
 import energon_ext as package
 from energon_ext.cli import echo_json
-from energon_ext.cli.main import COMMANDS, load_command
+from energon_ext.cli.main import COMMANDS, load_command, main
 from energon_ext.errors import MAX_TEXT
 from tests.cli.command import energon_ext
 
@@ -66,18 +66,22 @@ def test_help_and_version_are_fast_and_import_nothing_heavy(option):
 
 def test_the_module_runs_the_command():
     command = [sys.executable, "-m", "energon_ext"]
-    failed = subprocess.run([*command, "report", "--no"], capture_output=True, text=True)
+    failed = subprocess.run([*command, "repor"], capture_output=True, text=True)
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
-    assert failed.stderr.startswith("Usage: python -m energon_ext report ")
+    assert failed.stderr.startswith("Usage: python -m energon_ext ")
+    assert "No such command 'repor'" in failed.stderr
 
 
-def test_bash_completes_commands_and_their_options():
+def test_bash_completes_commands_and_their_options(monkeypatch, capsys):
     completing = {"_ENERGON_EXT_COMPLETE": "bash_complete"}
     found = call(f"{CALL} main()", **completing, COMP_WORDS="energon-ext p", COMP_CWORD="1")
     assert sorted(found.stdout.split()) == ["plain,peek", "plain,plan", "plain,prepare"]
-    words = "energon-ext report --r"
-    found = call(f"{CALL} main()", **completing, COMP_WORDS=words, COMP_CWORD="2")
-    assert found.stdout.split() == ["plain,--reference"]
+    monkeypatch.setenv("_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "energon-ext report --r")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    with pytest.raises(SystemExit):
+        main([], prog_name="energon-ext", complete_var="_COMPLETE")
+    assert capsys.readouterr().out.split() == ["plain,--reference"]
 
 
 def test_json_output_is_complete_and_has_no_control_characters(capsys):

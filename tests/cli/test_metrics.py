@@ -51,6 +51,13 @@ def test_epochs_count_tokens_or_else_finished_documents(tmp_path):
     assert by_tokens.epochs.tolist() == [1.5, 0.1]
 
 
+def test_epochs_have_the_size_that_they_had_in_each_process(tmp_path):
+    sizes = [{"web": 16, "code": 80}, {"web": 4, "code": 80}]
+    starts = [{**start(), "step": n, "epoch_tokens": each} for n, each in enumerate(sizes)]
+    run = load(tmp_path, starts[0], step(1, web=8), starts[1], step(2, web=8, code=20))
+    assert run.epochs.tolist() == [8 / 16 + 8 / 4, 20 / 80]
+
+
 def test_a_run_is_read_as_arrays(tmp_path):
     run = load(
         tmp_path,

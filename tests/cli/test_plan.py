@@ -106,3 +106,71 @@ def test_the_json_of_a_long_forecast_is_complete(tmp_path):
 )
 def test_invalid_plan_options_are_one_line(mix, options, words):
     assert words in error_line(energon_ext("plan", mix, *options))
+
+
+@pytest.fixture(scope="module")
+def long_and_short(tmp_path_factory):
+    """Per step a document of 64 tokens and a row of eight of 8, and times without any noise."""
+    root = tmp_path_factory.mktemp("context")
+    long = write_tokens(root / "long", [[65] * 64] * 8)
+    short = write_tokens(root / "short", [[65] * 8] * 64)
+    mix = write_mix(root / "mix.yaml", [(long, 1), (short, 1)])
+    times = [
+        # A micro-batch: 1 second per rank that shares it; a token: 1 second, divided by the ranks.
+        {"context_size": size, "lengths": lengths, "seconds": size + sum(lengths) / size}
+        for size in (1, 2)
+        for lengths in ([8], [32], [64], [8, 8])
+    ]
+    (root / "times.jsonl").write_text("\n".join(map(json.dumps, times)))
+    return mix, root / "times.jsonl"
+
+
+def plan_contexts(mix, *arguments):
+    size = ("--seq-length", 64, "--global-batch-size", 2, "--ranks", 2)
+    return energon_ext("plan", mix, *size, *arguments)
+
+
+def test_a_layout_is_forecast_with_measured_times(long_and_short):
+    mix, times = long_and_short
+    result = plan_contexts(mix, "--context-sizes", "1,2", "--context-times", times, "--steps", 4)
+    lines = [line.split() for line in result.stdout.splitlines()]
+    # All on two ranks: (2 + 64 / 2) twice. Short ones on one rank each: 34 + 1 + 32.
+    assert ["all", "on", "2", "68.000", "2", "100.0%"] in lines
+    assert ["each", "on", "1", "or", "2", "67.000", "2", "98.5%"] in lines
+    assert "Means of the first 4 steps. Tokens of the mixed layout: 50.0% on 1, 50.0% on 2." in (
+        result.stdout
+    )
+
+
+def test_a_layout_is_forecast_as_json(long_and_short):
+    mix, times = long_and_short
+    options = ("--context-sizes", "1,2", "--context-times", times, "--steps", 4, "--json")
+    found = json.loads(plan_contexts(mix, *options).stdout)["context"]
+    assert found == {
+        "ranks": 2,
+        "budget": 32,
+        "sizes": [1, 2],
+        "seconds": pytest.approx(67),
+        "fixed": {"2": pytest.approx(68)},
+        "micro_batches": [2] * 4,
+        "shares": {"1": 0.5, "2": 0.5},
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--context-sizes", "1,2"], "--context-sizes: give --context-times FILE"),
+        (["--context-sizes", "1,x"], "'1,x' found; sizes such as 1,2,8 are needed"),
+        (["--context-sizes", "1,2", "--balance"], "give --balance, --start and --mixes alone"),
+        (["--context-sizes", "1,4"], "no time was measured on 4 ranks"),
+        (["--context-sizes", "1"], "a unit of 64 tokens does not fit on 1 ranks"),
+        (["--context-times", "t"], "--context-times: is for --context-sizes; give both"),
+    ],
+)
+def test_what_a_layout_cannot_be_forecast_from_is_refused(long_and_short, arguments, message):
+    mix, times = long_and_short
+    if message.startswith(("no time", "a unit")):
+        arguments = [*arguments, "--context-times", times, "--context-budget", 32]
+        arguments += ["--ranks", 4]
+    assert message in error_line(plan_contexts(mix, *arguments))

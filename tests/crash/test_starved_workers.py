@@ -174,8 +174,8 @@ def lose_one_behind_the_trainer(mix, place):
     loader = new_loader(mix, 2, seq_len=64)
     take(loader, 3)
     state, victim = loader.state_dict(), pids()[place]
-    os.kill(victim, signal.SIGKILL)
     with pytest.raises(WorkerError) as raised:
+        os.kill(victim, signal.SIGKILL)
         time.sleep(SOON)
     loader.close()
     words, cause = str(raised.value), type(raised.value.__cause__).__name__

@@ -61,7 +61,7 @@ OF_PAIRS = [
     (sparse, "mix.yaml", "has more than 4,194,304 bytes"),
     (pipe, "a.idx", "not a Megatron index"),
     (pipe, "a.bin", "has 0 bytes"),
-    (pipe, "a.weights.bin", "does not exist, 27 tokens"),
+    (pipe, "a.weights.bin", "has 0 bytes; 27 tokens"),
     (pipe, "a.meta.json", "is not a regular file"),
     (device, "a.meta.json", "is not a regular file"),
     (sparse, "a.meta.json", "has more than 1,048,576 bytes"),

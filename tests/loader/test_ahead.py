@@ -5,13 +5,16 @@
 import pytest
 
 from energon_ext.loader.ahead import with_later_rows
+from energon_ext.plan.progress import DescribedBatch
 
 
 @pytest.mark.parametrize(
     "batches, readers, ahead", [(40, 1, 9), (41, 3, 12), (7, 2, 64), (9, 2, 0)]
 )
 def test_each_reader_learns_of_its_later_batches_once_and_in_time(batches, readers, ahead):
-    items = list(with_later_rows(((n, [n]) for n in range(batches)), readers, ahead))
+    items = list(
+        with_later_rows(((n, DescribedBatch([n])) for n in range(batches)), readers, ahead)
+    )
     assert [number for number, _, _ in items] == list(range(batches))
     for reader in range(readers):
         of_reader = items[reader::readers]
@@ -28,7 +31,7 @@ def test_look_ahead_grows_with_every_batch_up_to_its_limit():
     def rounds():
         for number in range(100):
             planned.append(number)
-            yield number, [number]
+            yield number, DescribedBatch([number])
 
     items = with_later_rows(rounds(), 2, 20)
     seen = []

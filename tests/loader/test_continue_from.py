@@ -58,10 +58,15 @@ def read(loader, count):
     return rows
 
 
+def batches_of(loader):
+    """Return the batches of a rank in a step."""
+    return loader.dataset.run.topology.rounds
+
+
 def plan_of(mix, steps=STEPS, **options):
     """Return the rows of each step, as one rank reads them that is never interrupted."""
     loader = new_loader(mix, **options)
-    return [Counter(read(loader, loader.batches_per_step)) for _ in range(steps)]
+    return [Counter(read(loader, batches_of(loader))) for _ in range(steps)]
 
 
 class Group:
@@ -90,7 +95,7 @@ class Group:
 
     def step(self):
         """Take a step; return its rows."""
-        rows = [row for each in self.loaders for row in read(each, each.batches_per_step)]
+        rows = [row for each in self.loaders for row in read(each, batches_of(each))]
         self.starts = [loader.mark() for loader in self.loaders]
         states = [loader.state_dict() for loader in self.loaders]
         assert all(state == states[0] for state in states)
@@ -108,7 +113,7 @@ def test_ranks_lost_inside_a_step_and_regained_read_every_row_once(mix, workers,
         group.begin()
         if lost:  # inside the step, before some ranks have read their first batch
             for loader in group.loaders:
-                read(loader, rng.randrange(loader.batches_per_step))
+                read(loader, rng.randrange(batches_of(loader)))
             group.lose(*lost)
             group.begin()
         assert Counter(group.step()) == expected[step]
@@ -143,7 +148,7 @@ def test_padding_completes_the_batches_of_ranks_that_do_not_divide_a_step(mix, b
         group.regain(max(0, ranks[step] - len(group.loaders)))
         group.begin()
         assert len(group.loaders) == ranks[step]
-        assert group.loaders[0].batches_per_step == rounds[step]
+        assert batches_of(group.loaders[0]) == rounds[step]
         rows = Counter(group.step())
         assert rows.pop(None, 0) == rounds[step] * ranks[step] * batch - 8
         assert rows == expected[step]
@@ -168,7 +173,7 @@ def test_other_batches_may_be_read_from_the_next_step_on(mix):
     group = Group(mix, 2)
     assert Counter(group.step()) == expected[0]
     group.begin(batch_rows=3)
-    assert [loader.batches_per_step for loader in group.loaders] == [2, 2]
+    assert [*map(batches_of, group.loaders)] == [2, 2]
     assert Counter(group.step()) == expected[1]
 
 
@@ -208,7 +213,7 @@ def test_a_place_inside_a_step_is_refused_and_changes_nothing(mix, kind):
     with pytest.raises(ConfigError, match="continue_from: 4 of the 12 rows of a step were read"):
         loader.continue_from(inside, rank=0, ranks=4)
     assert loader.worker_config.world_size == 4
-    assert loader.batches_per_step == 3 and loader.batches_drawn == 1
+    assert batches_of(loader) == 3 and loader.batches_drawn == 1
     assert len(read(loader, 2)) == 2
 
 

@@ -466,6 +466,7 @@ def test_a_recipe_that_averages_captures_and_overlaps_is_made_to_fit(bridge_reci
         ("model", "cuda_graph_impl", "transformer_engine"),
         ("model", "overlap_moe_expert_parallel_comm", True),
         ("comm_overlap", "overlap_moe_expert_parallel_comm", True),
+        ("model", "dynamic_context_parallel", True),
         ("dist", "use_decentralized_pg", True),
     ],
 )

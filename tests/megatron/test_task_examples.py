@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The examples of fine-tuning, preferences and answers: stopped, resumed, and learning."""
 
+import json
 import math
 import os
 import runpy
@@ -11,11 +12,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.megatron import processes
-from tests.megatron.pretraining import events, steps_of
+from tests.megatron.pretraining import CODE, PROSE, events, steps_of
 from tests.rl.prompts import write_prompts
+from tests.support import write_texts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STAGES = "--pipeline-model-parallel-size"
@@ -239,6 +242,26 @@ FEW_WORDS = [
     *("--hidden-size", "32", "--teacher-iters", "6", "--train-iters", "4", "--documents", "2"),
     *("--lr-warmup-iters", "1", "--eval-interval", "2", "--words", "4"),
 ]
+
+
+@pytest.mark.nightly
+def test_a_swarm_is_trained_fitted_and_continued(tmp_path):
+    for name, own in {"prose": PROSE, "code": CODE, "docs": PROSE[::-1]}.items():
+        write_texts(tmp_path / "data" / name, own)
+    small = ["--mixes", 5, "--train-iters", 3, "--hidden-size", 32, "--lr-warmup-iters", 1]
+    small += ["--target-tokens", 6000]  # a run here has 3072, so half of the documents are read
+    run("13_mix_swarm.py", tmp_path / "runs", tmp_path, *small)
+    table = (tmp_path / "runs" / "losses.csv").read_text()
+    rows = [line.split(",") for line in table.splitlines()]
+    assert len(rows) == 1 + 5 + 2 and (tmp_path / "runs" / "mix_swarm.png").stat().st_size > 5000
+    for name, *values in rows[1:]:
+        shares, losses = np.array(values, float).reshape(2, 3)
+        assert shares.sum() == pytest.approx(1) and (losses > 1).all() and (losses < 7).all(), name
+    mix = json.loads((tmp_path / "runs" / "swarm.mix03.yaml").read_text())
+    weights = [entry["weight"] for entry in mix["splits"]["train"]["interleave"]]
+    assert weights == pytest.approx([float(share) for share in rows[4][1:4]], abs=1e-4)
+    run("13_mix_swarm.py", tmp_path / "runs", tmp_path, *small, "--resume")
+    assert (tmp_path / "runs" / "losses.csv").read_text() == table
 
 
 @pytest.mark.nightly

@@ -24,8 +24,8 @@ class Store:
         requests: method and path of each request.
         fault: ``down``, ``short``, ``denied`` or None, for ranges of objects.
         delay: seconds before a range is answered.
-        ranges: content and headers of each object by path. The proxy answers ranges itself,
-            since moto takes long for one.
+        objects: content and headers of each object by path. The proxy answers requests for them
+            itself, since moto takes long for one; moto answers all others.
     """
 
     def __init__(self):
@@ -35,7 +35,7 @@ class Store:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         self._server = subprocess.Popen(command, **quiet)
-        self.requests, self.fault, self.delay, self.ranges = [], None, 0.0, {}
+        self.requests, self.fault, self.delay, self.objects = [], None, 0.0, {}
         self._proxy = ThreadingHTTPServer(
             ("127.0.0.1", 0), type("Proxy", (_Proxy,), {"store": self})
         )
@@ -62,7 +62,7 @@ class Store:
     def put_object(self, key, content):
         tag = self.s3.put_object(Bucket=BUCKET, Key=key, Body=content)["ETag"]
         headers = {"ETag": tag, "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
-        self.ranges[f"/{BUCKET}/{key}"] = content, headers
+        self.objects[f"/{BUCKET}/{key}"] = content, headers
 
     def asked(self, method, ending):
         """Return the paths of all requests with a method for objects with an ending."""
@@ -92,13 +92,18 @@ class _Proxy(BaseHTTPRequestHandler):
             return
         if is_range:
             time.sleep(store.delay)
-            content, headers = store.ranges[self.path]
+            content, headers = store.objects[self.path]
             first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
             place = {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
             content = content[first : last + 1]
             if store.fault == "short":
                 content = content[: len(content) // 2]
             self._answer(206, {**headers, **place}, content)
+            return
+        if self.command in ("GET", "HEAD") and self.path in store.objects:
+            content, headers = store.objects[self.path]
+            headers = {**headers, "Content-Length": str(len(content))}
+            self._answer(200, headers, content if self.command == "GET" else b"")
             return
         server = http.client.HTTPConnection("127.0.0.1", store.port)
         server.request(self.command, self.path, headers=dict(self.headers))

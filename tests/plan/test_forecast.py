@@ -228,6 +228,7 @@ def test_the_json_of_a_forecast_is_complete():
         positions=80,
         is_exact=False,
         spread=np.array([0.125, 0.0]),
+        counted=np.full((3, 2), np.nan),
     )
     assert found.epochs.tolist() == [[10 / 60, 2.0], [0.5, 2.0]]
     assert json.loads(json.dumps(found.to_json())) == {

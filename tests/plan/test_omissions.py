@@ -90,7 +90,7 @@ def test_schedule_positions_include_skipped_steps(folder):
 
 
 def test_adjacent_and_overlapping_ranges_are_merged():
-    found = run_fields(None, [[10, 12], [9, 10], [1, 6], [2, 3]], None, EPath("mix.yaml"))
+    found = run_fields(None, [[10, 12], [9, 10], [1, 6], [2, 3]], None, None, EPath("mix.yaml"))
     assert found.skip.ranges == ((1, 6), (9, 12))
 
 

@@ -169,6 +169,9 @@ def test_numbers_of_parquet_rows_are_kept_in_their_type(tmp_path):
             {"text": "a", "rating": 300},
             "column rating: 300 does not fit int8",
         ),
+        ("rating", {"text": "a", "rating": 2**24 + 1}, "16777217 does not fit float32"),
+        ("rating:float64", {"text": "a", "rating": 2**53 + 1}, "993 does not fit float64"),
+        ("rating:uint8", {"text": "a", "rating": -1}, "column rating: -1 does not fit uint8"),
         ("rating:text", {"text": "a", "rating": 3}, "--column rating:text: Column: dtype 'text'"),
         ("ends", {"text": "a", "ends": 3}, "--column: 'ends' found as the name of a column"),
     ],
@@ -177,6 +180,13 @@ def test_a_record_or_option_without_a_number_is_named(tmp_path, column, record, 
     (tmp_path / "in.jsonl").write_text(json.dumps(record) + "\n")
     words = ["prepare", tmp_path / "out", "--jsonl", tmp_path / "in.jsonl", "--column", column]
     assert reason in error_line(energon_ext(*words, "--tokenizer", "bytes"))
+
+
+def test_a_column_that_is_named_twice_is_refused(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "a", "rating": 3}\n')
+    words = ["prepare", tmp_path / "out", "--jsonl", tmp_path / "in.jsonl", "--tokenizer", "bytes"]
+    result = energon_ext(*words, "--column", "rating", "--column", "rating:int8")
+    assert "--column: 'rating' found twice" in error_line(result)
 
 
 def test_a_field_that_is_kept_is_no_unknown_field_of_a_conversation(tmp_path):

@@ -18,6 +18,7 @@ import pytest
 
 from energon_ext import PackedTaskEncoder
 from energon_ext.encoders import plan_mix
+from energon_ext.keyed import KeyedPermutation
 from energon_ext.plan import packed_rows
 from tests.mixture.slow import places_of_equals, uniform
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, write_split
@@ -41,34 +42,36 @@ class ListSource:
         self.rows, self.carried = [], []  # pieces are (document, tokens)
         self.epoch = self.place = 0
         self.order = None  # of the epoch, from its first document on
+        self.size = None  # documents of the epoch that began last
         self.first_was_label = False
 
     def has_read(self, limit):
-        while self.epoch < limit and self.place == len(self.documents):
+        while self.epoch < limit and self.place == self.size:
             self.epoch, self.place, self.order = self.epoch + 1, 0, None
         return self.epoch >= limit
 
     def ended(self, limit):
         return not self.rows and not self.carried and self.has_read(limit)
 
-    def take(self, limit, buffer_docs, excluded, block):
+    def take(self, limit, buffer_docs, excluded, block, subset):
         while not self.rows:
             if self.ended(limit):
                 return None
-            self.plan(limit, buffer_docs, excluded, block)
+            self.plan(limit, buffer_docs, excluded, block, subset)
         return self.rows.pop(0)
 
-    def plan(self, limit, buffer_docs, excluded, block):
+    def plan(self, limit, buffer_docs, excluded, block, subset):
         if self.carried and self.carried[0][0] in excluded:
             self.first_was_label = False
         pieces = [piece for piece in self.carried if piece[0] not in excluded]
-        taken = self.epoch * len(self.documents) + self.place
+        taken = self.epoch * (self.size or 0) + self.place
         room = buffer_docs - len({document for document, _ in pieces})
         wanted = max(1, min(room, max(FIRST_DOCS, taken)))
         if not self.has_read(limit):
             if self.order is None:
-                size, mixed = len(self.documents), max(1, MIXED_DOCS // block)
-                self.order = slow_epoch(size, f"0/{self.name}", self.epoch, block, mixed)
+                self.size, mixed = len(subset), max(1, MIXED_DOCS // block)
+                order = slow_epoch(self.size, f"0/{self.name}", self.epoch, block, mixed)
+                self.order = [subset[place] for place in order]
             new = self.order[self.place : self.place + wanted]
             self.place += len(new)
             pieces += [(d, self.documents[d]) for d in new if d not in excluded]
@@ -154,8 +157,11 @@ class ListRun:
             picked = pick(shares, [self.row + place for place in missing], attempt, sorted(weights))
             read, retry = dict.fromkeys(shares, 0), []
             for place, name in zip(missing, picked):
-                options = limits[name], mix["buffer"], mix["excluded"][name], mix["blocks"][name]
-                row = self.sources[name].take(*options) if name in left else None
+                options = mix["buffer"], mix["excluded"][name], mix["blocks"][name]
+                subset = mix["subsets"][name]
+                row = None
+                if name in left:
+                    row = self.sources[name].take(limits[name], *options, subset)
                 if row is None:
                     left.discard(name)
                     retry.append(place)
@@ -210,10 +216,11 @@ def weight_at(weight, step):
 class Chain:
     """A random chain."""
 
-    def __init__(self, folder, seed, max_workers):
+    def __init__(self, folder, seed, max_workers, has_subsets):
         self.folder, self.rng = folder / "0", random.Random(seed)
         self.folder.mkdir()
         self.moves = random.Random(f"moves {seed}")
+        self.subsets = random.Random(f"subsets {seed}") if has_subsets else None
         self.yaml_folder = "."  # in the folder of the data
         self.packing = "sequential" if seed % 3 else "bin"
         self.workers_left = max_workers if seed % 2 else 0
@@ -241,6 +248,7 @@ class Chain:
             "buffer": self.rng.choice([1, 3, 20]),
             "excluded": {name: [] for name in names},
             "blocks": dict.fromkeys(names, 1),
+            "subsets": {name: [*range(len(self.documents[name]))] for name in names},
             "skip": [],
         }
         for name in [name for name in names if name in self.names[::2]]:
@@ -252,6 +260,13 @@ class Chain:
         if not is_last and self.rng.random() < 0.2:
             first = step + self.rng.randint(0, 2)
             mix["skip"] = [[first, first + self.rng.randint(1, 2)]]
+        for name in names if self.subsets else ():
+            every = len(self.documents[name])
+            permute = KeyedPermutation(every, "subset")
+            count = self.subsets.choice([every, self.subsets.randint(1, every)])
+            chosen = sorted(int(permute(np.array([place]))[0]) for place in range(count))
+            if {*chosen} - {*mix["excluded"][name]}:
+                mix["subsets"][name] = chosen
         return mix
 
     def weight(self, step):
@@ -275,12 +290,17 @@ class Chain:
         entries = [
             {"path": up + name, "name": name, "weight": weight, "max_epochs": mix["limits"][name]}
             | ({"block_docs": mix["blocks"][name]} if name in self.names[::2] else {})
+            | self.subset_of(name, len(mix["subsets"][name]))
             for name, weight in mix["weights"].items()
         ]
         fields = {"skip": mix["skip"]} if mix["skip"] else {}
         write_split(self.yaml, {mix["rule"]: entries}, exclude="excluded.txt", **fields)
         lines = [f"{name}:{n}\n" for name, numbers in mix["excluded"].items() for n in numbers]
         self.yaml.with_name("excluded.txt").write_text("".join(lines))
+
+    def subset_of(self, name, count):
+        every = len(self.documents[name])
+        return {} if count == every else {"subset": {"documents": count}}
 
     def ranks_and_batch(self, rows):
         """Return ranks and a micro-batch size that divide a step."""
@@ -342,16 +362,18 @@ def stopped_anywhere(chain, mix, rows, state, expected, states):
     return state
 
 
-def check_chain(folder, seed, segments, max_workers):
+def check_chain(folder, seed, segments, max_workers, has_subsets=False):
     """Check one chain.
 
     Args:
         segments: Number of mixes.
         max_workers: Worker processes that the chain may start in total; they are slow to start.
+        has_subsets: Whether mixes read nested subsets of sources, each one others.
     """
-    chain = Chain(folder, seed, max_workers)
+    chain = Chain(folder, seed, max_workers, has_subsets)
     model = ListRun({name: ListSource(name, docs) for name, docs in chain.documents.items()})
-    state, trained, ever_excluded, number = None, Counter(), set(), 0
+    state, trained, number = None, Counter(), 0
+    ever_excluded = set()  # by their first tokens, also those that were outside a subset
     for segment in range(segments):
         is_last = segment == segments - 1
         mix = chain.mix(number, is_last)
@@ -371,7 +393,8 @@ def check_chain(folder, seed, segments, max_workers):
                 assert expected[-1] == model.step(mix, rows), (segment, len(expected))
         trained.update(pair for step in expected for _, pairs in step for pair in pairs)
         for name, numbers in mix["excluded"].items():
-            ever_excluded |= {chain.documents[name][number][0] for number in numbers}
+            outside = {*range(len(chain.documents[name]))} - {*mix["subsets"][name]}
+            ever_excluded |= {chain.documents[name][n][0] for n in {*numbers} | outside}
         state = stopped_anywhere(chain, mix, rows, state, expected, states)
         number = json.loads(state)["plan"]["step"] if state else 0
         assert states == [] or state == states[-1]
@@ -399,12 +422,23 @@ def _small_buffers(monkeypatch):
 @pytest.mark.parametrize(
     ("seed", "max_workers"),
     [
-        *((seed, 2) for seed in range(20)),
+        *((seed, 2) for seed in range(10)),
+        *(pytest.param(seed, 2, marks=pytest.mark.nightly) for seed in range(10, 20)),
         *(pytest.param(seed, 7, marks=pytest.mark.nightly) for seed in range(40)),
     ],
 )
 def test_a_chain_of_changes_and_stops_reads_what_the_list_model_reads(tmp_path, seed, max_workers):
     check_chain(tmp_path, seed, segments=4, max_workers=max_workers)
+
+
+@pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
+@pytest.mark.parametrize(
+    "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 63))]
+)
+def test_a_chain_of_changed_subsets_reads_what_the_list_model_reads(tmp_path, seed):
+    """Every second one has workers."""
+    segments = 5 if seed < 3 else 10
+    check_chain(tmp_path, seed, segments, max_workers=2 if seed < 3 else 9, has_subsets=True)
 
 
 @pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")

@@ -104,7 +104,9 @@ def check(folder, seed, saves, topologies):
             close_loaders()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(4, 8))]
+)
 def test_a_run_continues_from_a_save_on_another_topology(tmp_path, seed):
     check(tmp_path, seed, saves=3, topologies=1)
 

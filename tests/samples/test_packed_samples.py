@@ -16,6 +16,7 @@ from megatron.energon.edataclass import edataclass
 
 from energon_ext.data_files import DEFAULT_CACHE
 from energon_ext.errors import ConfigError, WrongCodeError
+from energon_ext.keyed import sha256
 from energon_ext.state.schema import seal
 from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
@@ -146,7 +147,7 @@ def test_lengths_are_measured_once(data, monkeypatch):
     path = alone(data)
     run(path, 1, encoder=PackedCaptions())
     (table,) = (data / DEFAULT_CACHE).iterdir()
-    assert sum(file.stat().st_size for file in table.glob("*/*")) == 8 * 50
+    assert sum(file.stat().st_size for file in table.glob("*/*")) == 6 * 128 + 8 * 50
     before = {file: file.stat().st_mtime_ns for file in table.rglob("*")}
     run(path, 1, 2, 1, encoder=PackedCaptions())
     assert {file: file.stat().st_mtime_ns for file in table.rglob("*")} == before
@@ -181,9 +182,34 @@ def test_only_appended_shards_are_measured(data):
     run(path, 1, encoder=PackedCaptions())
     changed = {file.name: file.stat().st_ino for file in table.glob("*/part-*")}
     assert {name for name in after if changed[name] != after[name]} == {
-        "part-00001.lengths.bin",
-        "part-00001.costs.bin",
+        "part-00001.lengths.npy",
+        "part-00001.costs.npy",
     }
+
+
+def test_a_table_without_headers_is_read_and_added_to(data):
+    """As written before a table was columns, when its files ended with .bin."""
+    path = alone(data)
+    expected = run(path, 1, encoder=PackedCaptions())
+    (table,) = (data / DEFAULT_CACHE).iterdir()
+    prepared = json.loads((table / "prepared.json").read_text())
+    for unit in prepared["units"]:
+        for name in [*unit["files"]]:
+            old, content = name.replace(".npy", ".bin"), (table / name).read_bytes()[128:]
+            (table / name).unlink()
+            (table / old).write_bytes(content)
+            del unit["files"][name]
+            unit["files"][old] = {"bytes": len(content), "sha256": sha256(content)}
+    (table / "prepared.json").write_text(json.dumps(prepared))
+    assert run(path, 1, encoder=PackedCaptions()) == expected
+    assert len([*table.glob("*/*.bin")]) == 6 and not [*table.glob("*/*.npy")]
+    write_images(data / "more", 80)
+    shutil.copy(data / "more" / "shard_003.tar", data / "photos" / "shard_003.tar")
+    prepare_shards(data / "photos", CRUDE)
+    longer = run(path, 1, encoder=PackedCaptions())
+    assert len([*table.glob("*/*.bin")]) == 6 and len([*table.glob("*/*.npy")]) == 2
+    shutil.rmtree(table)
+    assert run(path, 1, encoder=PackedCaptions()) == longer != expected
 
 
 def test_sample_length_avoids_encoding(data):
@@ -385,12 +411,12 @@ def test_a_large_unmeasured_source_is_refused_with_the_command(data, monkeypatch
 def test_a_damaged_length_table_is_named_and_measured_again(data, change):
     path = alone(data)
     expected = run(path, 1, encoder=PackedCaptions())
-    file = next((data / DEFAULT_CACHE).glob("*/*/part-00001.lengths.bin"))
+    file = next((data / DEFAULT_CACHE).glob("*/*/part-00001.lengths.npy"))
     whole = file.read_bytes()
     if change == "removed":
         file.unlink()
     else:
-        file.write_bytes(whole[:-4] if change == "cut" else bytes(4) + whole[4:])
+        file.write_bytes(whole[:-4] if change == "cut" else whole[:-4] + bytes(4))
         message = f"the table of lengths is damaged.*removed, the first: tokens/{file.name}; the"
         with pytest.raises(ConfigError, match=message):
             dataset_of(path, encoder=PackedCaptions())

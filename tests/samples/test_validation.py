@@ -60,9 +60,14 @@ def rows_of(path, ranks, encoder, workers=0):
     return sources
 
 
+@pytest.fixture(scope="module")
+def read_by_one_rank(data):
+    return rows_of(mix(data), 1, Complete())
+
+
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (3, 0), (8, 0), (2, 2)])
 def test_packed_samples_and_text_are_read_once_on_any_ranks_with_padding_at_the_end(
-    data, ranks, workers
+    data, ranks, workers, read_by_one_rank
 ):
     """50 and 30 samples of 5 to 25 tokens and 60 texts, in rows of 40."""
     found = rows_of(mix(data), ranks, Complete(), workers)
@@ -76,7 +81,7 @@ def test_packed_samples_and_text_are_read_once_on_any_ranks_with_padding_at_the_
         if isinstance(read[0], str):  # pieces of texts
             read = [int(piece.split()[1]) for piece in read if piece.startswith("Text")]
         assert sorted(read) == expected
-    alone = [[samples for _, samples in rows] for rows in rows_of(mix(data), 1, Complete())]
+    alone = [[samples for _, samples in rows] for rows in read_by_one_rank]
     for rows, expected in zip(packed, alone):
         assert [row for row in rows if row != PADDING] == [
             row for row in expected if row != PADDING

@@ -151,7 +151,7 @@ def test_energons_loader_refuses_a_damaged_blend_state_too():
 def planned_loader():
     sources = [planned_source("a", [16] * 40)]
     tree, clock = blend_of({"a": ConstantWeight(1.0)}), Clock(ScheduleAxis(), Topology(1), 16)
-    batches = BatchReader([sources[0].reader], list, None)
+    batches = BatchReader([sources[0].reader], lambda rows, described: rows, None)
     run = Run(sources, tree=tree, clock=clock)
     return ExactDataLoader(PlannedDataset(run, batches, worker_config=config()))
 

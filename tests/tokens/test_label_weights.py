@@ -53,9 +53,9 @@ def test_weights_change_the_fingerprint(tmp_path, pair):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: os.truncate(path, 5), r"has 5 bytes, 6 tokens need 6"),
-        (lambda path: os.remove(path), r"does not exist, 6 tokens need 6"),
-        (lambda path: write_meta(path, {"dtype": "float32"}), r"has 6 bytes, 6 tokens need 24"),
+        (lambda path: os.truncate(path, 5), r"has 5 bytes; 6 tokens need 6 bytes, 1 each; copy"),
+        (lambda path: os.remove(path), r"does not exist; 6 tokens need 6"),
+        (lambda path: write_meta(path, {"dtype": "float32"}), r"has 6 bytes; 6 tokens need 24"),
         (
             lambda path: write_meta(path, {"dtype": "int8"}),
             "must be uint8 or float32, found 'int8'",

@@ -284,7 +284,7 @@ def test_lengths_are_found_once_and_kept_next_to_the_data_or_in_the_cache(tmp_pa
     # Ends of the five documents, and the first document of the file and after it.
     assert np.fromfile(kept, "<i8", 8).tolist() == [0, 3, 3, 4, 8, 10, 0, 5]
     with monkeypatch.context() as patch:
-        patch.setattr(parquet.ParquetTokens, "measure", None)
+        patch.setattr(parquet.ParquetTokens, "scan", None)
         assert documents_in(path) == DOCUMENTS
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     assert documents_in(path) == DOCUMENTS
@@ -318,13 +318,13 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
 def test_processes_that_start_at_once_read_the_column_once(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "a.parquet", DOCUMENTS)
-    passes, measure = [], parquet.ParquetTokens.measure
+    passes, measure = [], parquet.ParquetTokens.scan
 
     def counted(self, file):
         passes.append(file)
         return measure(self, file)
 
-    monkeypatch.setattr(parquet.ParquetTokens, "measure", counted)
+    monkeypatch.setattr(parquet.ParquetTokens, "scan", counted)
     found = []
     threads = [
         threading.Thread(target=lambda: found.append(len(open_documents(path)))) for _ in range(6)

@@ -8,8 +8,8 @@ import pytest
 
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.input_files import input_files
-from energon_ext.tokens.measured import local_files
 from energon_ext.tokens.paths import is_token_file, list_pairs
+from energon_ext.tokens.scanned import local_files
 
 
 def touch(folder, *names):

@@ -25,6 +25,7 @@ from energon_ext.megatron.lm.state import MegatronLMLoader
 from energon_ext.megatron.loss import LOSS_KEY, SOURCE_PREFIX
 from energon_ext.metrics.boards import DATA_DIGEST, scalars_of
 from energon_ext.metrics.file import MetricsFile, describe_blend
+from energon_ext.plan.run import Run
 from energon_ext.state.together import collective_device, on_all_ranks
 
 logger = log_of(__name__)
@@ -43,6 +44,7 @@ class DataLog:
             loader.hash_rows()
         if loader is not None and args.energon_run_dir:
             loader.counted_for = "--energon-run-dir"
+        self._begin: int | None = None
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
         # A plan that starts over under a trained model counts its steps from 0 again.
         self._first_step = args.iteration if self._row == 0 else 0
@@ -141,9 +143,12 @@ class DataLog:
             parts["hash"][:] = torch.tensor(self._loader.take_hash())
             if iteration is not None and self._loader.loader.worker_config.rank == 0:
                 blend, step = self._loader.blend, iteration - 1 - self._first_step
-                shares = blend.shares_at_step(step, self._row)
+                begin = blend.position(step, self._row) if self._begin is None else self._begin
+                shares = blend.shares_at(begin)
                 parts["planned"][:] = torch.tensor([shares.get(key, 0.0) for key in keys])
-            self._row = self._rows()
+            blend, self._row = self._loader.blend, self._rows()
+            # The position of the next step, if it is planned.
+            self._begin = blend.next_position if isinstance(blend, Run) else None
         counts = local.to(collective_device())
         # Not over context-parallel ranks, as they all load the same rows.
         dist.all_reduce(counts, group=parallel_state.get_tensor_and_data_parallel_group())

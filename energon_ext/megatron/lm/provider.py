@@ -140,6 +140,7 @@ def _build_loaders(
     training = MegatronLMLoader(get_train_dataset(args.data_path[0], rows_per_step=rows, **options))
     if ramps_up(args):
         _check_ramp(training)
+    _check_graphs(training, args)
     if args.save and not args.dataloader_save:
         logger.warning(
             "--save without --dataloader-save: checkpoints will contain the model but no data "
@@ -200,11 +201,26 @@ def _warn_of_fp8(args: argparse.Namespace) -> None:
 def _check_ramp(training: MegatronLMLoader) -> None:
     """Raise ConfigError for breakpoints in optimizer steps, as the global batch grows."""
     blend = find_blend(training.loader)
-    if blend.clock.axis.counted == STEPS and blend.tree.breakpoints():
+    if blend.clock.axis.counted == STEPS and (blend.tree.breakpoints() or blend.clock.rows):
         raise ConfigError(
             "schedule_axis: steps, with --rampup-batch-size or --step-batch-size-schedule: an "
             "optimizer step has no fixed number of rows; set `schedule_axis: tokens` in the "
             "metadataset and give its breakpoints in tokens."
+        )
+
+
+def _check_graphs(training: MegatronLMLoader, args: argparse.Namespace) -> None:
+    """Raise ConfigError for graphs that would need other numbers of segments during the run.
+
+    All else that Megatron-LM sizes by ``--seq-length`` stays as it is: buffers between pipeline
+    stages and of tensor parallelism, the number of micro-batches, tables of positions. A
+    micro-batch keeps its positions, which shorter rows divide.
+    """
+    rows = find_blend(training.loader).clock.rows
+    if rows is not None and getattr(args, "cuda_graph_impl", None) == "local":
+        raise ConfigError(
+            f"{rows.where}: row_tokens: --cuda-graph-impl local replays one number of segments, "
+            f"and a micro-batch of shorter rows has more; leave out one of the two."
         )
 
 

@@ -191,7 +191,8 @@ STEP_OPTIONS = ScriptOptions(
         "packed",
         **dict.fromkeys(
             ("dynamic_context_parallel", "hybrid_context_parallel"),
-            "it needs rows of different sizes",
+            "Megatron-LM would schedule documents itself, by an interface that no release has; a "
+            "loop of your own runs long documents on more ranks, see docs/run/context_sizes.md",
         ),
         "overlap_moe_expert_parallel_comm": "its schedule needs a forward step in parts",
         "check_for_spiky_loss": "the losses of packed rows are not checked for spikes",

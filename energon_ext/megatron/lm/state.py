@@ -46,7 +46,7 @@ class MegatronLMLoader(RerunLoader):
         if isinstance(batch, PackedBatch):
             self.drawn.add_batch(batch)
             if self._hash is not None:
-                self._hash.add(batch, seq_len=batch.num_tokens)  # a micro-batch is one row
+                self._hash.add(batch, seq_len=batch.row_tokens or batch.num_tokens)
             return batch
         if self.counted_for is not None:
             raise ConfigError(

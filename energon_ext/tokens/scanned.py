@@ -40,10 +40,10 @@ _VERSION = 2
 _INT64 = np.dtype("<i8")
 
 
-class MeasuredFiles(Documents):
+class ScannedFiles(Documents):
     """The documents of files, numbered from the first file to the last; see the module.
 
-    A subclass needs :meth:`measure` and :meth:`read`.
+    A subclass needs :meth:`scan` and :meth:`read_pieces`.
 
     Args:
         files: in the order of their documents.
@@ -56,25 +56,33 @@ class MeasuredFiles(Documents):
         watched.add(self)
 
     @abstractmethod
-    def measure(self, file: int) -> Iterator[np.ndarray]:
+    def scan(self, file: int) -> Iterator[np.ndarray]:
         """Yield the tokens of the documents of a file, int64, in order and in parts."""
 
     @abstractmethod
+    def read_pieces(
+        self, numbers: Sequence[int], starts: Sequence[int], stops: Sequence[int]
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the tokens and the label weights of many pieces, as :meth:`read` does."""
+
     def read(
         self,
         numbers: Sequence[int],
         starts: Sequence[int],
         stops: Sequence[int],
         names: Collection[str] | None = None,
-    ) -> dict[str, list[Any]]: ...
+    ) -> dict[str, list[Any]]:
+        tokens, weights = self.read_pieces(numbers, starts, stops)
+        found = {TOKENS: tokens, LABEL_WEIGHTS: weights}
+        return found if names is None else {name: found[name] for name in names}
 
     def tokens(self, number: int, start: int, stop: int) -> np.ndarray:
-        (tokens,) = self.read([number], [start], [stop])[TOKENS]
-        return tokens
+        ((tokens,), _) = self.read_pieces([number], [start], [stop])
+        return np.asarray(tokens)
 
     def label_weights(self, number: int, start: int, stop: int) -> np.ndarray | None:
-        (weights,) = self.read([number], [start], [stop])[LABEL_WEIGHTS]
-        return weights
+        (_, (weights,)) = self.read_pieces([number], [start], [stop])
+        return None if weights is None else np.asarray(weights)
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -160,7 +168,7 @@ class MeasuredFiles(Documents):
             items.write(np.zeros(1, _INT64))
             for number, stored in enumerate(self.files):
                 count = 0
-                for lengths in self.measure(number):
+                for lengths in self.scan(number):
                     beat()
                     ends = end + np.cumsum(lengths, dtype=_INT64)
                     items.write(ends)
