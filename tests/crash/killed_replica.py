@@ -39,7 +39,7 @@ def forward_step(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     if role == "waits" and call >= WAITS_AT:
         wait_for(1, "returns-*")
-        time.sleep(0.1)  # it still has to join
+        time.sleep(0.5)  # it still has to join
     return forward(*arguments)
 
 
