@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs examples/14_lost_rank.py as the replica that dies, that returns, or that goes on.
 
-    python -m tests.crash.killed_replica dies|returns|waits FILE SCRIPT OPTIONS...
+    python -m tests.crash.killed_replica dies|returns|waits FOLDER SCRIPT OPTIONS...
 
-One that returns writes FILE when its data is open; those that go on wait for it in a late step.
+All four begin together. Those that go on wait in a late step until the lost one is back.
 """
 
 import itertools
@@ -19,21 +19,26 @@ import energon_ext
 import energon_ext.megatron
 from tests.megatron.processes import TIMEOUT_SECONDS
 
-DIES_AT, WAITS_AT = 8, 30  # batches of this replica
+RANKS, DIES_AT, WAITS_AT = 4, 8, 30  # replicas, and batches of this one
 
-role, back, script, *options = sys.argv[1:]
+role, folder, script, *options = sys.argv[1:]
 calls, forward = itertools.count(1), energon_ext.megatron.forward_step
 
 
+def wait_for(count, pattern):
+    until = time.monotonic() + TIMEOUT_SECONDS
+    while len([*Path(folder).glob(pattern)]) < count:
+        if time.monotonic() > until:
+            sys.exit(f"waited in vain for {count} files {pattern}")
+        time.sleep(0.05)
+
+
 def forward_step(*arguments):
-    call, until = next(calls), time.monotonic() + TIMEOUT_SECONDS
+    call = next(calls)
     if role == "dies" and call == DIES_AT:
         os.kill(os.getpid(), signal.SIGKILL)
-    while role == "waits" and call >= WAITS_AT and not Path(back).exists():
-        if time.monotonic() > until:
-            sys.exit("the lost replica has not come back")
-        time.sleep(0.05)
     if role == "waits" and call >= WAITS_AT:
+        wait_for(1, "returns-*")
         time.sleep(0.5)  # it still has to join
     return forward(*arguments)
 
@@ -41,8 +46,9 @@ def forward_step(*arguments):
 class Loader(energon_ext.ExactDataLoader):
     def __init__(self, dataset):
         super().__init__(dataset)
-        if role == "returns":
-            Path(back).touch()
+        Path(folder, f"{role}-{os.getpid()}").touch()
+        if role != "returns":
+            wait_for(RANKS, "*-*")
 
 
 energon_ext.megatron.forward_step = forward_step

@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -229,14 +230,18 @@ def test_the_example_goes_on_with_torchft_when_a_replica_is_killed(mix, tmp_path
             known["PYTHONPATH"] = str(EXAMPLE.parents[1])
             stderr = stack.enter_context((tmp_path / f"{run}-{replica}-{role}.stderr").open("w"))
             options = [mix, "--run-dir", tmp_path / run, "--replica", replica, *OPTIONS]
-            place = ("-m", "tests.crash.killed_replica", role, tmp_path / "back", EXAMPLE)
+            place = ("-m", "tests.crash.killed_replica", role, tmp_path / "seen", EXAMPLE)
             silent = {"stdout": subprocess.DEVNULL, "stderr": stderr}
             return start(*place, *options, env={**os.environ, **known}, **silent)
 
+        (tmp_path / "seen").mkdir()
         roles = ["dies" if replica == VICTIM else "waits" for replica in range(RANKS)]
         ranks = [train("parts", replica, role) for replica, role in enumerate(roles)]
         limit = processes.TIMEOUT_SECONDS
         assert ranks[VICTIM].wait(limit) == -signal.SIGKILL, said(tmp_path)
+        last, until = max(trained(tmp_path / "parts"), default=0), time.monotonic() + limit
+        while max(trained(tmp_path / "parts"), default=0) < last + 2 and time.monotonic() < until:
+            time.sleep(0.2)  # the others have to go on without it
         ranks[VICTIM] = train("parts", VICTIM, "returns")
         assert [rank.wait(limit) for rank in ranks] == [0] * RANKS, said(tmp_path)
         assert train("whole", 0, "returns").wait(limit) == 0, said(tmp_path)
@@ -250,13 +255,14 @@ def test_the_example_goes_on_with_torchft_when_a_replica_is_killed(mix, tmp_path
         losses = [line["loss"] for line in lines]
         assert losses == pytest.approx([expected["loss"]] * len(lines), rel=1e-4)
     ranks = [found[step][0]["ranks"] for step in range(1, 31)]
-    assert 4 in ranks and 3 in ranks[ranks.index(4) :] and ranks[-1] == 4, ranks
+    assert min(ranks[ranks.index(4) :]) < 4 == ranks[-1], ranks  # all, fewer, and all again
 
 
 def trained(folder):
-    """Return the lines of each step that the processes of a run have written."""
+    """Return the whole lines of each step that the processes of a run have written."""
     found = defaultdict(list)
     for path in folder.glob("rows-*.jsonl"):
-        for line in map(json.loads, path.read_text().splitlines()):
-            found[line["step"]].append(line)
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                found[json.loads(line)["step"]].append(json.loads(line))
     return found
