@@ -185,6 +185,14 @@ def check_names(columns: Mapping[str, Any], where: str) -> None:
             )
 
 
+def check_described(columns: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError unless columns have allowed names, and each is described by a Column."""
+    check_names(columns, where)
+    for name, column in columns.items():
+        if not isinstance(column, Column):
+            raise ConfigError(f"{where}: {name}: {column!r:.80} found, a Column is needed.")
+
+
 def columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:
     """Return the fields of a meta file that describe columns; none if there is no column."""
     if not columns:

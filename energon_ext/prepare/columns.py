@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.arguments import check_integer
-from energon_ext.batch.columns import NO_COLUMNS, Column, check_names, columns_to_json
+from energon_ext.batch.columns import NO_COLUMNS, Column, check_described, columns_to_json
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded, Job
@@ -123,7 +123,7 @@ def write_columns(
         >>> [float(value) for value in values]
         [6.0]
     """
-    check_names(columns, "write_columns")
+    check_described(columns, "write_columns")
     check_integer("unit_documents", unit_documents, 1)
     found = documents if isinstance(documents, Documents) else open_documents(documents)
     belongs = found.fingerprint()

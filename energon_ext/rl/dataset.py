@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from energon_ext.arguments import check_integers
 from energon_ext.batch.collate import BatchAssembler
-from energon_ext.batch.columns import Column, check_names, columns_to_json
+from energon_ext.batch.columns import Column, check_described, columns_to_json
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 from energon_ext.loader.compare import Comparison
@@ -166,7 +166,7 @@ class RLDataset(ScoringOptions):
         if self.ahead:
             check_ahead(self.ahead, self.sampler, self.steps_per_version, self.max_staleness)
         options = {each.name: getattr(self, each.name) for each in fields(ScoringOptions)}
-        check_names(self.columns, "RLDataset: columns")
+        check_described(self.columns, "RLDataset: columns")
         self._scoring = Scoring(**options)
         self._plan = PromptPlan(self.prompts)
         self._workers = self.prompts.worker_config

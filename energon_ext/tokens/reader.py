@@ -18,7 +18,7 @@ from energon_ext.batch.columns import (
     TOKENS,
     VISIT,
     Column,
-    check_names,
+    check_described,
 )
 from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, StoreError
@@ -162,7 +162,7 @@ def open_others(
         ConfigError: a folder lacks its column, belongs to other documents, or the documents have
             a column of that name themselves.
     """
-    check_names(documents.columns, where)  # those of a user's store, too
+    check_described(documents.columns, where)  # those of a user's store, too
     opened = {path: ColumnFolder.open(path) for path in {*folders.values()}}
     for folder in opened.values():
         folder.check_documents(documents, where)

@@ -580,6 +580,7 @@ def test_a_changed_state_is_refused_and_nothing_starts(sums):
         ({"pad_id": -1}, "pad_id: -1 found"),
         ({"min_reward_std": math.nan}, "min_reward_std: nan found"),
         ({"reward_clip": -1}, "reward_clip: .* found, a number > 0"),
+        ({"columns": {"v": "float32"}}, "RLDataset: columns: v: .float32. found, a Column"),
     ],
 )
 def test_bad_arguments_are_refused(sums, options, message):
