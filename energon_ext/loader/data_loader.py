@@ -292,7 +292,9 @@ class ExactDataLoader(SavesState):
 
         With this, a run goes on in the same processes when it loses or regains ranks: all of them
         go back to the mark before the step and divide its rows again. If the loader is at ``start``
-        already and nothing else changes, nothing is done, so it may be called before every step.
+        already and the given ``ranks`` are as before, nothing is done, so it may be called before
+        every step. Without ``ranks``, the loader's processes end in any case: call it so when this
+        rank leaves a process group, of whose connections they have copies.
 
         If the batches of all ranks do not divide the global batch, padding completes the last ones
         of each step. Ranks that are given here are not compared at the first batch, as they must
@@ -324,7 +326,8 @@ class ExactDataLoader(SavesState):
         is_same = topology == self._run.topology
         moved = self._run.on(topology)
         if isinstance(start, Progress):
-            if is_same and start.plan is moved.progress.plan and not moved.progress.done:
+            stays = is_same and ranks is not None  # without ranks, it leaves a group
+            if stays and start.plan is moved.progress.plan and not moved.progress.done:
                 return
             _check_between_steps(start.done, topology)
             moved.progress = start.copy()

@@ -189,6 +189,16 @@ def test_a_rank_that_is_there_already_keeps_what_it_has_read_ahead(mix):
     assert not {*before} & {*multiprocessing.active_children()}
 
 
+def test_a_rank_that_leaves_a_group_between_steps_ends_its_processes(mix):
+    expected, loader = plan_of(mix), new_loader(mix, workers=1)
+    assert Counter(read(loader, 12)) == expected[0]
+    before = multiprocessing.active_children()
+    loader.continue_from(loader.mark())
+    assert before and not {*before} & {*multiprocessing.active_children()}
+    assert Counter(read(loader, 12)) == expected[1]
+    loader.close()
+
+
 def test_ranks_that_come_and_go_are_not_waited_for(mix):
     def wait():
         raise AssertionError("it looks for other ranks, of which one may be dead")
