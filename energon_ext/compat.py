@@ -14,6 +14,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.itar_reader import JoinIndexFileITarReader
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference, SubsetRatioMixin
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
+from multistorageclient import shortcuts
 from torch.distributed import distributed_c10d
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
@@ -83,6 +84,11 @@ def set_repetitions_read(dataset: RepeatDataset[Any], repetitions: int) -> None:
 
 
 # Multi-storage client ---------------------------------------------------------------------------
+
+
+def cached_clients() -> list[Any]:
+    """Return the clients that the library keeps in this process, and forgets in a fork."""
+    return list(shortcuts._STORAGE_CLIENT_CACHE.values())
 
 
 def has_rust_client(client: Any) -> bool:

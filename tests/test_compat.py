@@ -131,6 +131,12 @@ def test_a_client_of_a_store_stops_using_its_rust_client_and_says_how_often_it_t
     assert compat.attempts_of(client()) >= 1
 
 
+def test_the_client_of_a_store_is_one_of_the_cached_clients():
+    msc = pytest.importorskip("multistorageclient")
+    client, _ = msc.resolve_storage_client("/tmp")
+    assert any(each is client for each in compat.cached_clients())
+
+
 def test_the_environment_of_a_chat_template_knows_the_tags_that_transformers_adds():
     library = pytest.importorskip("transformers.utils.chat_template_utils")
     environment = compat.jinja_environment(library, TEMPLATE)

@@ -21,6 +21,7 @@ from multistorageclient.types import Range
 
 from energon_ext.compat import (
     attempts_of,
+    cached_clients,
     drop_rust_client,
     has_rust_client,
     url_of_data_service,
@@ -101,6 +102,22 @@ def _client(url: str) -> tuple[Any, str]:
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"{url}: no such store ({one_line(error)}).") from error
 
+
+#: Clients at the time of a fork, by id.
+_clients_before_fork: dict[int, Any] = {}
+
+
+def _keep_clients() -> None:
+    """Keep the clients of this process, so that a fork does not destroy them.
+
+    A Rust client that is destroyed closes its connections, for which it needs a lock of its
+    threads. If a thread held the lock at the time of the fork, the fork would wait forever, even
+    before it runs any code of its own.
+    """
+    _clients_before_fork.update((id(client), client) for client in cached_clients())
+
+
+os.register_at_fork(before=_keep_clients)
 
 #: The process that uses the Rust client, if any.
 _process_of_rust: int | None = None

@@ -4,12 +4,14 @@
 
 import hashlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
+import multistorageclient as msc
 import numpy as np
 import pytest
 
@@ -229,6 +231,30 @@ def test_missing_objects_and_logins_in_paths_are_refused(pairs, tmp_path):
 def test_the_rust_client_finds_the_objects_it_lists(pairs):
     listed = object_store.objects_below(f"msc://store/{pairs[1]}")
     assert len(listed) > 5 and listed == [object_store.find_object(each.url) for each in listed]
+
+
+class EndsForks:
+    """Ends a fork that destroys it."""
+
+    def __init__(self):
+        self.process = os.getpid()
+
+    def __del__(self):
+        if os.getpid() != self.process:
+            os._exit(3)
+
+
+@pytest.mark.parametrize("client", ["rust"])
+def test_a_fork_does_not_destroy_the_rust_client_of_its_parent(pairs, monkeypatch):
+    # Destroying it takes a lock that a thread of the client may have held when the process forked.
+    url = f"msc://store/{pairs[1]}/part-0.bin"
+    found = object_store.find_object(url)
+    provider = msc.resolve_storage_client(url)[0]._storage_provider
+    monkeypatch.setattr(provider, "_rust_client", EndsForks())
+    del provider  # only the client library refers to it
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, context) as pool:
+        assert pool.submit(object_store.find_object, url).result(60) == found
 
 
 #: The Rust client wakes the thread that waits for a result, and is then itself not done yet.
