@@ -19,10 +19,12 @@ def _device(process):
     return ProcessGroupGloo.create_default_device()
 
 
-def _begin_on_one_device(group, store, rank, size, timeout):
+def _begin_on_one_device(group, store, rank, size, timeout, **further):
     options = ProcessGroupGloo._Options()
     options._devices = [_device(os.getpid())]  # a fork has no thread of its parent
     options._timeout, options._threads = timeout, 2
+    for name, value in further.items():  # of newer versions of torch
+        setattr(options, name, value)
     _begin(group, store, rank, size, options)
 
 
