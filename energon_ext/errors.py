@@ -72,6 +72,10 @@ class ConfigError(EnergonExtError, ValueError):
     """A YAML file, an argument or a dataset folder is invalid."""
 
 
+class ZeroWeightsError(ConfigError):
+    """Every weight is 0 where something must be drawn."""
+
+
 class EncoderNeededError(ConfigError):
     """A question about a saved run needs the run's encoder, which its state does not contain."""
 

@@ -152,7 +152,7 @@ def train(args):
         load_state_dict=replica.load_state_dict,
         state_dict=replica.state_dict,
         min_replica_size=1,
-        use_async_quorum=False,  # the rows of a rank depend on the ranks that are there
+        use_async_quorum=False,  # which rows a rank reads depends on who is there
         replica_id=f"replica_{args.replica}",
         rank=0,
         world_size=1,

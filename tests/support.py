@@ -115,6 +115,14 @@ def write_mix(path, entries, *, split="train", **blend_fields):
     return path
 
 
+def write_distinct_rows(folder):
+    """Write a mix of two sources in which no two documents or rows of an epoch are the same."""
+    for name, count, first in (("a", 400, 0), ("b", 300, 100)):
+        documents = [[first + n % 100, n // 100] * (1 + n % 21) for n in range(count)]
+        write_tokens(folder / name, documents)
+    return write_mix(folder / "mix.yaml", [("a", {"linear": {0: 3, 9: 1}}), ("b", 1)])
+
+
 def config(num_workers=0, rank=0, world_size=1, seed=0):
     return WorkerConfig(rank=rank, world_size=world_size, num_workers=num_workers, seed_offset=seed)
 

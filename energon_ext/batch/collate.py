@@ -41,7 +41,7 @@ class BatchAssembler:
     """Writes rows of one length into a :class:`~energon_ext.PackedBatch`.
 
     Args:
-        seq_len: T, positions per row, unless rows say so themselves.
+        seq_len: T, positions per row.
         pad_id: token on padding.
         mask_boundary_loss: set the weight to 0 where input and label belong to different segments.
             Otherwise the last token of a segment predicts the first token of the next, unless there
@@ -112,8 +112,7 @@ class BatchAssembler:
         """
         if not rows:
             raise SampleError("A PackedBatch needs at least one row, got none.")
-        seq_len = self.seq_len
-        shape = len(rows), seq_len + 1
+        shape = len(rows), self.seq_len + 1
         tokens = np.full(shape, self.pad_id, np.int64)
         weights = np.ones(shape, np.float32)
         has_rewards = _all_have([row.rewards for row in rows if row.slices], "rewards")
@@ -128,7 +127,7 @@ class BatchAssembler:
         segments = _Segments(sources)
         begins = []
         for number, row in enumerate(rows):
-            starts = self._write(row, seq_len, tokens[number], weights[number], segments)
+            starts = self._write(row, tokens[number], weights[number], segments)
             begins.append(starts)
             if not columns or not starts:
                 continue
@@ -140,7 +139,7 @@ class BatchAssembler:
             for name, found in per_document.items():
                 values_of_slices = own.get(name) or [None] * len(starts)
                 for start, values in zip(starts, values_of_slices):
-                    if start < seq_len:  # else the slice is only a label, and no segment
+                    if start < self.seq_len:  # else the slice is only a label, and no segment
                         found.append(columns[name].filled() if values is None else values)
         if self.masked_label is not None:
             weights[tokens == self.masked_label] = 0.0
@@ -190,16 +189,11 @@ class BatchAssembler:
             columns={name: further[name] for name in streams},
             segments={name: further[name] for name in per_document},
             context_size=None,
-            row_tokens=seq_len,
+            row_tokens=self.seq_len,
         )
 
     def _write(
-        self,
-        row: Row,
-        seq_len: int,
-        tokens: np.ndarray,
-        weights: np.ndarray,
-        segments: "_Segments",
+        self, row: Row, tokens: np.ndarray, weights: np.ndarray, segments: "_Segments"
     ) -> list[int]:
         """Write a row's tokens and weights, append its segments; return the start of each slice."""
         parts, starts, masked, end = [], [], [], 0
@@ -212,18 +206,19 @@ class BatchAssembler:
             if start > end:
                 parts.append(tokens[end:start])
                 weights[end:start] = 0.0
-                segments.append(min(start, seq_len) - end, -1)
+                segments.append(min(start, self.seq_len) - end, -1)
             if start > end or self.mask_boundary_loss:
                 masked.append(start)
             end = start + len(content)
             parts.append(content)
             starts.append(start)
             # One position less if the last token is only a label.
-            segments.append(min(end, seq_len) - start, sources[index], values[index])
+            segments.append(min(end, self.seq_len) - start, sources[index], values[index])
         is_empty = not starts and row.slice_sources is None
-        if is_empty or end > seq_len + 1:
+        if is_empty or end > self.seq_len + 1:
             raise SampleError(
-                f"A row has {end} tokens and gaps; {seq_len} positions take 1 to {seq_len + 1}."
+                f"A row has {end} tokens and gaps; {self.seq_len} positions take 1 to "
+                f"{self.seq_len + 1}."
             )
         if parts:
             np.concatenate(parts, out=tokens[:end], casting="unsafe")
@@ -232,9 +227,9 @@ class BatchAssembler:
             if own is not None:
                 weights[start : start + len(own)] = own
         weights[masked] = 0.0
-        segments.append(seq_len - end, -1)
+        segments.append(self.seq_len - end, -1)
         if self.alignment > 1:
-            segments.align({*starts, end + -end % self.alignment}, seq_len)
+            segments.align({*starts, end + -end % self.alignment}, self.seq_len)
         return starts
 
 

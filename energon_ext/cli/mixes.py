@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Many mixes of the same sources at once: a metadataset and a forecast for each line of a table."""
 
+import copy
 import csv
 import io
 import json
@@ -21,7 +22,7 @@ from energon_ext.cli.forecast import MAX_EXACT_ROWS, epochs_by_key
 from energon_ext.config.yaml_file import read_mapping
 from energon_ext.data_files import read_data
 from energon_ext.encoders.load import load_mix
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, ZeroWeightsError
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Tree
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.estimate import estimate, row_contents
@@ -70,7 +71,7 @@ def read_mixes(metadataset: Path, path: Path, split: str) -> MixTable:
         raise ConfigError(f"{path}: no mix found; give a line for each.")
     contents = {}
     for name, values in weights.items():
-        changed = json.loads(json.dumps(content))
+        changed = copy.deepcopy(content)
         for entry, value in zip(_entries(changed, split, metadataset), values):
             entry["weight"] = value
         contents[name] = changed
@@ -182,12 +183,13 @@ def forecast_mixes(
     for name, tree in trees.items():
         run = _with_tree(blend, tree)
         try:
-            if is_exact and isinstance(run, Run):
-                found[name] = forecast(run, steps)
-                continue
-        except ConfigError:
-            pass  # all sources that are left have weight 0; an estimate ends there
-        found[name] = estimate(run, steps, contents=contents)
+            found[name] = (
+                forecast(run, steps)
+                if is_exact and isinstance(run, Run)
+                else estimate(run, steps, contents=contents)
+            )
+        except ZeroWeightsError:  # of all sources that are left; an estimate ends there
+            found[name] = estimate(run, steps, contents=contents)
     return found
 
 

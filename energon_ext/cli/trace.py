@@ -4,7 +4,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
 import click
 
@@ -16,9 +16,7 @@ from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError, EnergonExtError, printable
 from energon_ext.plan.lookup import find_blend
-from energon_ext.plan.packed_rows import PackedRows
 from energon_ext.plan.run import Run
-from energon_ext.plan.source import PlannedSource
 from energon_ext.plan.subsets import describe_subsets
 from energon_ext.plan.trace import TracedRow, trace_step
 from energon_ext.state.match import KEPT, compare_sources
@@ -129,7 +127,9 @@ def trace(
     if blend.clock.is_skipped(step):
         click.echo(f"Step {step} is skipped by the metadataset.", err=True)
     warn_of_undecided_weights(blend, step)
-    rows = [row for row in _trace_rows(planned) if rank is None or rank in row.ranks]
+    rows = [
+        row for row in trace_step(planned.step, planned.blend) if rank is None or rank in row.ranks
+    ]
     decode = load_tokenizer(tokenizer).decode if tokenizer else None
     if exclude_lines:
         _print_exclude_lines(step, rows, blend)
@@ -174,7 +174,7 @@ def _show_document(replay: Replay, text: str, last: int, as_json: bool) -> None:
             unread[-1] = unread[-1][0], number
         else:
             unread.append((number, number))
-        for row in _trace_rows(planned):
+        for row in trace_step(planned.step, planned.blend):
             if row.source == source and any(other == document for other, *_ in row.contents):
                 is_read = True
                 skipped = ", skipped" if blend.clock.is_skipped(number) else ""
@@ -189,10 +189,6 @@ def _report_unknown(span: StepRange, error: EnergonExtError) -> None:
     click.echo(printable(f"{span}: {error}"), err=True)
 
 
-def _trace_rows(planned: PlannedStep) -> Iterator[TracedRow]:
-    return trace_step(planned.step, planned.blend)
-
-
 def _document(text: str, blend: Run) -> tuple[str, int]:
     """Parse ``SOURCE:NUMBER``, with the key or the name of a source, and return key and number."""
     name, _, number = text.rpartition(":")
@@ -201,18 +197,11 @@ def _document(text: str, blend: Run) -> tuple[str, int]:
     if source not in blend.sources or not re.fullmatch("[0-9]{1,18}", number):
         known = choices(name, [*blend.sources, *keys])
         raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; the sources are {known}")
-    count = _count_documents(blend.sources[source])
+    planned = blend.sources[source]
+    count = planned.first_rows.stored_documents or planned.documents
     if int(number) >= count:
         raise ConfigError(f"--document {text}: {source} has {count:,} documents, counted from 0.")
     return source, int(number)
-
-
-def _count_documents(source: PlannedSource) -> int:
-    """Return the number of documents that a source has, whether or not they are read."""
-    rows = source.first_rows
-    if isinstance(rows, PackedRows):
-        return len(rows.lengths)
-    return source.documents if rows.subset is None else rows.subset[1]
 
 
 def _print_exclude_lines(step: int, rows: Sequence[TracedRow], blend: Run) -> None:

@@ -233,10 +233,7 @@ def _plan_source(
     rows: Rows
     reader: Reader
     if (splice := splices.by_key.get(entry.key)) is None:
-        subset = subset_size(entry, found)
-        rows = _plan_packed(
-            *(entry, found, task, spec, documents, subset, check_whole(entry, epochs), passes)
-        )
+        rows = _plan_packed(entry, found, task, spec, documents, check_whole(entry, epochs), passes)
         reader = task.reader(entry, found, spec)
     else:
         rows, reader = plan_frames(
@@ -259,7 +256,6 @@ def _plan_packed(
     task: Task,
     spec: Spec,
     documents: range,
-    subset: int | None,
     epochs: int | None,
     passes: Passes,
 ) -> PackedRows:
@@ -280,7 +276,7 @@ def _plan_packed(
         shuffled=not passes.validating,
         arrangement=_arrangement_of(entry),
         rank=functools.partial(_rank, entry, found, lengths, documents),
-        subset=subset,
+        subset=subset_size(entry, found),
         **_blocks_of(entry, found, kind),
     )
     return PackedRows(

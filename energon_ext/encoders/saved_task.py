@@ -47,8 +47,8 @@ def plan_saved(mix: Mix, spec: Spec, topology: Topology, as_whole: bool) -> Run:
 class SavedTask(Task):
     """The task of a run whose encoder is not there: its rows are planned, but not read.
 
-    What is cached of text and samples is found by the encoding
-    that the spec names, and is never made here.
+    What is cached of text and samples is found by the encoding that the spec names, and is never
+    made here.
     """
 
     saved: Spec

@@ -288,7 +288,7 @@ class ExactDataLoader(SavesState):
         ranks: int | None = None,
         batch_rows: int | None = None,
     ) -> None:
-        """Continue at the begin of a step, as any data-parallel rank of any number of ranks.
+        """Continue at the start of a step, as any data-parallel rank of any number of ranks.
 
         With this, a run goes on in the same processes when it loses or regains ranks: all of them
         go back to the mark before the step and divide its rows again. If the loader is at ``start``
@@ -317,19 +317,16 @@ class ExactDataLoader(SavesState):
             >>> loader.continue_from(start, rank=1, ranks=3)    # doctest: +SKIP
         """
         self._check_open()
-        given = {"rank": rank, "ranks": ranks, "batch_rows": batch_rows}
-        topology = _change(self._run.topology, {k: n for k, n in given.items() if n is not None})
+        topology = _change(self._run.topology, rank=rank, ranks=ranks, batch_rows=batch_rows)
         if (contexts := self._run.options.contexts) is not None:
             contexts.check_ranks(topology.ranks)
-        if ranks is not None:
-            self.comparison.skip()
-        is_same = topology == self._run.topology
         moved = self._run.on(topology)
         if isinstance(start, Progress):
-            stays = is_same and ranks is not None  # without ranks, it leaves a group
-            if stays and start.plan is moved.progress.plan and not moved.progress.done:
-                return
             _check_between_steps(start.done, topology)
+            is_there = start.plan is moved.progress.plan and not moved.progress.done
+            if is_there and topology == self._run.topology and ranks is not None:
+                self.comparison.skip()
+                return
             moved.progress = start.copy()
         else:
             content = check_seal(start)
@@ -337,6 +334,8 @@ class ExactDataLoader(SavesState):
             _check_between_steps(content["done"], topology)
             check_same_run(moved, content)
             self.changes = changes
+        if ranks is not None:
+            self.comparison.skip()
         self._run.adopt(moved)
         self.dataset.move_to(topology.rank, topology.ranks)
         self._drop_batches()
@@ -373,17 +372,12 @@ class _Planner(IterableDataset[Any]):
             yield Failure.of(error)
 
 
-def _change(topology: Topology, given: Mapping[str, int]) -> Topology:
+def _change(topology: Topology, **given: int | None) -> Topology:
     """Return a topology with other ranks or batches, which need not divide a step."""
-    for name, value in given.items():
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    for name, value in changes.items():
         check_integer(f"continue_from: {name}", value, int(name != "rank"))
-    changed = dataclasses.replace(
-        topology,
-        rank=given.get("rank", topology.rank),
-        ranks=given.get("ranks", topology.ranks),
-        batch_rows=given.get("batch_rows", topology.batch_rows),
-        is_uneven=True,
-    )
+    changed = dataclasses.replace(topology, **changes, is_uneven=True)
     if changed.rank >= changed.ranks:
         raise ConfigError(
             f"continue_from: rank {changed.rank} of {changed.ranks} ranks found; it must be below "

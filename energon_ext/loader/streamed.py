@@ -108,6 +108,10 @@ class StreamedLoader(SavesState):
             raise ConfigError("This loader was closed; create a new one and load the state.")
         return self._loader
 
+    @property
+    def ends_step(self) -> bool:
+        raise ConfigError("ends_step: the batches of streamed sources do not belong to steps.")
+
     # State --------------------------------------------------------------------------------------
 
     def mark(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.megatron.moe import unwrap
 from energon_ext.megatron.step import forward_step
 from energon_ext.plan.context_cost import ContextTime
+from energon_ext.plan.layout import segment_alignment
 from energon_ext.state.together import collective_device
 
 
@@ -73,7 +74,7 @@ def measure_context_times(
         for lengths in listed:
             batch = _batch(lengths, size, alignment)
             taken = [_run(model, batch) for _ in range(repeats + 1)][1:]
-            multiple = _multiple(size, alignment)
+            multiple = segment_alignment(size, alignment)
             positions = [length + -length % multiple for length in lengths]
             seconds = _slowest(taken)
             times.append(ContextTime(context_size=size, lengths=positions, seconds=seconds))
@@ -96,13 +97,8 @@ def _lengths(positions: int) -> list[list[int]]:
     ]
 
 
-def _multiple(size: int, alignment: int) -> int:
-    """Return the multiple of positions at which documents begin on ranks that share them."""
-    return alignment if size == 1 else 2 * alignment * size
-
-
 def _batch(lengths: Sequence[int], size: int, alignment: int) -> PackedBatch:
-    multiple = _multiple(size, alignment)
+    multiple = segment_alignment(size, alignment)
     # One token more is only a label: a document then has as many positions as its length says.
     row = Row([np.zeros(length, np.int64) for length in lengths], source="measured")
     row.slices[-1] = np.zeros(lengths[-1] + 1, np.int64)

@@ -87,8 +87,12 @@ class MegatronEnergonLoader(SavesState):
 
     @property
     def ends_step(self) -> bool:
-        """True if the last batch completed its step, and before the first batch of a step."""
-        return bool(self.loader.ends_step)  # only planned data knows it
+        """True if the last batch completed its step, and before the first batch of a step.
+
+        Raises:
+            ConfigError: the sources are streamed.
+        """
+        return self.loader.ends_step
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch drawn, as JSON values."""

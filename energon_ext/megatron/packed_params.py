@@ -61,7 +61,7 @@ def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> 
     if batch.context_size is not None:
         check_core()
         params.local_cp_size = batch.context_size
-        params.cp_group = context_group(batch)  # none: Megatron's own tests refuse one of a rank
+        params.cp_group = context_group(batch)  # None for one rank: Megatron rejects it
     if isinstance(batch, ContextParallelSlice):
         # The same ends: if there are gaps, Transformer Engine does not use its fast kernels.
         params.cu_seqlens_q_padded = params.cu_seqlens_kv_padded = ends

@@ -7,16 +7,16 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ZeroWeightsError
 from energon_ext.mixture.blend import BlendSampler, InOrderSampler
 from energon_ext.mixture.interleave import Credits, InterleaveSampler
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, ZERO, Tree
 from energon_ext.weights import Weights
 
 
-def zero_weights_error(unit: str, position: int, whose: str, remedy: str = "") -> ConfigError:
+def zero_weights_error(unit: str, position: int, whose: str, remedy: str = "") -> ZeroWeightsError:
     """Return the error that nothing can be drawn at a position, counted in a unit."""
-    return ConfigError(
+    return ZeroWeightsError(
         f"Every weight is 0 at {unit} {position}{whose}. Give one of them a weight > 0 there"
         + (f", or {remedy}." if remedy else ".")
     )
@@ -80,7 +80,7 @@ class Mixture:
         """Set the weights for a position on the schedule axis; False if nothing can be drawn."""
         return self._root.open(position, self.ended)
 
-    def error_of_weights(self, position: int, what: str, remedy: str) -> ConfigError:
+    def error_of_weights(self, position: int, what: str, remedy: str) -> ZeroWeightsError:
         """Return the error that sources that have not ended have no weight at a position.
 
         Args:

@@ -80,7 +80,7 @@ class Blend:
         """Tokens in one epoch of each source whose documents are read whole."""
         return {}
 
-    @property
+    @functools.cached_property
     def names(self) -> dict[str, str]:
         """Display names of the sources that have one, and of their parts."""
         return {
@@ -89,6 +89,11 @@ class Blend:
             if source.shown_as
             for part in (key, *source.parts)
         }
+
+    @property
+    def next_position(self) -> int | None:
+        """The position of the next step that is read; None if it is not planned."""
+        return None
 
     @functools.cached_property
     def loss_weights(self) -> dict[str, WeightSpec]:

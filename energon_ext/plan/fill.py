@@ -17,9 +17,8 @@ def describe_short_sources(blend: Blend) -> Iterator[str]:
     Rows are not filled with copies: a step would weight these documents by chance. The share of
     rows stays as configured, and the row has padding.
     """
-    names = blend.names  # a property that looks at all sources
     short = {
-        names.get(key, key): fullest
+        blend.names.get(key, key): fullest
         for key, source in blend.sources.items()
         if (fullest := source.fullest) < 1
     }

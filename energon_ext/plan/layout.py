@@ -113,7 +113,7 @@ class Layout:
     seconds: float
 
     def of_rank(self, rank: int) -> list[MicroBatch]:
-        """Return the micro-batches of a rank, in order."""
+        """Return the micro-batches that a rank runs, in order."""
         return [each for each in self.micro_batches if rank in each.ranks]
 
 
@@ -167,7 +167,7 @@ class ContextOptions:
 
     def segment_alignment(self, size: int) -> int:
         """Return the multiple of positions at which documents begin on a block."""
-        return self.alignment if size == 1 else 2 * self.alignment * size
+        return segment_alignment(size, self.alignment)
 
     def positions(self, lengths: np.ndarray, size: int) -> np.ndarray:
         """Return the positions that documents take on a block, with what aligns the next one.
@@ -209,6 +209,11 @@ class ContextOptions:
                 f"sizes: blocks of {self.sizes[-1]} ranks do not divide {ranks} ranks; use smaller "
                 f"sizes, or another number of ranks."
             )
+
+
+def segment_alignment(size: int, alignment: int) -> int:
+    """Return the multiple of positions at which documents begin if ``size`` ranks share them."""
+    return alignment if size == 1 else 2 * alignment * size
 
 
 def lay_out(

@@ -57,7 +57,7 @@ class NumberedRows:
 
     Raises:
         ConfigError: the run has live weights, layouts, rows of several lengths, or breakpoints that
-            count the batches of a rank.
+            count batches.
 
     State: the cursor of the run after some rows, see :mod:`energon_ext.plan.cursor`. It may be
     saved after any row, and depends on nobody's batches, ranks or workers.

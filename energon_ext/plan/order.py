@@ -118,21 +118,13 @@ class EpochOrder:
         """Documents of an epoch that begins now."""
         return self.size if self.subset is None else self.subset
 
-    def stored(self, first: int, stop: int) -> np.ndarray:
-        """Return the documents ``first`` to ``stop - 1`` of such an epoch, as stored."""
-        return self.among(self.subset, first, stop)
-
-    def among(self, subset: int | None, first: int, stop: int) -> np.ndarray:
-        """Return the documents ``first`` to ``stop - 1`` of a subset, as stored."""
-        return self._among(subset, np.arange(first, stop))
-
     @property
     def epoch_size(self) -> int:
         """Documents of the current epoch."""
         return self.size if self.chosen is None else self.chosen
 
-    def _among(self, subset: int | None, places: np.ndarray) -> np.ndarray:
-        """Return the documents at places of a subset, which is sorted once."""
+    def among(self, subset: int | None, places: np.ndarray) -> np.ndarray:
+        """Return the documents at places of a subset in stored order; None for all documents."""
         if subset in (None, self.size):
             return places
         if subset not in self._subsets:
@@ -174,12 +166,12 @@ class EpochOrder:
         stop = min(self.position + count, self.epoch_size)
         places = np.arange(self.position, stop)
         if not self.shuffled:
-            return self._among(self.chosen, places)
+            return self.among(self.chosen, places)
         if self.arranged is not None:
             return self._arrange(places, self.arranged)
         if self.blocks[0] == 1:
-            return self._among(self.chosen, self._permute(places))
-        return self._among(self.chosen, self._in_blocks(self._mixed_places(stop)))
+            return self.among(self.chosen, self._permute(places))
+        return self.among(self.chosen, self._in_blocks(self._mixed_places(stop)))
 
     def saved_arrangement(self) -> Any:
         """Return the arrangement of the current epoch as a state contains it, None for random."""
@@ -203,7 +195,7 @@ class EpochOrder:
 
     def _arrange(self, places: np.ndarray, arranged: Arrangement) -> np.ndarray:
         if arranged.by is None:
-            return self._among(self.chosen, places)
+            return self.among(self.chosen, places)
         if arranged.buckets is not None:
             key = f"{self.key}/{self.epoch}"
             places = mix_in_buckets(places, self.epoch_size, arranged.buckets, key)
@@ -216,7 +208,7 @@ class EpochOrder:
             ranked = self.rank(arranged)
             if self.chosen is not None:
                 is_chosen = np.zeros(self.size, bool)
-                is_chosen[self._among(self.chosen, np.arange(self.chosen))] = True
+                is_chosen[self.among(self.chosen, np.arange(self.chosen))] = True
                 ranked = ranked[is_chosen[ranked]]
             self._ranked[name] = ranked
         return self._ranked[name]

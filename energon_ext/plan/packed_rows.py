@@ -112,7 +112,8 @@ class PackedRows(Rows):
         """Raise ConfigError if all documents are empty or excluded: there would never be a row."""
         stop = self._order.documents
         for begin in range(0, stop, 64):
-            numbers = self._order.stored(begin, min(begin + 64, stop)) + self._first
+            places = np.arange(begin, min(begin + 64, stop))
+            numbers = self._order.among(self._order.subset, places) + self._first
             if self.lengths.lengths(numbers)[~_among(numbers, self.excluded)].any():
                 return
         reason = "empty or excluded" if len(self.excluded) else "empty"
@@ -151,6 +152,10 @@ class PackedRows(Rows):
     def repack(self, row_tokens: int) -> None:
         former, self._packer = self._packer, self.with_length(row_tokens)._packer
         self._repack(former)
+
+    @property
+    def stored_documents(self) -> int:
+        return len(self.lengths)
 
     @property
     def subset_change(self) -> tuple[int, int] | None:
@@ -192,7 +197,8 @@ class PackedRows(Rows):
         excluded = self._excluded_of_source
         if self._order.subset is None or not len(excluded):
             return excluded
-        chosen = self._order.stored(0, self._order.documents) + self._first
+        places = np.arange(self._order.documents)
+        chosen = self._order.among(self._order.subset, places) + self._first
         return excluded[np.isin(excluded, chosen)]
 
     @property
@@ -225,8 +231,8 @@ class PackedRows(Rows):
             left_out = self.lengths.lengths(self._excluded_of_source)
             tokens = self.lengths.tokens_in(first, stop) - int(left_out.sum())
         else:
-            bounds = [*range(0, subset, _SUMMED_DOCS), subset]
-            chunks = (self._order.among(subset, *each) for each in itertools.pairwise(bounds))
+            bounds = itertools.pairwise([*range(0, subset, _SUMMED_DOCS), subset])
+            chunks = (self._order.among(subset, np.arange(*each)) for each in bounds)
             tokens = sum(self._sum_tokens(chunk + self._first) for chunk in chunks)
         self._tokens_by_subset[subset] = tokens
         return tokens
@@ -257,7 +263,7 @@ class PackedRows(Rows):
         return is_plan_taken and not len(self._plan.carried) and self._order.ended
 
     def take(self, count: int) -> TakenPackedRows:
-        taken = TakenPackedRows(self.lengths, self._packer.seq_len)
+        taken = TakenPackedRows(self.lengths)
         while count and not self.ended:
             if self.next_row == len(self._plan):
                 self._pack_next()
@@ -433,8 +439,8 @@ def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:
 class TakenPackedRows(TakenRows):
     """Packed rows, not yet read."""
 
-    def __init__(self, lengths: Lengths, row_tokens: int) -> None:
-        self._lengths, self._row_tokens = lengths, row_tokens
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
         self._rows: list[tuple[PackPlan, int]] = []  # pack plan, row in the plan
         self.num_tokens = self.num_documents = 0
 

@@ -147,6 +147,11 @@ class Rows(ABC):
         return 1.0
 
     @property
+    def stored_documents(self) -> int | None:
+        """Documents of the source, whether or not they are read; None for those of an epoch."""
+        return None if self.subset is None else self.subset[1]
+
+    @property
     def source_tokens(self) -> int | None:
         """Tokens in one epoch if there were no subset; None if documents are not read whole."""
         return None

@@ -201,13 +201,10 @@ class Run(Blend):
 
     def _repack(self, position: int) -> Topology:
         """Change the length of rows as their schedule asks; return the topology of the step."""
-        clock, plan = self.clock, self.plan
-        if clock.rows is None:
-            return self.topology
-        row_tokens = clock.rows.at(position)
-        if row_tokens != plan.row_tokens:
-            plan.repack(row_tokens)
-        return clock.topology_of(row_tokens)
+        row_tokens = self.clock.row_tokens_at(position)
+        if row_tokens != self.plan.row_tokens:
+            self.plan.repack(row_tokens)
+        return self.clock.topology_of(row_tokens)
 
     def draw_own_steps(self) -> Iterator[DrawnStep]:
         """Yield the next steps as this rank reads them."""
@@ -256,7 +253,6 @@ class Run(Blend):
 
     @property
     def next_position(self) -> int:
-        """The position of the next step that is read."""
         plan, skipped = self.progress.plan, 0
         while self.clock.is_skipped(plan.step + skipped):
             skipped += 1

@@ -27,7 +27,7 @@ from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.batch.row_hashes import row_digests
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.megatron import processes
-from tests.support import config, write_mix, write_tokens
+from tests.support import config, write_distinct_rows
 
 SEQ_LEN, RANKS, STEPS = 32, 4, 8
 TORCHFT = os.environ.get("ENERGON_EXT_TORCHFT")
@@ -51,12 +51,7 @@ PATIENCE = datetime.timedelta(seconds=processes.TIMEOUT_SECONDS / 2)
 
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
-    """Two sources in which no two rows of an epoch are the same."""
-    folder = tmp_path_factory.mktemp("data")
-    for name, count, first in (("a", 400, 0), ("b", 300, 100)):
-        documents = [[first + n % 100, n // 100] * (1 + n % 21) for n in range(count)]
-        write_tokens(folder / name, documents)
-    return write_mix(folder / "mix.yaml", [("a", {"linear": {0: 3, 9: 1}}), ("b", 1)])
+    return write_distinct_rows(tmp_path_factory.mktemp("data"))
 
 
 def open_loader(mix, rows, workers=0):

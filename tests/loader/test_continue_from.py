@@ -21,7 +21,15 @@ from energon_ext.batch.row_hashes import row_digests
 from energon_ext.errors import RankError
 from energon_ext.plan.trace import rows_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
-from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
+from tests.support import (
+    config,
+    loader_for,
+    take,
+    write_dataset,
+    write_distinct_rows,
+    write_mix,
+    write_tokens,
+)
 
 SEQ_LEN = 32
 STEPS = 9
@@ -29,12 +37,7 @@ STEPS = 9
 
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
-    """Two sources in which no two documents, and so no two rows of an epoch, are the same."""
-    folder = tmp_path_factory.mktemp("data")
-    for name, count, first in (("a", 400, 0), ("b", 300, 100)):
-        documents = [[first + n % 100, n // 100] * (1 + n % 21) for n in range(count)]
-        write_tokens(folder / name, documents)
-    return write_mix(folder / "mix.yaml", [("a", {"linear": {0: 3, 9: 1}}), ("b", 1)])
+    return write_distinct_rows(tmp_path_factory.mktemp("data"))
 
 
 def new_loader(mix, rank=0, ranks=1, rows=12, batch=1, workers=0, **options):

@@ -177,6 +177,14 @@ def scheduled(folder, breakpoint, **fields):
     return [str(path)]
 
 
+def growing(folder):
+    """A mix whose rows become longer at step 3."""
+    path = support.write_mix(folder / "growing.yaml", [("./a", 3), ("./b", 1)])
+    rows = {"row_tokens": {"step": {0: 16, 3: 32}}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **rows}))
+    return [str(path)]
+
+
 @pytest.mark.parametrize(
     ("counted", "breakpoint", "first_step", "end"),
     [
@@ -214,6 +222,17 @@ def test_schedules_in_steps_are_refused_with_a_batch_size_ramp(launch, planned, 
         provide()
     launch.data_path = scheduled(planned.parent, 5000, schedule_axis="tokens")
     assert provide()
+    launch.data_path = growing(planned.parent)
+    with pytest.raises(ConfigError, match="schedule_axis: steps, with --rampup-batch-size"):
+        provide()
+
+
+def test_graphs_of_one_number_of_segments_are_refused_for_rows_that_grow(launch, planned):
+    launch.data_path = growing(planned.parent)
+    assert provide()
+    launch.energon_packing_max_docs_per_bin, launch.cuda_graph_impl = 3, "local"
+    with pytest.raises(ConfigError, match="row_tokens: --cuda-graph-impl local replays one number"):
+        provide()
 
 
 def test_the_axis_option_must_agree_with_the_metadataset(launch, planned):

@@ -25,7 +25,6 @@ from energon_ext.megatron.lm.state import MegatronLMLoader
 from energon_ext.megatron.loss import LOSS_KEY, SOURCE_PREFIX
 from energon_ext.metrics.boards import DATA_DIGEST, scalars_of
 from energon_ext.metrics.file import MetricsFile, describe_blend
-from energon_ext.plan.run import Run
 from energon_ext.state.together import collective_device, on_all_ranks
 
 logger = log_of(__name__)
@@ -147,8 +146,7 @@ class DataLog:
                 shares = blend.shares_at(begin)
                 parts["planned"][:] = torch.tensor([shares.get(key, 0.0) for key in keys])
             blend, self._row = self._loader.blend, self._rows()
-            # The position of the next step, if it is planned.
-            self._begin = blend.next_position if isinstance(blend, Run) else None
+            self._begin = blend.next_position
         counts = local.to(collective_device())
         # Not over context-parallel ranks, as they all load the same rows.
         dist.all_reduce(counts, group=parallel_state.get_tensor_and_data_parallel_group())
