@@ -65,6 +65,7 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     by_source = _mean_loss(run.source_loss, run.tokens, add)
     lines = [(centres, losses) for losses in (*by_source.T, total)]
     key = f"black: all sources · coloured: single sources · means over {style.window_size(steps)}"
+    key += " · triangles: unusually high losses" * bool(spikes)
     figure, (axes,) = style.new_figure("Training loss", key)
     axes.plot(run.step, run.loss, color=FAINT, linewidth=1)
     colors = (*COLORS[: len(run.sources)], INK)
@@ -78,7 +79,6 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     first, last = style.last_known(total[::-1]), style.last_known(total)
     change = f"from {first:.2f} to {last:.2f} nats per token in {plural(len(run.step), 'step')}"
     caption = f"The mean loss went {change}. The line of a source starts with its first batch."
-    caption += " Triangles mark unusually high losses." * bool(spikes)
     return Picture("loss", figure, caption)
 
 
