@@ -100,7 +100,8 @@ def check_cases(data, folder, ranks, seeds, max_workers=0):
         if set(types) == {"DataExhaustedError"}:
             ended += 1
         else:  # one rank names the problem; the others may only notice that it has left
-            assert "ConfigError" in types and set(types) <= {"ConfigError", "RuntimeError"}, where
+            assert "ZeroWeightsError" in types, where
+            assert set(types) <= {"ZeroWeightsError", "RuntimeError"}, where
     return ended
 
 
