@@ -13,6 +13,7 @@ and must resume with the same total number of workers.
 """
 
 import contextlib
+import copy
 import signal
 import sys
 import time
@@ -29,6 +30,7 @@ from energon_ext import ConfigError
 from energon_ext.cli.shown_rows import describe_answers
 from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import DocumentLossLog
+from energon_ext.metrics.file import describe_blend, epochs_after
 from energon_ext.plan.cursor import digest_of_state
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.consumption import Consumption
@@ -180,6 +182,8 @@ class Run:
     def start_log(self, folder, step):
         """Open the log on the one rank that has a source and, on the last stage, the loss."""
         args = self.args
+        if self.source is not None:
+            self.begun_with = describe_blend(self.blend), copy.deepcopy(self.consumed)
         enabled = (
             self.source is not None
             and parallel_state.is_pipeline_last_stage()
@@ -227,7 +231,7 @@ class Run:
 
     def counts(self):
         """Return the consumption so far by source, and the epochs left of sources with a limit."""
-        epochs = self.consumed.epochs(self.blend.documents, self.blend.epoch_tokens)
+        epochs = self.epochs()
         return {
             "tokens_in_all": self.consumed.tokens,
             "shares": self.consumed.shares(),
@@ -238,6 +242,16 @@ class Run:
                 if source.max_epochs is not None
             },
         }
+
+    def epochs(self):
+        """Return the epochs read so far by source; a resume may change the size of an epoch."""
+        about, before = self.begun_with
+        found = {}
+        for key in self.blend.documents:
+            earlier = before.tokens[key], before.rows[key]
+            tokens, rows = self.consumed.tokens[key], self.consumed.rows[key]
+            found[key] = epochs_after(about, key, tokens - earlier[0], rows - earlier[1], earlier)
+        return found
 
     def restore(self, checkpoints, may_begin):
         """Restore the last checkpoint; return its step, or 0 if there is none."""

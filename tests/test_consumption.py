@@ -4,10 +4,14 @@
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch.distributed as dist
+from megatron.energon import TaskEncoder, stateless
 
-from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext import DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.rows import Row
 from energon_ext.errors import StateFormatError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.consumption import Consumption
@@ -91,6 +95,33 @@ def test_a_moved_source_keeps_counting_under_its_new_key(tmp_path):
         continued.add_batch(batch)
     drawn = drawn_of(find_blend(moved))
     assert {key: continued.tokens[key] for key in drawn} == {k: n for k, (_, n) in drawn.items()}
+
+
+def test_samples_that_are_not_packed_are_counted_as_documents(mix):
+    """A plan counts each as one token, but its batches count real ones."""
+
+    class Words(DynamicBlendMixin, TaskEncoder):
+        @stateless
+        def encode_sample(self, sample):
+            return sample
+
+        @stateless
+        def batch(self, samples):
+            keys = ["a:train", "b:train"]
+            rows = [
+                Row([np.arange(9)], source=f"{each.text[0]}:train", documents=1) for each in samples
+            ]
+            return BatchAssembler(16)(rows, keys)
+
+    dataset = get_train_dataset(mix, worker_config=config(), batch_size=4, task_encoder=Words())
+    consumed, loader = Consumption(), loader_for(dataset)
+    for batch in take(loader, 30):
+        consumed.add_batch(batch)
+    blend = find_blend(loader)
+    assert blend.documents == {"a:train": 50, "b:train": 30} and blend.epoch_tokens == {}
+    epochs = consumed.epochs(blend.documents, blend.epoch_tokens)
+    assert {key: count * blend.documents[key] for key, count in epochs.items()} == consumed.rows
+    assert sum(consumed.rows.values()) == 120
 
 
 def test_a_source_without_known_documents_has_no_epochs():

@@ -18,7 +18,7 @@ from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.encoders.plan_mix import plan_mix
 from energon_ext.encoders.quiet import quiet_encoding
-from energon_ext.encoders.sample_task import SampleTask
+from energon_ext.encoders.sample_task import SampleTask, refuse_contexts
 from energon_ext.encoders.sources import check_unlimited, even_virtual_epoch
 from energon_ext.encoders.stream_mix import load_source, stream_mix
 from energon_ext.encoders.task import Passes, Task
@@ -105,6 +105,7 @@ class DynamicBlendMixin(TaskEncoder):
         return self._sample_task(SampleTask)
 
     def _sample_task(self, task_class: type[_Task], **options: Any) -> _Task:
+        refuse_contexts(self, getattr(self, "contexts", None))
         methods = SampleMethods.of(self)
         return task_class(
             encoder=self,

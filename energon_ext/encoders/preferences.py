@@ -22,10 +22,12 @@ from energon_ext.chats.records import Conversation
 from energon_ext.chats.templates import ChatTemplate
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pair_task import PairTask, PreferencePair
+from energon_ext.encoders.sample_task import refuse_contexts
 from energon_ext.encoders.sft import template_of
 from energon_ext.encoders.text import TextDecoder
 from energon_ext.errors import SampleError
 from energon_ext.losses.pairs import REF_LOG_PROBS
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.tokenizers.protocol import Tokenizer, check_tokenizer
 
 
@@ -65,6 +67,7 @@ class PreferenceTaskEncoder(DynamicBlendMixin, TaskEncoder):
 write_reference` must have written. Without it they have none.
         alignment: every answer begins at a multiple of this many positions.
         chat_template, chat_template_kwargs, answer_end: see :class:`~energon_ext.SFTTaskEncoder`.
+        contexts: refused, since rows of pairs are not taken apart.
 
     Raises:
         ConfigError: an option is out of range, pairs cannot be planned, or the reference has not
@@ -96,7 +99,9 @@ write_reference` must have written. Without it they have none.
         chat_template: ChatTemplate | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         answer_end: str | None = None,
+        contexts: ContextOptions | None = None,
     ):
+        refuse_contexts(self, contexts)
         check_tokenizer(tokenizer)
         check_integer("seq_len", seq_len, 2)
         if reference is not None:

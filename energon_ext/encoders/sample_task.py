@@ -21,6 +21,7 @@ from energon_ext.encoders.text_key import check_text_keys
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.packing import BestFitPacker
 from energon_ext.plan.cost import cost_to_json
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.source import Reader
 from energon_ext.plan.spec import DOCUMENTS, SAMPLES, KindSpec, Spec
 from energon_ext.samples.context import encoder_context
@@ -194,3 +195,13 @@ def _pack_tokens(methods: SampleMethods, key: str, row: Row) -> Any:
     assert methods.pack_tokens is not None, "the encoder reads token files"
     with encoder_context(source_key=key):
         return methods.pack_tokens(row)
+
+
+def refuse_contexts(encoder: Any, contexts: Any) -> None:
+    """Raise ConfigError if an encoder of samples is to read its steps in layouts."""
+    if isinstance(contexts, ContextOptions):
+        raise ConfigError(
+            f"contexts: {type(encoder).__name__} packs samples into rows, and only the lengths of "
+            f"whole samples are known, so a layout cannot take its rows apart; leave it out, or "
+            f"lay out units of your own with energon_ext.plan.layout.lay_out."
+        )

@@ -132,6 +132,22 @@ class PlanSampler(Sampler[int]):
             self._next += self._ranks
             yield self.index(number)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Refuse all epochs but the first: accelerate and loops like it call this before each.
+
+        They resume by counting batches from the beginning of an epoch, and do not always say of
+        which one, so the samples of the first would come again.
+
+        Raises:
+            ConfigError: the epoch is not 0.
+        """
+        if epoch:
+            raise ConfigError(
+                f"PlanSampler: epoch {epoch} of a loop found; let its first epoch be the whole run "
+                f"(samples=rows_per_step x steps). In a loop of your own, leave out set_epoch: "
+                f"each iter() continues the plan."
+            )
+
     def index(self, number: int) -> int:
         """Return the index of a sample, given by its number in the plan."""
         source, (documents, *_), _, _ = self._rows[number]

@@ -93,10 +93,11 @@ def follow_context_groups(model: torch.nn.Module) -> None:
 
     Raises:
         ConfigError: the model has state-space layers, predicts several tokens, or has auxiliary
-            losses of routers: they need all positions of a document; or megatron-core is older than
-            0.16.
+            losses of routers: they need all positions of a document; it has virtual stages of two
+            pipeline stages; or megatron-core is older than 0.16.
     """
     check_core()
+    _check_virtual_stages()
     inner = unwrap(model)
     config = inner.config
     for name, found in (
@@ -129,6 +130,18 @@ def check_core() -> None:
         raise ConfigError(
             "contexts: the context-parallel groups of a layout differ between micro-batches, which "
             "needs megatron-core 0.16 or later."
+        )
+
+
+def _check_virtual_stages() -> None:
+    """Raise ConfigError for virtual stages of exactly two pipeline stages."""
+    virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    if virtual > 1 and parallel_state.get_pipeline_model_parallel_world_size() == 2:
+        raise ConfigError(
+            f"virtual_pipeline_model_parallel_size: {virtual} found; the micro-batches of a layout "
+            f"differ in length, and with two pipeline stages, where the stage before and the stage "
+            f"after are one rank, Megatron-core mixes up the lengths that they send; use more "
+            f"stages, or none."
         )
 
 

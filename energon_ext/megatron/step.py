@@ -268,13 +268,6 @@ def _check_layout(model: torch.nn.Module, batch: PackedBatch) -> None:
             "TransformerConfig.variable_seq_lengths=False: the micro-batches of a layout differ in "
             "length, which pipeline stages must tell each other; set it to True."
         )
-    virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
-    if stages == 2 and virtual > 1:
-        raise ConfigError(
-            "virtual_pipeline_model_parallel_size: the micro-batches of a layout differ in length, "
-            "and with two pipeline stages, where the stage before and the stage after are one "
-            "rank, Megatron-core mixes up the lengths that they send; use more stages, or none."
-        )
 
 
 def _check_context_parallel(model: torch.nn.Module) -> None:

@@ -22,6 +22,7 @@ from energon_ext.data_files import open_data, parse_json
 from energon_ext.errors import ConfigError
 from energon_ext.metrics.labels import short_labels
 from energon_ext.plan.blend import Blend
+from energon_ext.plan.epochs import EpochCount
 from energon_ext.state.schema import COUNT, check_shape
 
 FILE_NAME = "metrics.jsonl"
@@ -50,6 +51,12 @@ def _count(value: Any, where: str) -> None:
         raise ConfigError(f"{where}: {value} found, at most {_MAX_COUNT:,} is possible.")
 
 
+def _epoch_count(value: Any, where: str) -> None:
+    check_shape(value, [COUNT], where)
+    if len(value) != len(EpochCount._fields):
+        raise ConfigError(f"{where}: {value!r:.80} found, three counts are needed.")
+
+
 def _sources(value: Any, where: str) -> None:
     check_shape(value, [str], where)
     if not value:
@@ -68,6 +75,7 @@ FIELDS: dict[str, Event] = {
         "sources": _sources,
         "documents": {str: COUNT},
         "epoch_tokens": {str: COUNT},
+        "epoch_counts": {str: _epoch_count},
         "rows_per_step": COUNT,
         "config": {str: object},
         "names": {str: str},
@@ -89,7 +97,13 @@ FIELDS: dict[str, Event] = {
 }
 
 #: Defaults of fields that older runs lack.
-ADDED: Event = {"names": {}, "interleaves": {}, "epoch_tokens": {}, "data_digest": ""}
+ADDED: Event = {
+    "names": {},
+    "interleaves": {},
+    "epoch_tokens": {},
+    "epoch_counts": {},
+    "data_digest": "",
+}
 
 
 class MetricsFile:
@@ -129,6 +143,7 @@ def describe_blend(blend: Blend) -> dict[str, Any]:
         "sources": list(blend.documents),
         "documents": blend.documents,
         "epoch_tokens": blend.epoch_tokens,
+        "epoch_counts": {key: list(count) for key, count in blend.epoch_counts.items()},
         "names": blend.names,
         "interleaves": blend.interleaves,
         "data_digest": blend.data_digest,
@@ -262,9 +277,9 @@ def _digests(starts: Sequence[Event], steps: int) -> tuple[str, ...]:
 def _epochs(
     starts: Sequence[Event], sources: Sequence[str], tokens: np.ndarray, documents: np.ndarray
 ) -> np.ndarray:
-    """Return the epochs of each source; by documents if the tokens of an epoch are unknown.
+    """Return the epochs of each source.
 
-    What each process read is divided by its own size of an epoch, as a resume may change it.
+    What each process read is counted with its own size of an epoch, as a resume may change it.
 
     Args:
         tokens, documents: read in each step, [steps, sources].
@@ -274,14 +289,34 @@ def _epochs(
         owners[start["step"] :] = number
     for number, start in enumerate(starts):
         of_process = owners == number
-        sizes = [
-            [start[unit].get(key, 0) for key in sources] for unit in ("epoch_tokens", "documents")
+        read = tokens[of_process].sum(0).tolist(), documents[of_process].sum(0).tolist()
+        epochs += [
+            epochs_after(start, key, *counts) - epochs_after(start, key, 0, 0)
+            for key, *counts in zip(sources, *read)
         ]
-        in_tokens, in_documents = np.array(sizes, np.float64)
-        by_documents = documents[of_process].sum(0) / np.maximum(in_documents, 1)
-        by_tokens = tokens[of_process].sum(0) / np.maximum(in_tokens, 1)
-        epochs += np.where(in_tokens > 0, by_tokens, by_documents)
     return epochs
+
+
+def epochs_after(
+    about: Mapping[str, Any],
+    key: str,
+    tokens: float,
+    documents: float,
+    before: tuple[float, float] = (0, 0),
+) -> float:
+    """Return the epochs of a source that a run has read; by documents if tokens are unknown.
+
+    Args:
+        about: of the start of a process, see :func:`describe_blend`.
+        tokens, documents: read by that process.
+        before: tokens and documents read before it.
+    """
+    size = about["epoch_tokens"].get(key, 0)
+    if count := about["epoch_counts"].get(key):
+        return EpochCount(*count).after(tokens, size) if size else 0.0
+    if size:
+        return (before[0] + tokens) / size
+    return (before[1] + documents) / max(1, about["documents"].get(key, 0))
 
 
 def _validation(evaluated: Mapping[int, Mapping[str, Any]]) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.clock import Clock, RowLengths
+from energon_ext.plan.epochs import EpochCount
 from energon_ext.plan.source import Source
 from energon_ext.plan.topology import Topology
 from energon_ext.state.match import ENCODER, SourceNames
@@ -78,6 +79,11 @@ class Blend:
     @property
     def epoch_tokens(self) -> dict[str, int]:
         """Tokens in one epoch of each source whose documents are read whole."""
+        return {}
+
+    @property
+    def epoch_counts(self) -> dict[str, EpochCount]:
+        """Epochs read of each source whose epochs may differ in size, at the current step."""
         return {}
 
     @functools.cached_property

@@ -66,6 +66,9 @@ def save_cursor(run: Run, progress: Progress | None = None) -> dict[str, Any]:
         "inside": dict(run.step_settings) if progress.done else None,
         **({"loss_weights": run.loss_weights_as_json} if run.loss_weights else {}),
         **({"row_schedule": run.clock.rows.to_json()} if run.clock.rows else {}),
+        # A resume may change these two, but the ranks of a run may not differ in them.
+        **({"skip": [list(each) for each in run.clock.skip]} if run.clock.skip else {}),
+        **({"virtual_epoch_length": batches} if (batches := run.options.pass_batches) else {}),
     }
 
 
@@ -131,17 +134,26 @@ def restore_cursor(run: Run, state: Any) -> list[SourceChange]:
 
 def check_same_run(run: Run, state: Mapping[str, Any]) -> None:
     """Raise RankError unless a run reads the rows that follow a state of another rank."""
-    own = save_cursor(run)
-    parts = {
-        "the cost of rows": [each["spec"]["cost"] for each in (own, state)],
-        "data or settings": [each["data_digests"][-1:] for each in (own, state)],
-    }
-    if differing := [name for name, (one, other) in parts.items() if one != other]:
+    own, other = map(_same_on_all_ranks, (save_cursor(run), state))
+    if differing := [name for name, value in own.items() if value != other[name]]:
         raise RankError(
             f"This rank would read other rows than the rank whose state it has: they differ in "
             f"{', '.join(differing)}. Every rank plans the whole run, so start all of them with "
             f"the same metadataset, arguments and files."
         )
+
+
+def _same_on_all_ranks(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the states of all ranks have in common, apart from their place."""
+    loss_weights = state.get("loss_weights", {}).values()  # of keys, which may have other paths
+    return {
+        "the cost of rows": state["spec"]["cost"],
+        "contexts": state["spec"].get("contexts"),
+        "skip": state.get("skip"),
+        "virtual_epoch_length": state.get("virtual_epoch_length"),
+        "loss_weight": sorted(map(digest_of, loss_weights)),
+        "data or settings": state["data_digests"][-1:],
+    }
 
 
 def _restore(run: Run, state: Mapping[str, Any]) -> list[SourceChange]:

@@ -160,7 +160,8 @@ def epochs_counted(blend: Blend) -> np.ndarray:
     """Return the epochs that the orders of the sources have counted; NaN if that needs no order."""
     if not isinstance(blend, Run):
         return np.full(len(blend.keys), np.nan)
-    return np.array([rows.epochs_read for rows in blend.rows], np.float64)
+    counts = [rows.epoch_count for rows in blend.rows]
+    return np.array([np.nan if each is None else each.after(0, 1) for each in counts], np.float64)
 
 
 def epochs_at(forecast: Forecast, blend: Blend, tokens: int) -> np.ndarray:

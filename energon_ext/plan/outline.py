@@ -121,7 +121,11 @@ def _mix_of(blend: Blend) -> dict[str, Any]:
     names = [source.shuffle_name for source in blend.sources.values()]
     weights = blend.tree.map(lambda key: blend.sources[key].shuffle_name)
     assert weights is not None, "a blend has sources"
-    return {"sources": names, "weights": digest_of(weights.to_json())[:16]}
+    factors = {
+        blend.sources[key].shuffle_name: w.to_json() for key, w in blend.loss_weights.items()
+    }
+    digest = digest_of([weights.to_json(), *([factors] if factors else [])])[:16]
+    return {"sources": names, "weights": digest}
 
 
 def _cursor_of(blend: Blend) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import numpy as np
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.packing import BestFitPacker, Packer, PackPlan, Pieces, load_packer, pack_apart
 from energon_ext.plan.arrangement import arrangement_from_state
+from energon_ext.plan.epochs import EpochCount
 from energon_ext.plan.order import EpochOrder
 from energon_ext.plan.pack_window import PackWindow
 from energon_ext.plan.rows import Rows, TakenRows
@@ -164,15 +165,15 @@ class PackedRows(Rows):
         return None if now == then else (now, then)
 
     @property
-    def epochs_read(self) -> float | None:
-        """Epochs taken so far, if they may differ in size; the order counts them, then."""
+    def epoch_count(self) -> EpochCount | None:
         order, plan = self._order, self._plan
         if order.subset is None and order.chosen is None:
             return None
         in_rows = plan.totals[0, -1] - plan.totals[0, self.next_row]
         in_pieces = (plan.carried.stops - plan.carried.starts).sum()
         read = self._tokens_taken() - int(in_rows + in_pieces)
-        return max(0.0, order.epoch + read / max(1, self._tokens_of(order.epoch_size)))
+        size = self._tokens_of(order.epoch_size)
+        return EpochCount(order.epoch + 1, max(0, size - read), size)
 
     def _tokens_taken(self) -> int:
         """Return the tokens of the documents that were taken in this epoch; each summed once."""

@@ -16,6 +16,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
+from energon_ext.plan.epochs import EpochCount
 from energon_ext.state.match import check_fingerprint
 
 
@@ -157,8 +158,8 @@ class Rows(ABC):
         return None
 
     @property
-    def epochs_read(self) -> float | None:
-        """Epochs taken so far, if they differ in size; None if all have the same documents."""
+    def epoch_count(self) -> EpochCount | None:
+        """Epochs taken so far, if they may differ in size; None if all have the same documents."""
         return None
 
     @property

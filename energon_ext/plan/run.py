@@ -20,6 +20,7 @@ from energon_ext.mixture.tree import Tree
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock, RowLengths, add_rows
 from energon_ext.plan.cost import Cost, digest_of_cost
+from energon_ext.plan.epochs import EpochCount
 from energon_ext.plan.layout import ContextOptions, Layout, MicroBatch, lay_out_step
 from energon_ext.plan.plan import Plan
 from energon_ext.plan.progress import (
@@ -172,8 +173,23 @@ class Run(Blend):
 
     @property
     def epoch_tokens(self) -> dict[str, int]:
-        tokens = {key: source.first_rows.epoch_tokens for key, source in self.sources.items()}
+        """Tokens in one epoch of each source whose documents are read whole.
+
+        Samples that are not packed have none: a plan counts each as one token, batches do not.
+        """
+        rows = {key: source.first_rows for key, source in self.sources.items()}
+        tokens = {key: each.epoch_tokens for key, each in rows.items() if self._packs(each.kind)}
         return {key: count for key, count in tokens.items() if count is not None}
+
+    def _packs(self, kind: str) -> bool:
+        """Return whether rows of a kind are packed by the tokens of their documents."""
+        spec = self.spec.kinds.get(kind)
+        return spec is None or spec.packer is not None
+
+    @property
+    def epoch_counts(self) -> dict[str, EpochCount]:
+        counts = {key: rows.epoch_count for key, rows in zip(self.keys, self.rows)}
+        return {key: count for key, count in counts.items() if count is not None}
 
     def draw_steps(self) -> Iterator[Step]:
         """Draw the next steps; before each, wait until live weights cover it, unless on a fork."""

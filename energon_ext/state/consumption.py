@@ -69,6 +69,9 @@ class Consumption:
     ) -> dict[str, float]:
         """Return the number of passes over each source, by tokens if those of an epoch are given.
 
+        All that was consumed is divided by these sizes. If a resume has changed a ``subset``, the
+        epochs before it had others; :func:`energon_ext.metrics.file.epochs_after` knows them.
+
         Args:
             documents, tokens: size of one epoch of each source, over all ranks; see
                 :attr:`energon_ext.plan.blend.Blend.documents` and

@@ -132,7 +132,12 @@ _STATE = {
     "inside": (None, {str: object}),
 }
 #: What only some runs have.
-_OPTIONAL = {"loss_weights": {str: object}, "row_schedule": [_check_range]}
+_OPTIONAL = {
+    "loss_weights": {str: object},
+    "row_schedule": [_check_range],
+    "skip": [_check_range],
+    "virtual_epoch_length": COUNT,
+}
 
 
 def read_format(state: Any) -> Mapping[str, Any]:

@@ -19,8 +19,10 @@ from energon_ext import (
 )
 from energon_ext.batch.row_hashes import row_digests
 from energon_ext.errors import RankError
+from energon_ext.plan.layout import ContextOptions
 from energon_ext.plan.trace import rows_of
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from tests.loader.test_layouts import COST
 from tests.support import (
     config,
     loader_for,
@@ -40,10 +42,13 @@ def mix(tmp_path_factory):
     return write_distinct_rows(tmp_path_factory.mktemp("data"))
 
 
-def new_loader(mix, rank=0, ranks=1, rows=12, batch=1, workers=0, **options):
+def new_loader(
+    mix, rank=0, ranks=1, rows=12, batch=1, workers=0, virtual_epoch_length=0, **options
+):
     dataset = get_train_dataset(
         mix,
         worker_config=config(workers, rank, ranks),
+        virtual_epoch_length=virtual_epoch_length,
         batch_size=batch,
         rows_per_step=rows,
         task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, packing_buffer_docs=20, **options),
@@ -258,6 +263,47 @@ def test_a_rank_with_other_data_or_another_cost_is_refused(mix, tmp_path):
     other = new_loader(mix, balance="attention")
     with pytest.raises(RankError, match="they differ in the cost of rows. Every rank plans"):
         other.continue_from(state, rank=1, ranks=2)
+
+
+def written(mix, path, entry=(), **fields):
+    """Write the mix with other fields of its own, or of its first entry."""
+    content = json.loads(mix.read_text()) | fields
+    for each in (blend := content["splits"]["train"]["blend"]):
+        each["path"] = str(mix.parent / each["path"])
+    blend[0].update(entry)
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("differs", ["ours", "theirs", "both"])
+@pytest.mark.parametrize(
+    ("fields", "options", "named"),
+    [
+        ({"skip": [[5, 7]]}, {}, "skip"),
+        ({"entry": {"loss_weight": 0.5}}, {}, "loss_weight"),
+        ({}, {"virtual_epoch_length": 24}, "virtual_epoch_length"),
+        ({}, {"contexts": ContextOptions(budget=64, sizes=(1,), cost=COST)}, "contexts"),
+    ],
+    ids=["skip", "loss_weight", "virtual_epoch_length", "contexts"],
+)
+def test_a_rank_that_would_read_its_steps_in_another_way_is_refused(
+    mix, tmp_path, fields, options, named, differs
+):
+    """Else it would read rows that other ranks read, too, or train them with other weights."""
+    usual = written(mix, tmp_path / "usual.yaml"), {}
+    other = written(mix, tmp_path / "other.yaml", **fields), options
+    first, second = {"ours": (usual, other), "theirs": (other, usual), "both": (other, other)}[
+        differs
+    ]
+    state = new_loader(first[0], **first[1]).state_dict()
+    loader = new_loader(second[0], **second[1])
+    if differs == "both":
+        loader.continue_from(state, rank=1, ranks=2)
+        return
+    message = f"differ in (data or settings, )?{named}(, data or settings)?. Every rank"
+    with pytest.raises(RankError, match=message):
+        loader.continue_from(state, rank=1, ranks=2)
+    assert loader.worker_config.world_size == 1
 
 
 def test_a_closed_loader_does_not_go_on(mix):

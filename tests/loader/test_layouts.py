@@ -7,11 +7,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from megatron.energon import DefaultTaskEncoder
 
 from energon_ext import (
     ConfigError,
+    DynamicBlendMixin,
     ExactDataLoader,
     PackedTaskEncoder,
+    PreferenceTaskEncoder,
     SFTTaskEncoder,
     StateMismatchError,
     get_train_dataset,
@@ -296,6 +299,21 @@ def test_a_cost_that_no_state_could_contain_is_refused(mix):
     own = ContextOptions(sizes=(1,), budget=64, cost=lambda lengths, size: lengths)
     with pytest.raises(ConfigError, match="contexts: cost is a function; a MeasuredCost is needed"):
         open_loader(mix, own)
+
+
+def test_samples_are_not_read_in_layouts(mix):
+    """Pairs have the argument, others the attribute of a task encoder of texts."""
+    message = "contexts: {} packs samples into rows, and only the lengths of whole samples are know"
+    with pytest.raises(ConfigError, match=message.format("PreferenceTaskEncoder")):
+        PreferenceTaskEncoder(LargeTokenizer(), SEQ_LEN, contexts=contexts())
+
+    class Own(DynamicBlendMixin, DefaultTaskEncoder):
+        contexts = contexts()
+
+    with pytest.raises(ConfigError, match=message.format("Own")):
+        Own().task()
+    Own.contexts = ["an attribute of the user"]
+    Own().task()
 
 
 def test_fine_tuning_takes_layouts_too():

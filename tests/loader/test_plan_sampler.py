@@ -153,6 +153,15 @@ def test_a_wrong_argument_is_named(options, message):
         new(**options)
 
 
+def test_another_epoch_of_a_loop_is_refused():
+    """As accelerate announces them; it does not say which one a run resumes in."""
+    sampler = new()
+    sampler.set_epoch(0)
+    assert draw(sampler, 5) == draw(new(), 5)
+    with pytest.raises(ConfigError, match="epoch 1 of a loop found; let its first epoch be the wh"):
+        sampler.set_epoch(1)
+
+
 def test_ranks_that_could_not_draw_equally_many_are_refused():
     limits = {"math": 1, "code": 1}
     with pytest.raises(ConfigError, match="17 found, a multiple of 2 ranks is needed"):

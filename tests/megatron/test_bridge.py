@@ -119,6 +119,24 @@ def test_every_iteration_reads_the_rows_of_the_plan_over_a_resume(mix, tmp_path,
         assert sum(evaluations[0].values()) == chunks * ROWS
 
 
+@pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (1, 2)], ids=["one rank", "stages"])
+def test_rows_grow_by_schedule_over_a_resume(mix, tmp_path, tensor, stages):
+    """Rows of 16 positions, of 32 from step 2 on and of 64 from step 4 on; saved after step 3."""
+    growing = mix.with_name("growing.yaml")
+    fields = {"row_tokens": {"step": {0: 16, 2: 32, 4: 64}}}
+    growing.write_text(json.dumps(json.loads(mix.read_text()) | fields))
+    for last in (3, STEPS):
+        bridge(tmp_path, growing, tensor, stages, last)
+    chunks = 2 if stages > 1 else 1
+    expected = planned(growing)
+    assert expected[1] != planned(mix)[1]
+    for found in drawn(tmp_path, tensor * stages):
+        for step in range(1, STEPS + 1):
+            batches = {batch: chunks * count for batch, count in expected[step].items()}
+            assert found["train", step] == batches
+        assert sum(found["val", STEPS + 1].values()) == chunks * ROWS
+
+
 @pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (2, 1)], ids=["one rank", "tensor"])
 def test_adapters_are_fine_tuned_on_the_chats_of_the_plan_over_a_resume(
     mix, chats, tmp_path, tensor, stages

@@ -5,6 +5,7 @@
 import numpy as np
 import pytest
 import torch
+from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from energon_ext.batch.collate import BatchAssembler
@@ -61,6 +62,24 @@ def test_blocks_that_do_not_divide_the_ranks_are_refused():
 def test_models_that_need_whole_documents_are_refused():
     with pytest.raises(ConfigError, match="moe_aux_loss_coeff=0.5 found"):
         follow_context_groups(small_model(small_config(**BALANCED_MOE)))
+
+
+def test_virtual_stages_of_two_pipeline_stages_are_refused_before_the_first_batch():
+    model = small_model(small_config())
+    sizes = (
+        parallel_state.set_pipeline_model_parallel_world_size,
+        parallel_state.set_virtual_pipeline_model_parallel_world_size,
+    )
+    message = "virtual_pipeline_model_parallel_size: 2 found; .* with two pipeline stages, where"
+    try:
+        for set_size in sizes:
+            set_size(2)
+        with pytest.raises(ConfigError, match=message):
+            follow_context_groups(model)
+    finally:
+        for set_size in sizes:
+            set_size(None)
+    follow_context_groups(model)
 
 
 def test_a_step_needs_a_loader_on_the_rank_that_loads():

@@ -230,6 +230,64 @@ def test_a_start_that_ended_early_did_not_lead_to_a_later_one(tmp_path):
     assert sums_of(tmp_path) == expected
 
 
+class Replica:
+    """A process of a run whose ranks come and go; it writes a step once all have completed it."""
+
+    def __init__(self, path, folder, number, start=None):
+        self.loader = loader_of(path, encoder_of(), rows_per_step=3, repeat=False)
+        self.start = self.loader.mark() if start is None else start
+        self.file = DocumentLossFile(folder, number)
+
+    def read(self, rank, ranks):
+        self.loader.continue_from(self.start, rank=rank, ranks=ranks)
+        self.batches = []
+        for batch in self.loader:
+            self.batches.append(batch)
+            if self.loader.ends_step:
+                break
+        return bool(self.batches)
+
+    def complete(self, step):
+        self.start = self.loader.mark()
+        self.file.add(step, self.batches[0].sources, list(map(losses_in, self.batches)))
+        self.file.flush()  # else the last step of a process that is killed would be missing
+
+
+def read_step(replicas):
+    return all([each.read(rank, len(replicas)) for rank, each in enumerate(replicas)])
+
+
+def test_replicas_that_come_and_go_write_each_document_once_in_one_folder(data, tmp_path):
+    """One is killed inside step 3 and comes back for step 5, with a number of its own."""
+    path, has_weights = data
+    folder, step = begin_folder(tmp_path, 0), 0
+    replicas = [Replica(path, folder, number) for number in range(3)]
+    while read_step(replicas):
+        step += 1
+        if step == 3:
+            replicas.pop(0)  # what it has read of the step was never trained
+            assert read_step(replicas)
+        for each in replicas:
+            each.complete(step)
+        if step == 4:
+            state = json.loads(json.dumps(replicas[0].loader.state_dict()))
+            replicas.insert(1, Replica(path, folder, 3, state))
+    assert step > 5
+    assert sums_of(tmp_path) == alone(has_weights)
+    assert len([*folder.iterdir()]) == 4
+    with pytest.raises(FileExistsError, match="rank-00001.bin"):
+        DocumentLossFile(folder, 1)
+
+
+def test_of_folders_that_replicas_begin_on_their_own_only_the_last_counts(tmp_path):
+    """Two replicas begin; the first one of them is started again after step 4."""
+    for number, after in enumerate((0, 0, 4)):
+        folder = begin_folder(tmp_path, after)
+        write_steps(folder, number, range(after + 1, 7), 1.0)
+    expected = {10 * step + 1: (1.0, 2) for step in range(1, 5)}
+    assert sums_of(tmp_path) == expected | {52: (1.0, 2), 62: (1.0, 2)}
+
+
 def test_a_run_that_ended_in_the_first_line_of_a_file_has_no_step(tmp_path):
     write_steps(begin_folder(tmp_path, 0), 0, (1, 2), 1.0)
     (begin_folder(tmp_path, 2) / "rank-00000.bin").write_bytes(b'{"version": 1, "sou')

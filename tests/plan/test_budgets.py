@@ -24,6 +24,8 @@ from energon_ext.encoders.load import load_mix
 from energon_ext.encoders.saved_task import plan_saved
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from energon_ext.keyed import KeyedPermutation
+from energon_ext.metrics import file as metrics
+from energon_ext.metrics.file import describe_blend, epochs_after
 from energon_ext.plan import budget as module
 from energon_ext.plan.budget import Budget, nested_subset
 from energon_ext.plan.estimate import estimate
@@ -477,7 +479,7 @@ def test_epochs_are_counted_as_they_were_read_after_a_change(folder):
     documents = [[100 * n + k for k in range(8)] for n in range(1, 11)]
     write_tokens(folder / "ten", documents, np.int32)
     encoder = PackedTaskEncoder(LargeTokenizer(), 8, packing_buffer_docs=1)
-    state = None
+    state, read, starts = None, 0, []
     hops = [(6, 6, 1), (None, 4, 1 + 4 / 6), (None, 7, 2.5), (3, 5, 3), (3, 1, 3 + 1 / 3)]
     for count, steps, expected in hops:
         entry = {"path": "ten", **({"subset": {"documents": count}} if count else {})}
@@ -485,11 +487,18 @@ def test_epochs_are_counted_as_they_were_read_after_a_change(folder):
         run = Run(mix, rows=1, encoder=encoder)
         if state is not None:
             run.resume(state)
+        blend = find_blend(run.loaders[0].dataset)
+        starts.append({"step": read, **describe_blend(blend)})
         take(run.loaders[0], steps)
         state = run.state()
         run.close()
-        blend = find_blend(run.loaders[0].dataset)
+        # As in the plan, so in the scalars of a log.
         assert epochs_counted(blend).tolist() == pytest.approx([expected])
+        logged = epochs_after(starts[-1], "ten", 8 * steps, steps, (8 * read, read))
+        assert logged == pytest.approx(expected)
+        read += steps
+    tokens, documents = np.full((read, 1), 8), np.ones((read, 1))  # a report reads these
+    assert metrics._epochs(starts, ["ten"], tokens, documents) == pytest.approx([expected])
     assert json.loads(state)["plan"]["sources"]["ten"]["documents"] == 6 + 6 + 10 + 1
     for found in (forecast(blend, 20), estimate(blend, 20)):
         assert found.epochs_before.tolist() == [3 + 1 / 3]

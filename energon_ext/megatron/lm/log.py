@@ -24,7 +24,7 @@ from energon_ext.megatron.document_losses import DocumentLossLog
 from energon_ext.megatron.lm.state import MegatronLMLoader
 from energon_ext.megatron.loss import LOSS_KEY, SOURCE_PREFIX
 from energon_ext.metrics.boards import DATA_DIGEST, scalars_of
-from energon_ext.metrics.file import MetricsFile, describe_blend
+from energon_ext.metrics.file import MetricsFile, describe_blend, epochs_after
 from energon_ext.state.together import collective_device, on_all_ranks
 
 logger = log_of(__name__)
@@ -45,6 +45,8 @@ class DataLog:
             loader.counted_for = "--energon-run-dir"
         self._begin: int | None = None
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
+        begun_with = self._split(self._counts.cpu())
+        self._begun_with = torch.stack([begun_with["tokens"], begun_with["documents"]])
         # A plan that starts over under a trained model counts its steps from 0 again.
         self._first_step = args.iteration if self._row == 0 else 0
         self._writes = dist.get_rank() == dist.get_world_size() - 1
@@ -122,11 +124,11 @@ class DataLog:
 
     def _epochs(self, documents: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the epochs read, in tokens if an epoch's tokens are known, and the epochs left."""
-        epoch_documents = torch.tensor([self._about["documents"][key] for key in self._sources])
-        epoch_tokens = [self._about["epoch_tokens"].get(key, 0) for key in self._sources]
-        known = torch.tensor(epoch_tokens)
-        read = documents / epoch_documents.clamp(min=1)
-        read = torch.where(known > 0, tokens / known.clamp(min=1), read)
+        before = self._begun_with
+        since = torch.stack([tokens, documents]) - before
+        pairs = zip(self._sources, since.T.tolist(), before.T.tolist())
+        found = [epochs_after(self._about, key, *read, (*earlier,)) for key, read, earlier in pairs]
+        read = torch.tensor(found, dtype=torch.float64)
         # A source without a limit gets NaN.
         limits = [self._about["max_epochs"].get(key) or math.nan for key in self._sources]
         return {"epochs": read, "epochs_left": (torch.tensor(limits) - read).clamp(min=0)}
