@@ -254,7 +254,8 @@ class Replica:
 
 
 def read_step(replicas):
-    return all([each.read(rank, len(replicas)) for rank, each in enumerate(replicas)])
+    found = [each.read(rank, len(replicas)) for rank, each in enumerate(replicas)]
+    return all(found)
 
 
 def test_replicas_that_come_and_go_write_each_document_once_in_one_folder(data, tmp_path):
