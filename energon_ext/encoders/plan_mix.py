@@ -373,10 +373,15 @@ def _rank(
         raise ConfigError(
             f"{where}: {entry.key} has no {by.by!r} of each document to sort by; it has {has}"
         )
-    if values.ndim != 1 or not np.isfinite(values).all():
+    if values.ndim != 1:
         raise ConfigError(
-            f"{where}: the column {by.by} has {list(values.shape[1:])} values of each document, "
-            f"some of which may be no number; one number of each is needed."
+            f"{where}: the column {by.by} has {list(values.shape[1:])} values of each document; "
+            f"one number of each is needed."
+        )
+    if len(bad := np.flatnonzero(~np.isfinite(values))):
+        raise ConfigError(
+            f"{where}: the column {by.by} is {values[bad[0]]} for document {numbers[bad[0]]} of "
+            f"{entry.key}; a finite number of each is needed, also of those that are not read."
         )
     ranked = sort_numbers(values, by.descending)
     return ranked.astype(np.uint32) if len(ranked) < 1 << 32 else ranked

@@ -87,8 +87,9 @@ class PlanSampler(Sampler[int]):
         check_integer("PlanSampler: rows_per_step", rows_per_step, 1)
         check_integer("PlanSampler: seed", seed, -(2**63))
         check_integer("PlanSampler: ranks", ranks, 1)
+        check_integer("PlanSampler: rank", rank, 0)
         check_choice("PlanSampler: rule", rule, (INTERLEAVE, BLEND))
-        if not 0 <= rank < ranks:
+        if rank >= ranks:
             raise ConfigError(f"PlanSampler: rank {rank} found; it must be below {ranks}.")
         self._places = _places_by_name(list(sources))
         run = _plan(
@@ -121,12 +122,18 @@ class PlanSampler(Sampler[int]):
             self._check_even("samples left until max_epochs", self._limit - self._next)
 
     def __len__(self) -> int:
-        """Return the indices of this rank in a pass."""
-        return self._samples // self._ranks
+        """Return the indices of this rank in a pass; the last one may end with ``max_epochs``."""
+        begin, stop = self._pass()
+        return (stop - begin) // self._ranks
+
+    def _pass(self) -> tuple[int, int]:
+        """Return the first sample of the pass that ``iter()`` continues or begins, and its end."""
+        begin = self._next // self._samples * self._samples
+        stop = begin + self._samples
+        return begin, stop if self._limit is None else max(begin, min(stop, self._limit))
 
     def __iter__(self) -> Iterator[int]:
-        stop = (self._next // self._samples + 1) * self._samples
-        stop = stop if self._limit is None else min(stop, self._limit)
+        _, stop = self._pass()
         while self._next < stop:
             number = self._next + self._rank
             self._next += self._ranks
@@ -179,6 +186,8 @@ def _places_by_name(sources: list[str]) -> dict[str, np.ndarray]:
             raise ConfigError(
                 f"PlanSampler: sources: {name!r:.80} found for sample {index}, a name is needed."
             )
+    if not sources:
+        raise ConfigError("PlanSampler: sources: none found; name the source of each sample.")
     names, source_of = np.unique(sources, return_inverse=True)
     return {name: np.flatnonzero(source_of == n) for n, name in enumerate(names.tolist())}
 

@@ -123,6 +123,17 @@ def test_limits_end_the_plan():
     assert list(sampler) == []
 
 
+def test_the_length_is_that_of_the_pass_also_of_the_last_one():
+    """17 samples in all, in passes of 8: two whole ones, and one of the last sample."""
+    sampler = new(max_epochs={"math": 1, "code": 1}, samples=8)
+    found = []
+    for expected in (8, 8, 1):
+        assert len(sampler) == expected
+        found.append(len([*sampler]))
+    assert found == [8, 8, 1]
+    assert len(new(max_epochs={"math": 1, "code": 1}, samples=1000)) == 17
+
+
 def test_samples_that_were_added_or_removed_are_refused():
     state = new().state_dict()
     with pytest.raises(StateMismatchError, match="The source grew by 1: move what was added"):
@@ -143,6 +154,8 @@ def test_samples_that_were_added_or_removed_are_refused():
         ({"max_epochs": {"code": 0}}, "max_epochs of code: 0 found"),
         ({"rule": "mix"}, "rule: 'mix' found, one of interleave, blend"),
         ({"rank": 2, "ranks": 2}, "rank 2 found; it must be below 2"),
+        ({"rank": "1", "ranks": 2}, "rank: '1' found, an integer >= 0"),
+        ({"sources": []}, "sources: none found; name the source of each sample"),
         ({"samples": 6, "ranks": 4}, "samples: 6 found, a multiple of 4 ranks"),
         ({"sources": ["a", None]}, "None found for sample 1, a name is needed"),
         ({"schedule_axis": "batches"}, "schedule_axis: batches found"),
