@@ -122,8 +122,9 @@ def diff(
     row_change = describe_row_change(
         cursor.state.get("row_schedule"), dataset.clock.rows, dataset.clock.axis.one
     )
+    weights = dataset.describe_loss_weights(changes, cursor.state)
     steps, documents = _skipped_steps(cursor, dataset), _changed_documents(dataset)
-    for line in filter(None, (unit, packed, row_change, *steps, *documents)):
+    for line in filter(None, (unit, packed, row_change, *weights, *steps, *documents)):
         echo(line)
     may_change = {}
     if not cursor.inside and all(rows.may_be_repacked for rows in dataset.rows):

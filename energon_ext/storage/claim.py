@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from energon_ext.arguments import check_integer
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.storage.whole_file import create, remove_leftovers
@@ -39,10 +40,19 @@ class UnwritableError(OSError):
 
 @dataclass(frozen=True)
 class Part:
-    """Every ``count``-th unit, from unit ``number`` on."""
+    """Every ``count``-th unit, from unit ``number`` on, which is below ``count``."""
 
     number: int
     count: int
+
+    def __post_init__(self) -> None:
+        check_integer("Part.count", self.count, 1)
+        check_integer("Part.number", self.number, 0)
+        if self.number >= self.count:
+            raise ConfigError(
+                f"Part.number: {self.number} found, a number below {self.count} is needed; parts "
+                f"are counted from 0."
+            )
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
@@ -150,7 +160,8 @@ def living_parts(output: Path) -> list[tuple[Part, Path]]:
     parts = []
     pattern = re.compile(rf"\.{re.escape(output.name)}\.(\d+)-of-(\d+)\.claim")
     for name in os.listdir(output.parent):
-        if match := pattern.fullmatch(name):
+        match = pattern.fullmatch(name)
+        if match and int(match[1]) < int(match[2]):
             path = output.parent / name
             if _is_stale(path):
                 path.unlink(missing_ok=True)
