@@ -17,6 +17,7 @@ from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError, EnergonExtError, printable
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.run import Run
+from energon_ext.plan.spec import SAMPLES
 from energon_ext.plan.subsets import describe_subsets
 from energon_ext.plan.trace import TracedRow, trace_step
 from energon_ext.state.match import KEPT, compare_sources
@@ -237,18 +238,20 @@ def _files(
     """Return the file, position and first words of each content of a row."""
     if row.source is None:
         return []
-    reader = blend.sources[row.source].reader
+    source = blend.sources[row.source]
+    reader, is_tokenized = source.reader, source.first_rows.kind != SAMPLES
     files: list[dict[str, Any]] = []
     for document, start, stop in row.contents:
         file, number, origin = reader.origin(document)
         tokens = reader.tokens(document, start, min(stop, start + 24))
-        if tokens is None:
+        if not is_tokenized:
             text = f"{row.source}:{document}, {origin} of {file}"
         else:
             text = f"{row.source}:{document} [{start}, {stop})"
             text += f", number {number} of {file}" if file else ""
             text += f" (from {origin})" if origin else ""
-            if decode is not None:
+            # A document that changes whenever it is read has no tokens here.
+            if decode is not None and tokens is not None:
                 text += f": {decode(tokens.tolist())!r}"
         place = {"file": file, "number": number, "origin": origin, "text": text}
         files.append({"document": document, **place})

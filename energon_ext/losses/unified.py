@@ -291,9 +291,12 @@ def check_loss_inputs(
 
 
 def check_labels(labels: torch.Tensor, words: int | None, where: str = "") -> None:
-    """Raise SampleError for a label that is not one of so many words, or None for any number.
+    """Raise SampleError for a label that is no word of a vocabulary.
 
     torch would give the label -100 a loss of 0.
+
+    Args:
+        words: size of the vocabulary; None if it is unknown.
     """
     if not len(labels):
         return
