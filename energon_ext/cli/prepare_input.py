@@ -17,9 +17,10 @@ from energon_ext.cli import one_of
 from energon_ext.cli.mix import make_encoder
 from energon_ext.config.yaml_file import splits_of
 from energon_ext.encoders.cached_samples import sample_source
+from energon_ext.encoders.load import load_split
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import Dialogue, cook_dialogue
-from energon_ext.encoders.text_sources import encode_all, load_split
+from energon_ext.encoders.text_sources import encode_all
 from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.keyed import sha256

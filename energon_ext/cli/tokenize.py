@@ -11,8 +11,9 @@ from energon_ext.cli import echo, option
 from energon_ext.cli.mix import make_encoder, named_encoder
 from energon_ext.config.mix import sample_entries
 from energon_ext.config.yaml_file import splits_of
+from energon_ext.encoders.load import load_split
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.text_sources import cached_text, load_split
+from energon_ext.encoders.text_sources import cached_text
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import (
     Cached,
