@@ -3,12 +3,10 @@
 """Forecasts as text, as a figure and as an HTML page."""
 
 import itertools
-import sys
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
 import numpy as np
-from tqdm import tqdm
 
 from energon_ext.cli import MAX_LISTED, echo, echo_json, plural, table
 from energon_ext.cli.mix import warn_of_undecided_weights
@@ -23,6 +21,7 @@ from energon_ext.plan.row_schedule import describe_points
 from energon_ext.plan.run import Run
 from energon_ext.plan.subsets import describe_subsets
 from energon_ext.plan.topology import imbalance
+from energon_ext.progress import passing_bar
 from energon_ext.state.files import write_file
 
 #: Up to this many rows are planned exactly by default; beyond that, forecasts are estimated.
@@ -53,8 +52,9 @@ def make_forecast(
         )
     rows = steps * blend.topology.rows_per_step
     if isinstance(blend, Run) and (exact or rows <= MAX_EXACT_ROWS):
-        quiet = steps <= 1000 or not sys.stderr.isatty()
-        return forecast(blend, steps, lambda it: tqdm(it, "planning", steps, disable=quiet))
+        return forecast(
+            blend, steps, lambda drawn: passing_bar("planning", steps, drawn, unit="step")
+        )
     return estimate(blend, steps, tokens_per_document)
 
 
