@@ -65,10 +65,7 @@ def job_and_units(options: Mapping[str, Any]) -> tuple[Job, list[Unit], Sequence
     kind = _kind(options["files"], options)
     loaded = load_tokenizer(tokenizer, **special)
     chat = {name: options[name] for name in CHAT_OPTIONS}
-    if not options["chat"] and any(chat.values()):
-        name = next(name for name in CHAT_OPTIONS if chat[name]).replace("_", "-")
-        raise ConfigError(f"--{name}: needs --chat.")
-    encoder = make_encoder(loaded, task="chat", **chat) if options["chat"] else make_encoder(loaded)
+    encoder = make_encoder(loaded, task="chat" if options["chat"] else "text", **chat)
     columns = _columns(options["column"])
     if columns and kind not in ("--jsonl", "--parquet", "--hf-dataset"):
         raise ConfigError(f"--column: {kind} has no records; use --jsonl, --parquet, --hf-dataset.")

@@ -125,6 +125,28 @@ def test_text_that_is_not_tokenized_asks_for_it(tmp_path):
     assert energon_ext(*diff).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (("tokenize", "MIX", *OWN, "--tokenizer", "x"), "--tokenizer: is set by --encoder; remove"),
+        (("tokenize", "MIX", *OWN, "--task", "text"), "--task: is set by --encoder; remove it"),
+        (("plan", "MIX", *OWN, "--eos-token", "x"), "--eos-token: is set by --encoder; remove it"),
+        (("plan", "MIX", "--answers", "last"), "--answers: is for chat, not for text"),
+        (
+            ("prepare", "OUT", "--tokenizer", "bytes", "--jsonl", "x.jsonl", "--answers", "last"),
+            "--answers: is for chat, not for text",
+        ),
+        (
+            ("peek", "MIX", "--task", "prompts", "--answer-end", "eos"),
+            "--answer-end: is for chat or preferences, not for prompts",
+        ),
+    ],
+)
+def test_an_option_without_effect_is_refused(photos, call, message):
+    places = {"MIX": photos, "OUT": photos.parent / "out"}
+    assert message in error_line(energon_ext(*(places.get(each, each) for each in call)))
+
+
 def test_shares_need_neither_encoder_nor_lengths(photos):
     """30 : 10 at step 0, 10 : 10 at 100."""
     write_images(photos.parent / "charts", 10)
