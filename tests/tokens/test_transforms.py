@@ -307,6 +307,11 @@ class Reversed(DocumentTransform):
         return {}
 
 
+class Negative(Reversed):
+    def apply(self, number, columns, rng):
+        return {**super().apply(number, columns, rng), "tokens": -columns["tokens"]}
+
+
 class Forgetful(Reversed):
     def apply(self, number, columns, rng):
         return {"tokens": columns["tokens"][1:], "label_weights": None}
@@ -314,9 +319,11 @@ class Forgetful(Reversed):
 
 @pytest.fixture
 def registered():
-    TRANSFORMS["reversed"], TRANSFORMS["forgetful"] = Reversed, Forgetful
+    own = {"reversed": Reversed, "forgetful": Forgetful, "negative": Negative}
+    TRANSFORMS.update(own)
     yield
-    del TRANSFORMS["reversed"], TRANSFORMS["forgetful"]
+    for name in own:
+        del TRANSFORMS[name]
 
 
 def test_a_transform_of_a_user_is_registered_by_its_name(tmp_path, registered):
@@ -330,6 +337,13 @@ def test_a_transform_with_another_length_than_planned_is_named(tmp_path, registe
     write_tokens(tmp_path / "web", short())
     mix = mix_with(tmp_path / "mix.yaml", {"forgetful": {}})
     with pytest.raises(EnergonExtError, match=r"transform forgetful: document \d+ became"):
+        take(loader_of(mix), 1)
+
+
+def test_negative_ids_of_a_transform_are_refused(tmp_path, registered):
+    write_tokens(tmp_path / "web", short())
+    mix = mix_with(tmp_path / "mix.yaml", {"negative": {}})
+    with pytest.raises(EnergonExtError, match=r"transform negative: .* has the token -\d+ after"):
         take(loader_of(mix), 1)
 
 
