@@ -309,7 +309,7 @@ class Reversed(DocumentTransform):
 
 class Negative(Reversed):
     def apply(self, number, columns, rng):
-        return {**super().apply(number, columns, rng), "tokens": -columns["tokens"]}
+        return {**super().apply(number, columns, rng), "tokens": -columns["tokens"].astype(int)}
 
 
 class Forgetful(Reversed):
