@@ -236,7 +236,7 @@ def _works_now(cached: Cached, name: str, unit: Unit) -> bool:
     assert unit.pick is not None, "the units of a cache are samples"
     try:
         places = _failed_places(cached.folder / SPLIT / f"{name}{FAILURES}")
-    except FileNotFoundError:  # of an earlier version, which did not list them
+    except FileNotFoundError:  # removed, so nothing says which they were
         return True
     for begin in range(0, len(places), _TRIED_TOGETHER):
         picked = unit.pick(places[begin : begin + _TRIED_TOGETHER])

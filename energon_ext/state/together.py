@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from megatron.energon import WorkerConfig
 
-from energon_ext.errors import DataExhaustedError, EnergonExtError
+from energon_ext.errors import DataExhaustedError, EnergonExtError, first_line
 
 T = TypeVar("T")
 
@@ -115,5 +115,5 @@ def collective_device() -> torch.device:
 def _portable(error: BaseException) -> EnergonExtError:
     if isinstance(error, EnergonExtError):
         return error
-    first_line = (str(error).splitlines() or [""])[0]
-    return EnergonExtError(f"{type(error).__name__}: {first_line}")
+    reason = first_line(error) if str(error) else ""
+    return EnergonExtError(f"{type(error).__name__}: {reason}")
