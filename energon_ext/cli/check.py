@@ -88,8 +88,7 @@ def check(
 
 def _part_of(listing: Mapping[str, set[str]], part: Part | None) -> dict[str, set[str]]:
     """Return every N-th pair of a listing; all of it without a part."""
-    items = list(listing.items())
-    return dict(items if part is None else items[part.number :: part.count])
+    return dict(listing if part is None else part.of(listing.items()))
 
 
 def _summary(pairs: Sequence[Pair]) -> str:

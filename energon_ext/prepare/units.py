@@ -116,7 +116,7 @@ def run_part(
     with claim(part.claimed_path(output), wait_seconds=2 * STALE_SECONDS) as beat:
         _remove_link(preparation.work)
         for last in passes_of(preparation):
-            names = list(last.units)[part.number :: part.count]
+            names = part.of(last.units)
             reasons = last.reasons(names)
             if any(reason is not None for reason in reasons.values()):
                 check_unclaimed(output, part)
