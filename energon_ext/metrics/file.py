@@ -88,8 +88,8 @@ FIELDS: dict[str, Event] = {
     "answers": {"step": COUNT, "answers": [{"source": str, "reward": _number, "text": str}]},
 }
 
-#: Fields that the log of a loop of your own may lack, with their defaults.
-OPTIONAL: Event = {"names": {}, "interleaves": {}, "epoch_tokens": {}, "data_digest": ""}
+#: Defaults of fields that older runs lack.
+ADDED: Event = {"names": {}, "interleaves": {}, "epoch_tokens": {}, "data_digest": ""}
 
 
 class MetricsFile:
@@ -311,7 +311,7 @@ def _events(path: Path) -> Iterator[tuple[str, Event]]:
                 raise ConfigError(f"{where}: damaged, not JSON ({reason}).") from error
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise ConfigError(f"{where}: damaged, a JSON object with 'event' is needed.")
-            kind, event = event["event"], {**OPTIONAL, **event}
+            kind, event = event["event"], {**ADDED, **event}
             if kind not in FIELDS:
                 continue
             if missing := FIELDS[kind].keys() - event.keys():
