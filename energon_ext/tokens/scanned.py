@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS
-from energon_ext.data_files import CACHE_VARIABLE, cache_path
+from energon_ext.data_files import CACHE_VARIABLE, cache_path, reading
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.progress import passing_bar
 from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
@@ -189,10 +189,8 @@ class ScannedFiles(Documents):
 
 def check_unchanged(stored: StoredObject) -> None:
     """Raise ConfigError unless a file is as long as when it was opened."""
-    try:
+    with reading(stored.url):
         found = file_at(stored.url)
-    except OSError as error:
-        raise ConfigError(f"{stored.url}: cannot be read ({error.strerror}).") from error
     if found.size != stored.size:
         raise ConfigError(
             f"{stored.url}: has {found.size} bytes, but had {stored.size} when it was opened; it "
@@ -216,7 +214,5 @@ def local_files(path: str, suffix: str) -> list[StoredObject]:
         raise ConfigError(f"{path}: names no {suffix} file; check the path.")
     if os.path.isdir(path):
         refuse_splits(path, names, suffix)
-    try:
+    with reading(path):
         return [file_at(name) for name in names]
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
