@@ -24,7 +24,7 @@ from energon_ext.encoders.preferences import PreferenceTaskEncoder
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
-from energon_ext.encoders.sources import read_live_weights
+from energon_ext.encoders.sources import check_excluded_names, read_live_weights
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.splicing import choose_splices
 from energon_ext.encoders.written_tokenizer import written_tokenizer
@@ -200,6 +200,7 @@ def weights_of(
     if choose_splices(mix.entries, task_encoder.task().spec(mix.entries, 0)).by_key:
         return None
     read_live_weights(mix)
+    check_excluded_names(mix)
     limits = {entry.key: entry.max_epochs for entry in mix.entries}
     check_mixture(mix.tree, mix.axis, limits, absent={}, splices={})
     sources = [
