@@ -42,6 +42,9 @@ from energon_ext.tokenizers.tokenizers import load_tokenizer
 #: Returns the tokenizer of ``(metadataset, split, trusted modules)``.
 _FindTokenizer = Callable[[Path, str, tuple[str, ...]], Tokenizer]
 
+#: Why an option is refused next to --encoder.
+SET_BY_ENCODER = "is set by --encoder; remove it"
+
 #: Tasks that read an option of :func:`make_encoder`; the others are for all.
 _TASKS_OF = {
     "splice": ("text",),
@@ -153,7 +156,7 @@ def task_encoder_of(
         **options: arguments for the tokenizer and :func:`make_encoder`; not with ``encoder``.
     """
     if encoder is not None:
-        refuse_given(options, "is set by --encoder; remove it")
+        refuse_given(options, SET_BY_ENCODER)
         return named_encoder(encoder, DynamicBlendMixin)
     name = options.pop("tokenizer")
     special = {token: options.pop(token) for token in ("eos_token", "bos_token")}

@@ -103,7 +103,7 @@ def test_an_encoder_that_packs_by_its_own_rule_is_given_to_commands(photos):
 def test_options_of_the_saved_encoder_conflict_with_a_given_one(photos):
     saved = save(photos, PackedCaptions())
     line = error_line(energon_ext("checkpoint", "diff", saved, photos, *OWN, "--seq-length", 80))
-    assert line == "--seq-length: set by --encoder; remove it."
+    assert line == "--seq-length: is set by --encoder; remove it."
 
 
 def test_text_that_is_not_tokenized_asks_for_it(tmp_path):
