@@ -33,7 +33,7 @@ def checkpoint() -> None:
 
 
 _packing = option.together(
-    click.option("--seq-length", type=click.IntRange(2), help="Positions per row in the next run."),
+    click.option("--seq-length", type=option.ROW_TOKENS, help="Positions per row in the next run."),
     click.option("--packing", help="Packing of the next run."),
 )
 
@@ -68,7 +68,7 @@ def show(saved: Path) -> None:
 @option.metadataset
 @option.split
 @click.option(
-    "--world-size", "ranks", type=click.IntRange(1), help="Data-parallel ranks of the next run."
+    "--world-size", "ranks", type=option.Count(1), help="Data-parallel ranks of the next run."
 )
 @click.option(
     "--num-workers", "workers", type=click.IntRange(0), default=0, help="Workers per rank."

@@ -15,11 +15,10 @@ from energon_ext.errors import ConfigError
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.estimate import estimate
-from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.forecast import Forecast, epochs_at, forecast, late_breakpoints
+from energon_ext.plan.remarks import describe_short_sources, describe_subsets
 from energon_ext.plan.row_schedule import describe_points
 from energon_ext.plan.run import Run
-from energon_ext.plan.subsets import describe_subsets
 from energon_ext.plan.topology import imbalance
 from energon_ext.progress import passing_bar
 from energon_ext.state.files import write_file

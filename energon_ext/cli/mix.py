@@ -33,7 +33,6 @@ from energon_ext.mixture.checks import check_mixture
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.topology import Topology
-from energon_ext.samples.methods import tokenizer_of
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 from energon_ext.streamed.source import StreamedSource
 from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
@@ -58,9 +57,7 @@ _TASKS_OF = {
 mix_options = option.together(
     option.metadataset,
     option.split,
-    click.option(
-        "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions per row."
-    ),
+    click.option("--seq-length", type=option.ROW_TOKENS, default=256, help="Positions per row."),
     click.option(
         "--packing", type=option.PackerName(), default="bin", help="Packing of documents."
     ),
@@ -121,7 +118,7 @@ def open_mix(
         rows_per_step=rows_per_step,
         seed=seed,
     )
-    return dataset, tokenizer_of(task_encoder)
+    return dataset, getattr(task_encoder, "tokenizer", None)
 
 
 def open_dataset(

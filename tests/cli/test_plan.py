@@ -39,6 +39,15 @@ def test_shares_are_shown_at_breakpoints_or_requested_steps(mix):
     ]
 
 
+def test_positions_and_rows_may_be_written_like_breakpoints(mix):
+    options = ("--steps", "1", "--tokenizer", "bytes", "--global-batch-size", "1k")
+    found = energon_ext("plan", mix, *options, "--seq-length", "1k")
+    assert found.stdout.startswith("1 step of 1,000 rows of 1,000 positions")
+    for command in (("plan", mix), ("trace", mix.parent, mix), ("checkpoint", "diff", mix, mix)):
+        line = error_line(energon_ext(*command, "--seq-length", "32M"))
+        assert "'32M' found; an integer from 2 to 16,777,216 is needed" in line
+
+
 def test_shares_without_tokens_refuse_the_mistakes_that_a_forecast_refuses(mix, tmp_path):
     (mix.parent / "excluded.txt").write_text("wbe:1")
     text = json.loads(mix.read_text())
