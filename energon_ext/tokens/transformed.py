@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.arguments import choices
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column, foreign_id
+from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.keyed import stable_hash
 from energon_ext.tokens.column_folder import ColumnFolder
@@ -139,9 +139,10 @@ class Changes:
                 f"transform {self.transform.name}: document {number} became {counts} values of "
                 f"{sorted(after)}; {planned} of each of {sorted(before)} were planned."
             )
-        if (token := foreign_id(after[TOKENS], self.vocab_size)) is not None:
+        largest = int(after[TOKENS].max(initial=0))
+        if largest >= self.vocab_size:
             raise SampleError(
-                f"transform {self.transform.name}: document {number} has the token {token} after "
+                f"transform {self.transform.name}: document {number} has the token {largest} after "
                 f"it, but the tokenizer has {self.vocab_size} ids."
             )
         return after

@@ -307,11 +307,6 @@ class Reversed(DocumentTransform):
         return {}
 
 
-class Negative(Reversed):
-    def apply(self, number, columns, rng):
-        return {**super().apply(number, columns, rng), "tokens": -columns["tokens"].astype(int)}
-
-
 class Forgetful(Reversed):
     def apply(self, number, columns, rng):
         return {"tokens": columns["tokens"][1:], "label_weights": None}
@@ -319,11 +314,9 @@ class Forgetful(Reversed):
 
 @pytest.fixture
 def registered():
-    own = {"reversed": Reversed, "forgetful": Forgetful, "negative": Negative}
-    TRANSFORMS.update(own)
+    TRANSFORMS["reversed"], TRANSFORMS["forgetful"] = Reversed, Forgetful
     yield
-    for name in own:
-        del TRANSFORMS[name]
+    del TRANSFORMS["reversed"], TRANSFORMS["forgetful"]
 
 
 def test_a_transform_of_a_user_is_registered_by_its_name(tmp_path, registered):
@@ -337,13 +330,6 @@ def test_a_transform_with_another_length_than_planned_is_named(tmp_path, registe
     write_tokens(tmp_path / "web", short())
     mix = mix_with(tmp_path / "mix.yaml", {"forgetful": {}})
     with pytest.raises(EnergonExtError, match=r"transform forgetful: document \d+ became"):
-        take(loader_of(mix), 1)
-
-
-def test_negative_ids_of_a_transform_are_refused(tmp_path, registered):
-    write_tokens(tmp_path / "web", short())
-    mix = mix_with(tmp_path / "mix.yaml", {"negative": {}})
-    with pytest.raises(EnergonExtError, match=r"transform negative: .* has the token -\d+ after"):
         take(loader_of(mix), 1)
 
 
