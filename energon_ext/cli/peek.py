@@ -20,9 +20,9 @@ from energon_ext.loader.reader import BatchReader
 from energon_ext.loader.streamed import open_loader
 from energon_ext.metrics import file as metrics
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.remarks import describe_subsets
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
-from energon_ext.plan.subsets import describe_subsets
 from energon_ext.samples.numbered import as_worker
 
 
