@@ -5,6 +5,7 @@
 from typing import Any, Mapping
 
 from energon_ext.errors import log_of, printable
+from energon_ext.plan.remarks import describe_loss_weights
 from energon_ext.plan.row_schedule import describe_row_change
 from energon_ext.plan.run import Run
 from energon_ext.plan.spec import Spec, describe_repacking
@@ -29,7 +30,7 @@ def log_resume(
         clock = blend.clock
         if change := describe_row_change(state.get("row_schedule"), clock.rows, clock.axis.one):
             logger.warning(change)
-        for line in blend.describe_loss_weights(changes, state):
+        for line in describe_loss_weights(blend, changes, state):
             logger.warning(line)
     saved = Spec.from_json(state["spec"]).compared() if planned else state["fingerprint"]
     if change := describe_repacking(saved, blend.fingerprint):

@@ -14,7 +14,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from energon_ext.errors import ConfigError, log_of, printable
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.blend import Blend
@@ -35,7 +35,6 @@ from energon_ext.plan.source import PlannedSource
 from energon_ext.plan.spec import Spec
 from energon_ext.plan.step import Step
 from energon_ext.plan.topology import Topology
-from energon_ext.state.match import KEPT, MOVED, SourceChange
 from energon_ext.state.schema import digest_of
 
 logger = log_of(__name__)
@@ -324,17 +323,6 @@ class Run(Blend):
     def loss_weights_as_json(self) -> dict[str, Any]:
         """The factors of the sources in the loss as JSON values."""
         return {key: weight.to_json() for key, weight in self.loss_weights.items()}
-
-    def describe_loss_weights(
-        self, changes: Sequence[SourceChange], state: Mapping[str, Any]
-    ) -> Iterator[str]:
-        """Yield a line for each source whose weight in the loss a resume has changed."""
-        saved, current = state.get("loss_weights", {}), self.loss_weights_as_json
-        for change in changes:
-            before = saved.get(change.saved_key or change.key, 1.0)
-            now = current.get(change.key, 1.0)
-            if change.change in (KEPT, MOVED) and before != now:
-                yield f"loss_weight of {printable(change.key)}: was {before} and is now {now}."
 
     @property
     def worker_settings(self) -> dict[str, Any]:

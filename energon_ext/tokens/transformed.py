@@ -149,7 +149,8 @@ class Changes:
         described = {**_OWN, **before.described}
         origin = f"{where} became other values than planned"
         for name, values in found.items():
-            if values is not None and values is not before[name]:
+            is_known = values is before[name] or _has_type(values, described[name], planned)
+            if values is not None and not is_known:
                 found[name] = check_values(name, described[name], values, planned, origin)
         tokens = np.asarray(found[TOKENS])
         if len(tokens) != planned:
@@ -161,6 +162,16 @@ class Changes:
                     f"{self.vocab_size} ids."
                 )
         return found
+
+
+def _has_type(values: Any, column: Column, tokens: int) -> bool:
+    """Return True for an array of the shape and the type that a column has."""
+    counts = (tokens,) if column.per == "token" else ()
+    return (
+        type(values) is np.ndarray
+        and values.dtype == column.dtype
+        and values.shape == (*counts, *column.item)
+    )
 
 
 def columns_of(documents: Documents, others: Mapping[str, ColumnFolder]) -> dict[str, Column]:
