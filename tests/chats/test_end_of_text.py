@@ -76,7 +76,9 @@ def test_a_response_is_ended_once_and_its_end_is_trained(response, tokenizer):
 
 
 def test_an_end_of_the_prompt_is_not_that_of_an_empty_response(tokenizer):
-    ((tokens, weights),) = encode(tokenizer, {"prompt": "The</s>", "response": ""}).samples
+    found = encode(tokenizer, {"prompt": "The</s>", "response": ""})
+    assert found.notes["answers without content, of which only the end is trained"] == 1
+    ((tokens, weights),) = found.samples
     assert (ends(tokens, tokenizer.eos_id), weights[-2:].tolist()) == (2, [0, 1])
 
 
