@@ -22,7 +22,8 @@ def refuse_splits(folder: str, files: Iterable[str], *endings: str) -> None:
     """Raise ConfigError if files of several splits, such as train and test, are below a folder.
 
     A name belongs to a split if one of its words, between ``-``, ``.``, ``_`` and spaces, is one of
-    SPLIT_WORDS, perhaps with a number at its end. Of a file below several folders, the outermost name with such a word counts.
+    SPLIT_WORDS, perhaps with a number at its end. Of a file below several folders, the outermost
+    name with such a word counts.
 
     Args:
         folder: as the user named it.
