@@ -525,12 +525,16 @@ MEDIA = {
         "url": "https://a.org/c.jpeg?w=3",
         "files": ["d.mp4"],
     },
+    **{"speech": "a.wav", "figure": "https://a.org/f.svg", "media": [{"kind": "x", "at": "b.mp4"}]},
+    **{"webp": "c", "visuals": ["d.png"], "page": {"bytes": b"x", "path": None}},
+    **{"said": {"array": [0.1], "sampling_rate": 16000}, "scan_2": "e.tiff"},
     **{"attachments": [{"url": "e.pdf"}], "thumb": "data:image/png;base64,iVBOR"},
 }
 NO_MEDIA = {
     **{"image_id": 3, "num_frames": 16, "has_image": False, "is_video": "no", "images": []},
     **{"image": {"bytes": None, "path": None}, "audio": "", "videos": [None], "path": "a.json"},
     **{"url": "https://a.org/page", "name": "a.png", "speech": "formal", "frame": "story"},
+    **{"figure": "The third one.", "media": "press", "page": {"bytes": None, "path": None}},
     **{"imagination": "high", "avatar": "https://a.org/c.png", "source": "photo.txt"},
 }
 
