@@ -157,6 +157,8 @@ class ConversationEncoder:
             notes = Counter(conversation.notes)
             if not response:
                 notes[EMPTY] += 1
+            if " " in prompt.strip() and response.startswith(prompt):
+                notes["responses that begin with their prompt, which the text has twice"] += 1
             adds_eos = not self.tokenizer.add_eos and self.answer_end != ALLOW
             if adds_eos and self.tokenizer.eos_id is None:
                 raise SampleError("no token ends the response; use answer_end='allow' to accept it")

@@ -13,7 +13,13 @@ from energon_ext.chats.fields import check_media, says_what_is_trained
 from energon_ext.chats.labels import GENERAL, labels_of_message
 from energon_ext.chats.reasoning import without_repeated
 from energon_ext.chats.roles import ROLES
-from energon_ext.chats.stored_json import parse_json, read_json, read_objects, remove_nulls
+from energon_ext.chats.stored_json import (
+    are_parts,
+    parse_json,
+    read_json,
+    read_objects,
+    remove_nulls,
+)
 from energon_ext.errors import SampleError
 
 #: Fields of a message that name or order it. Templates may write them, but need not.
@@ -72,8 +78,9 @@ def check_answers(messages: Messages) -> None:
         raise SampleError("all answers have weight 0, so there is nothing to train on")
     asked = next((i for i, role in enumerate(roles) if role in ("user", "tool", "function")), None)
     if asked is None or trained[0] < asked:
+        hint = ", or make its system message one of role user" if "system" in roles else ""
         raise SampleError(
-            f"message {trained[0]} answers no question; give it `weight` 0, or remove it"
+            f"message {trained[0]} answers no question; give it `weight` 0, or remove it{hint}"
         )
 
 
@@ -142,6 +149,8 @@ def _parts(
     if content is None and message.get("tool_calls"):
         return None
     if isinstance(content, str):
+        if message["role"] in ("system", "user", "assistant") and are_parts(content):
+            notes["contents that are parts as JSON text, kept as that text"] += 1
         return [("text", content)]
     if not isinstance(content, list):
         found = "no" if content is None else f"a {type(content).__name__} as"

@@ -242,6 +242,20 @@ def are_messages(values: Sequence[Any]) -> bool:
     return is_form and values[0].get("role", values[0].get("from")) in _KNOWN_ROLES
 
 
+def are_parts(text: str) -> bool:
+    """Return True for the parts of a content as JSON text.
+
+    Example:
+        >>> are_parts('[{"type": "text", "text": "Hi"}]'), are_parts('[{"text": "Hi"}]')
+        (True, False)
+    """
+    parts = _parse_or_none(text)
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        return False
+    kinds = [part.get("type") for part in parts]
+    return "text" in kinds and all(isinstance(kind, str) for kind in kinds)
+
+
 def _with_text_arguments(message: Any) -> Any:
     """Return a message whose calls have their arguments as text, which keeps their nulls."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None

@@ -294,6 +294,16 @@ def test_labels_and_numbers_of_parts_are_ignored_and_counted():
     assert checked.notes == {f"ignored field: messages.content.{name}": 1 for name in names}
 
 
+def test_parts_as_json_text_are_counted_where_nobody_writes_them_as_text():
+    """Results of tools are often such text, which a model has read as it is."""
+    text = json.dumps([{"type": "text", "text": "2 + 2"}, {"type": "image_url", "image_url": "a"}])
+    tool = {"role": "tool", "content": text}
+    for message, count in ((user(text), 1), (answer(text), 1), (tool, 0), (user("[1]"), 0)):
+        checked = check_messages([message])
+        assert checked.rendered == [message]
+        assert checked.notes["contents that are parts as JSON text, kept as that text"] == count
+
+
 @pytest.mark.parametrize("given", [{"name": "f", "arguments": '{"n": null}'}, '{"name": "f"}'])
 def test_a_function_call_in_its_former_form_is_a_tool_call(given):
     message = {"role": "assistant", "content": None, "function_call": given}
@@ -330,6 +340,8 @@ def test_a_first_message_that_answers_nothing_needs_weight_0():
     with pytest.raises(SampleError, match="message 0 answers no question; give it `we"):
         check_answers(check_messages(greeting))
     check_answers(check_messages([answer("Hello!", weight=0), *TURN]))
+    with pytest.raises(SampleError, match="or make its system message one of role user"):
+        check_answers(check_messages([{"role": "system", "content": "Say hello."}, greeting[0]]))
     with pytest.raises(SampleError, match="all answers have weight 0"):
         check_answers(check_messages([user("a"), answer("b", weight=0)]))
 
