@@ -252,6 +252,12 @@ def merge_columns(columns_of: Mapping[str, Mapping[str, Column]]) -> dict[str, C
     return merged
 
 
+def foreign_id(tokens: np.ndarray, vocab_size: int) -> int | None:
+    """Return a token id that is not in ``[0, vocab_size)``; None if all are."""
+    ends = int(tokens.min(initial=0)), int(tokens.max(initial=0))
+    return next((token for token in ends if not 0 <= token < vocab_size), None)
+
+
 def check_values(name: str, column: Column, values: Any, tokens: int, origin: str) -> np.ndarray:
     """Return the values of a document in the type of a column, ``[tokens, *item]`` or ``[*item]``.
 

@@ -113,7 +113,7 @@ def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
             if record.get(each):
                 raise SampleError(f"`{each}`: for messages only, not for a text `prompt`")
     else:
-        of_prompt = "conversations" if _is_sharegpt(record[name]) else "messages"
+        of_prompt = "conversations" if is_sharegpt(record[name]) else "messages"
         kind = of_prompt if name == "prompt" else name
         as_messages = {kind: record[name]}
         _, read, used_names = _format_of(as_messages)
@@ -164,10 +164,10 @@ def _format_of(
     if len(lists) == 2:
         raise SampleError("`messages` and `conversations` are both given; remove one of them")
     if lists:
-        is_sharegpt = _is_sharegpt(record[lists[0]])
-        if is_sharegpt and lists[0] == "messages":
+        has_speakers = is_sharegpt(record[lists[0]])
+        if has_speakers and lists[0] == "messages":
             raise SampleError("`messages` have `from` and `value`; name the list `conversations`")
-        if is_sharegpt:
+        if has_speakers:
             return SHAREGPT, lambda record: _read_sharegpt(record, lists[0]), (lists[0], "system")
         return OPENAI, lambda record: _as_list(record[lists[0]], lists[0]), (lists[0],)
     if "chosen" in record or "rejected" in record:
@@ -200,7 +200,8 @@ def _message_lists(record: Mapping[str, Any]) -> list[str]:
     return ["conversation"] if is_list and not is_other else names
 
 
-def _is_sharegpt(messages: Any) -> bool:
+def is_sharegpt(messages: Any) -> bool:
+    """Return True for a list of messages in ShareGPT's form, by its first one."""
     first = next(iter(messages), None) if isinstance(messages, (list, tuple)) else None
     return isinstance(first, Mapping) and "role" not in first and "from" in first
 

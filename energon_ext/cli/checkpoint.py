@@ -10,6 +10,7 @@ import click
 
 from energon_ext.cli import echo, option, table
 from energon_ext.cli.forecast import draw_forecast, make_forecast, show_forecast
+from energon_ext.cli.mix import refuse_given
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.errors import EncoderNeededError, EnergonExtError
 from energon_ext.plan.cursor import digest_of_state, restore_cursor
@@ -32,7 +33,7 @@ def checkpoint() -> None:
 
 
 _packing = option.together(
-    click.option("--seq-length", type=click.IntRange(2), help="Positions per row in the next run."),
+    click.option("--seq-length", type=option.ROW_TOKENS, help="Positions per row in the next run."),
     click.option("--packing", help="Packing of the next run."),
 )
 
@@ -67,7 +68,7 @@ def show(saved: Path) -> None:
 @option.metadataset
 @option.split
 @click.option(
-    "--world-size", "ranks", type=click.IntRange(1), help="Data-parallel ranks of the next run."
+    "--world-size", "ranks", type=option.Count(1), help="Data-parallel ranks of the next run."
 )
 @click.option(
     "--num-workers", "workers", type=click.IntRange(0), default=0, help="Workers per rank."
@@ -104,6 +105,8 @@ def diff(
     rows = cursor.state["plan"]["row"] + cursor.state["done"]
     echo(f"{cursor.folder}: saved after {rows:,} rows")
     changed: dict[str, Any] = {"seq_len": seq_length, "packing": packing}
+    if tokenizer is None:
+        refuse_given(["eos_token", "bos_token"], "is for --tokenizer; give both")
     try:
         if tokenizer is not None:
             changed["tokenizer"] = load_tokenizer(

@@ -16,8 +16,8 @@ from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError, EnergonExtError, printable
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.remarks import describe_subsets
 from energon_ext.plan.run import Run
-from energon_ext.plan.subsets import describe_subsets
 from energon_ext.plan.trace import TracedRow, trace_step
 from energon_ext.state.match import KEPT, compare_sources
 from energon_ext.tokenizers.tokenizers import load_tokenizer
@@ -33,17 +33,15 @@ from energon_ext.tokenizers.tokenizers import load_tokenizer
     "--document", metavar="SOURCE:NUMBER", help="Show steps that read this document, up to --step."
 )
 @click.option("--rank", type=click.IntRange(0), help="Show only rows of this data-parallel rank.")
+@click.option("--world-size", "ranks", type=option.Count(1), default=1, help="Data-parallel ranks.")
 @click.option(
-    "--world-size", "ranks", type=click.IntRange(1), default=1, help="Data-parallel ranks."
+    "--micro-batch-size", "batch_size", type=option.Count(1), default=1, help="Rows per batch."
 )
 @click.option(
-    "--micro-batch-size", "batch_size", type=click.IntRange(1), default=1, help="Rows per batch."
-)
-@click.option(
-    "--global-batch-size", "rows_per_step", type=click.IntRange(1), help="Rows per step of the run."
+    "--global-batch-size", "rows_per_step", type=option.Count(1), help="Rows per step of the run."
 )
 @click.option("--tokenizer", help="Tokenizer, to show the beginning of each document as text.")
-@click.option("--seq-length", type=click.IntRange(2), help="Positions per row, without a state.")
+@click.option("--seq-length", type=option.ROW_TOKENS, help="Positions per row, without a state.")
 @click.option("--packing", type=option.PackerName(), help="Packing, without a state.")
 @click.option("--seed", type=int, help="Seed of the run, without a state.")
 @click.option(

@@ -8,7 +8,7 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +26,7 @@ _POLL_SECONDS, _LAST_POLL_SECONDS = 0.2, 5.0
 WAIT_SECONDS = 480.0
 
 _Made = TypeVar("_Made")
+_Unit = TypeVar("_Unit")
 _MAX_BYTES = 4096
 
 
@@ -46,6 +47,10 @@ class Part:
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
+
+    def of(self, units: Iterable[_Unit]) -> list[_Unit]:
+        """Return the units of this part."""
+        return [*units][self.number :: self.count]
 
     def claimed_path(self, output: Path) -> Path:
         """Return the path that is claimed for this part of an output."""

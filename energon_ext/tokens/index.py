@@ -18,6 +18,7 @@ from typing import Any, Callable, Collection, Mapping
 import numpy as np
 
 from energon_ext.batch.columns import LABEL_WEIGHTS, Column, columns_in
+from energon_ext.data_files import reading
 from energon_ext.errors import ConfigError
 from energon_ext.storage.checked_array import CheckedArray
 from energon_ext.storage.file_map import map_file, read_at_random
@@ -29,6 +30,9 @@ from energon_ext.tokens.meta import META_SUFFIX as META_SUFFIX
 from energon_ext.tokens.meta import read_meta
 
 SUFFIXES = (".bin", ".idx")
+
+#: Why one of them is missed.
+BOTH_FILES = "a pair needs both files"
 
 #: List of all files and counts, which `energon-ext prepare` writes next to its split folders.
 PREPARED = "prepared.json"
@@ -111,13 +115,9 @@ def read_pair(prefix: str, files: Collection[str] = ALL_SUFFIXES) -> Pair:
     Args:
         files: suffixes of the files that it may have; others are not looked for.
     """
-    try:
+    with reading(prefix + ".idx", BOTH_FILES):
         num_bytes = os.stat(prefix + ".bin").st_size
         header = read_header(prefix + ".idx", prefix + ".idx")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{error.filename}: does not exist; a pair needs both files.") from error
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
     meta = None
     if META_SUFFIX in files:
         meta = read_meta(prefix + META_SUFFIX, prefix + META_SUFFIX)
@@ -187,10 +187,8 @@ def open_index(pair: Pair) -> Index:
 
 def map_index(pair: Pair, path: str) -> Index:
     """Map the index at a path; ConfigError if it is not the one that the pair was built from."""
-    try:
+    with reading(path):
         content = map_file(path, index_bytes(pair))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
     if pair.one_sequence_each is not None:  # else it is read as a whole, to check it
         read_at_random(content)
     index = _index(content, pair.sequences)

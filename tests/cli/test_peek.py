@@ -124,7 +124,7 @@ def test_user_mistakes_are_one_line(mix):
         "--source wbe: matches none of code, web."
     )
     line = error_line(energon_ext("peek", mix, "--task", "chat", "--splice", "{}"))
-    assert line == "--splice: is for text, not for --task chat."
+    assert line == "--splice: is for text, not for chat."
 
 
 # Samples of a user's encoder ------------------------------------------------------------------

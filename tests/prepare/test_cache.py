@@ -437,7 +437,8 @@ def test_a_stopped_process_is_awaited_until_a_deadline(mix, tmp_path):
 
 
 def cached(mix):
-    from energon_ext.encoders.text_sources import cached_text, load_split
+    from energon_ext.encoders.load import load_split
+    from energon_ext.encoders.text_sources import cached_text
 
     encoder = PackedTaskEncoder(ByteTokenizer(), 64)
     return [cached_text(encoder, entry) for entry in load_split(mix, "train", encoder.decoder)]
