@@ -101,7 +101,10 @@ class CheckedArray:
     def __getitem__(self, where: Any) -> Any:
         if isinstance(where, slice):
             begin, stop, _ = where.indices(len(self.items))
-            pages = np.arange(begin >> self._shift, ((stop - 1) >> self._shift) + 1)
+            first, end = begin >> self._shift, ((stop - 1) >> self._shift) + 1
+            if self._is_checked[first:end].all():
+                return self.items[where]
+            pages = np.arange(first, end)
         else:
             numbers = np.asarray(where)
             if numbers.size and numbers.min() < 0:
