@@ -8,7 +8,7 @@ A field that the format does not use is metadata, or refuses the record: see
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,9 @@ from energon_ext.errors import SampleError
 
 #: Formats by name, as the summary of `prepare` shows them.
 OPENAI, SHAREGPT, ALPACA, PAIR = "OpenAI messages", "ShareGPT", "Alpaca", "prompt and response"
+
+#: Fields of a message with its calls of tools.
+_CALLS = ("tool_calls", "function_call")
 
 #: Fields that any format may have, and that are used.
 COMMON = ("tools", "chat_template_kwargs")
@@ -146,7 +149,8 @@ def _has_nulls_in_tools(record: Mapping[str, Any]) -> bool:
     names = ("messages", "conversations", "conversation", "completion", "response")
     lists = (record.get(name) for name in names)
     messages = [m for each in lists if isinstance(each, (list, tuple)) for m in each]
-    return any(has_null(m.get("tool_calls")) for m in messages if isinstance(m, Mapping))
+    calls = (m.get(n) for m in messages if isinstance(m, Mapping) for n in _CALLS)
+    return any(map(has_null, calls))
 
 
 # Formats ----------------------------------------------------------------------------------------
@@ -203,7 +207,7 @@ def is_sharegpt(messages: Any) -> bool:
 
 
 def _read_sharegpt(record: Mapping[str, Any], name: str) -> list[Any]:
-    messages: list[Any] = _system(record)
+    messages = [each for each in _system(record) if not _begins_with(record[name], each)]
     for index, message in enumerate(record[name]):
         where = f"message {index}"
         if not isinstance(message, Mapping) or not isinstance(message.get("from"), str):
@@ -253,11 +257,25 @@ def _read_pair(record: Mapping[str, Any], answer: str) -> list[Any]:
     ]
     if isinstance(response, str):
         return [*asked, _message("assistant", response)]
-    return [*asked, *_as_list(response, answer)]
+    answers = _as_list(response, answer)
+    if prompt and answers[: len(prompt)] == list(prompt):
+        raise SampleError(
+            f"`{answer}` begins with the messages of `prompt`, which would be written twice; "
+            f"remove them from one"
+        )
+    return [*asked, *answers]
 
 
 def _system(record: Mapping[str, Any]) -> list[Any]:
     return [_message("system", record["system"])] if record.get("system") else []
+
+
+def _begins_with(messages: Sequence[Any], system: Mapping[str, Any]) -> bool:
+    """Return True if messages in ShareGPT's form begin with a system message."""
+    first = messages[0]
+    if not isinstance(first, Mapping):
+        return False
+    return first.get("from") == "system" and first.get("value") == system["content"]
 
 
 def _message(role: str, content: Any) -> dict[str, Any]:

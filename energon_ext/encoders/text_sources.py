@@ -30,6 +30,7 @@ from energon_ext.samples.bad_samples import BadSamples
 from energon_ext.samples.numbered import as_worker
 from energon_ext.samples.stored_files import parts_of
 from energon_ext.tokens.file_set import TokenFiles, open_token_files
+from energon_ext.tokens.index import CHECKSUMS
 
 #: Advice if no sample of a source is text.
 _NOT_TEXT = (
@@ -119,7 +120,7 @@ def cached_text(encoder: TextEncoder, entry: Entry) -> Cached:
         writer=functools.partial(
             TokenWriter, vocab_size=encoder.tokenizer.vocab_size, columns=encoder.columns
         ),
-        meta=encoder.token_file_meta(),
+        meta={**encoder.token_file_meta(), CHECKSUMS: True},
         units=sample_units(source),
         seconds=None if num_bytes is None else num_bytes / BYTES_PER_SECOND,
         open_folder=_open_text,

@@ -227,8 +227,9 @@ class TokenFiles(Documents):
                     for place, number in zip(places, documents.tolist()):
                         values[place] = found[number : number + 1][0]
                     continue
-                if self._has_many_tokens and isinstance(found, np.ndarray):
-                    request_slices(found, parts)
+                items = found.items if isinstance(found, CheckedArray) else found
+                if self._has_many_tokens and isinstance(items, np.ndarray):
+                    request_slices(items, parts)
                 if name == LABEL_WEIGHTS:
                     for place, part in zip(places, parts):
                         values[place] = found[part].astype(np.float32)

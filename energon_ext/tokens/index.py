@@ -17,9 +17,10 @@ from typing import Any, Callable, Collection, Mapping
 
 import numpy as np
 
-from energon_ext.batch.columns import Column, columns_in
+from energon_ext.batch.columns import LABEL_WEIGHTS, Column, columns_in
 from energon_ext.data_files import reading
 from energon_ext.errors import ConfigError
+from energon_ext.storage.checked_array import CheckedArray
 from energon_ext.storage.file_map import map_file, read_at_random
 from energon_ext.storage.object_store import StoredObject, local_copy
 from energon_ext.storage.range_reader import RemoteTokens
@@ -51,7 +52,10 @@ MAX_MAPS = 16384
 Header = tuple[np.dtype, int, int, int]
 
 #: Numbers in a file, read by slices.
-Numbers = np.ndarray | RemoteTokens
+Numbers = np.ndarray | RemoteTokens | CheckedArray
+
+#: Field of the ``.meta.json`` of a cached pair, whose tokens and label weights have checksums.
+CHECKSUMS = "checksums"
 
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -294,6 +298,8 @@ def open_tokens(pair: Pair) -> Numbers:
         return RemoteTokens(pair.objects[".bin"], pair.dtype)
     # A file that was replaced by a longer one has other documents at the same places.
     num_bytes = pair.tokens * pair.dtype.itemsize
+    if (pair.meta or {}).get(CHECKSUMS):
+        return CheckedArray(pair.prefix + ".bin", pair.dtype, pair.tokens, is_apart=True)
     return map_file(pair.prefix + ".bin", num_bytes, is_whole=True).view(pair.dtype)
 
 
@@ -304,6 +310,8 @@ def open_pair_column(pair: Pair, name: str) -> Numbers | None:
     if column is None:
         return None
     stored = None if pair.objects is None else pair.objects[suffix]
+    if name == LABEL_WEIGHTS and stored is None and (pair.meta or {}).get(CHECKSUMS):
+        return CheckedArray(pair.prefix + suffix, column.dtype, pair.tokens, is_apart=True)
     return open_column(pair.prefix + suffix, column, pair.count_of(column), stored)
 
 
