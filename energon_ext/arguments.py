@@ -19,7 +19,7 @@ _KINDS = {bool: "true or false", str: "text"}
 def check_kind(where: str, value: Any, kind: type) -> None:
     """Raise ConfigError unless a value is of ``kind``, which is bool or str."""
     if not isinstance(value, kind):
-        raise ConfigError(f"{where}: {value!r} found, {_KINDS[kind]} is needed.")
+        raise ConfigError(f"{where}: {value!r:.80} found, {_KINDS[kind]} is needed.")
 
 
 def check_choice(where: str, value: Any, allowed: Iterable[str]) -> None:

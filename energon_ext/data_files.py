@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Safe access to files that others may have written: regular files only, read up to a limit."""
 
+import contextlib
 import errno
 import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,6 +71,30 @@ def read_data(path: str | Path, max_bytes: int) -> bytes:
     """
     with open_data(path) as file:
         return read_to_limit(file, max_bytes, path)
+
+
+@contextlib.contextmanager
+def reading(path: str | Path, missing: str = "", advice: str = "") -> Iterator[None]:
+    """Raise the system's errors in a block as ConfigErrors that name the file.
+
+    Args:
+        missing: why a file that does not exist is needed; by default only that it cannot be read.
+        advice: what to do about a file that cannot be read.
+
+    Example:
+        >>> with reading("web.idx"):
+        ...     raise OSError("no answer")  # without the name of the file
+        Traceback (most recent call last):
+        energon_ext.errors.ConfigError: web.idx: cannot be read (no answer).
+    """
+    try:
+        yield
+    except OSError as error:
+        name = error.filename or path
+        if missing and isinstance(error, FileNotFoundError):
+            raise ConfigError(f"{name}: does not exist; {missing}.") from error
+        reason = error.strerror or error
+        raise ConfigError(f"{name}: cannot be read ({reason}){advice}.") from error
 
 
 def read_json(path: str | Path, max_bytes: int) -> Any:

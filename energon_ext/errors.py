@@ -47,6 +47,14 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without a full stop; its type if there is none.
+
+    For errors of libraries, whose further lines are lists and tracebacks.
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 class _PrintableLog(logging.LoggerAdapter):  # type: ignore[type-arg]  # not generic in Python 3.10
     """A logger that makes its lines printable, since they contain names from files."""
 

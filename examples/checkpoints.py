@@ -21,7 +21,7 @@ import shutil
 import torch.distributed as dist
 
 from energon_ext import ConfigError, EnergonExtError
-from energon_ext.errors import StateFormatError
+from energon_ext.errors import StateFormatError, first_line
 from energon_ext.state.checkpoint_folder import (
     CURSOR,
     TRACKER,
@@ -31,7 +31,7 @@ from energon_ext.state.checkpoint_folder import (
     write_sealed,
     write_state,
 )
-from energon_ext.state.files import first_line, write_file
+from energon_ext.state.files import write_file
 from energon_ext.state.together import on_all_ranks
 from energon_ext.storage.whole_file import fsync
 

@@ -120,6 +120,11 @@ def test_without_a_trained_position_loss_and_gradient_are_zero():
         ({"ratio_limit": 2.0}, ConfigError, "no sampler_log_probs"),
         ({"labels": torch.full((POSITIONS,), WORDS)}, SampleError, r"labels must be in \[0, 17\)"),
         ({"hidden": torch.zeros(2, 3, 4)}, SampleError, r"hidden states \[N, H\]"),
+        (
+            {"sampler_log_probs": torch.zeros(1), "ratio_limit": 2.0},
+            SampleError,
+            r"sampler_log_probs must be \[23\] like the logits, got \[1\]",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change, error, message):
@@ -127,3 +132,12 @@ def test_what_does_not_fit_is_refused(change, error, message):
     given = {"hidden": hidden, "labels": labels, "token_weights": weights, **change}
     with pytest.raises(error, match=message):
         chunked_loss(output=weight, **given)
+
+
+def test_a_label_of_minus_100_is_refused_and_not_left_out_by_torch():
+    hidden, weight, labels, weights, _ = inputs()
+    labels[weights.nonzero()[0]] = -100
+    for output in (weight, lambda hidden: hidden @ weight.T):
+        for function, further in ((chunked_loss, [weights]), (chunked_log_probs, [])):
+            with pytest.raises(SampleError, match=r"labels must be .*got -100\.\."):
+                function(hidden, output, labels, *further)

@@ -146,6 +146,8 @@ def test_gradients_of_half_precision_have_its_type():
     [
         ({"alpha": 1.5}, "alpha: 1.5 found, a number >= 0 and <= 1 is needed"),
         ({"temperature": 0}, "temperature: 0 found, a finite number > 0 is needed"),
+        ({"rest": "no"}, "rest: 'no' found, true or false is needed"),
+        ({"name": 3}, "name: 3 found, text is needed"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):
@@ -163,6 +165,33 @@ def test_words_that_the_student_does_not_have_are_refused():
     logits, _, batch = inputs(k=3)
     batch.columns["teacher_ids"][2, 1] = WORDS
     with pytest.raises(SampleError, match="the teacher's word 11 found, but the student has 11"):
+        distillation_loss(batch, logits)
+
+
+def test_a_word_that_is_there_twice_is_refused_as_the_loss_would_count_it_twice():
+    logits, _, batch = inputs(k=3)
+    batch.columns["teacher_ids"][2] = torch.tensor([7, 4, 7])
+    batch.columns["teacher_log_probs"][2] = torch.tensor([-0.1, -3.0, -1e4])
+    with pytest.raises(SampleError, match=r"the teacher's words \[7, 4, 7\] found for one label"):
+        distillation_loss(batch, logits, Distillation(alpha=0))
+
+
+@pytest.mark.parametrize(("value", "total"), [(0.7, "2.*"), (torch.nan, "nan")])
+def test_values_that_are_not_log_probabilities_are_refused(value, total):
+    logits, _, batch = inputs(k=3)
+    batch.columns["teacher_log_probs"][2, 1] = value
+    with pytest.raises(SampleError, match=f"words for one label add up to {total};"):
+        distillation_loss(batch, logits)
+
+
+@pytest.mark.parametrize("label", [-100, WORDS])
+def test_a_trained_label_that_is_no_word_is_refused(label):
+    logits, _, batch = inputs(k=3)
+    batch.labels[1] = label
+    assert batch.token_weights[1] == 0
+    assert distillation_loss(batch, logits).isfinite()
+    batch.labels[2] = label
+    with pytest.raises(SampleError, match=r"labels must be in \[0, 11\) where the weight is not 0"):
         distillation_loss(batch, logits)
 
 

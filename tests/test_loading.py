@@ -15,6 +15,7 @@ from energon_ext import (
     PackedTaskEncoder,
     get_val_datasets,
 )
+from energon_ext.encoders.load import load_mix, load_split
 from energon_ext.plan.lookup import find_blend
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.support import (
@@ -80,6 +81,21 @@ def test_a_stock_metadataset_without_sources_is_refused(tmp_path):
     text = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {blend: []}}\n"
     (tmp_path / "empty.yaml").write_text(text)
     refuse(tmp_path / "empty.yaml", "names no source; list at least one")
+
+
+def test_every_way_to_load_a_split_gives_one_error_for_one_fault(tmp_path, good):
+    text = "{path: good, subset: {range: [x, y]}}"
+    path = tmp_path / "stock.yaml"
+    path.write_text(
+        f"__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {{train: {text}}}\n"
+    )
+    refuse(path, "stock.yaml: Range must be a percentage")
+    for load_any in (
+        lambda: load_mix(path, split_part="train", trusted_modules=()),
+        lambda: load_split(path, "train"),
+    ):
+        with pytest.raises(ConfigError, match="stock.yaml: Range must be a percentage"):
+            load_any()
 
 
 @pytest.mark.parametrize("weight", [-1, "much", None, True, {"step": {}}, {"slope": {0: 1}}])

@@ -135,6 +135,12 @@ def test_half_precision_logits_give_a_float32_loss():
         ),
         (torch.zeros(1, 4), torch.tensor([4]), torch.ones(1), r"\[0, 4\).*got 4..4"),
         (torch.zeros(1, 4), torch.tensor([-1]), torch.ones(1), r"got -1..-1"),
+        (
+            torch.zeros(1, 4),
+            torch.zeros(1).int(),
+            torch.ones(1),
+            "must be torch.int64, got .*int32",
+        ),
     ],
 )
 def test_bad_inputs_are_named(logits, labels, weights, message):

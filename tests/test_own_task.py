@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from energon_ext import (
-    ConfigError,
     ExactDataLoader,
     PackedBatch,
     PackedTaskEncoder,
@@ -80,11 +79,3 @@ def test_the_fields_of_an_own_task_arrive_in_each_batch_and_after_a_resume(tmp_p
     resumed = open_loader(path, 1 - workers)
     resumed.load_state_dict(states[2])
     assert [batch.numbers.tolist() for batch in take(resumed, 3)] == seen[3:6]
-
-
-def test_an_encoder_with_a_method_that_is_no_longer_called_is_refused():
-    with pytest.raises(ConfigError, match="Old.splice_of: is not called any more; name the spl"):
-
-        class Old(PackedTaskEncoder):
-            def splice_of(self, entry):
-                return None

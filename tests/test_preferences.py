@@ -430,4 +430,4 @@ def test_peek_shows_both_answers(mix):
     assert other.strip() == f"{prompt}» no{answer}"
     assert "batch:" not in result.stdout
     refused = energon_ext("peek", mix, "--task", "preferences", "--answers", "all")
-    assert error_line(refused) == "--answers: a preference has one answer on each side; remove it."
+    assert error_line(refused) == "--answers: is for chat, not for preferences."

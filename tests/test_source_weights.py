@@ -20,6 +20,7 @@ from energon_ext.losses.sources import separate_weights, weigh_sources
 from energon_ext.megatron import make_loss_func
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext
+from tests.saves import save_cursor
 from tests.support import config, write_dataset, write_tokens
 
 SEQ_LEN = 8
@@ -204,6 +205,7 @@ def test_a_resume_with_other_weights_continues_the_plan_and_names_them(tmp_path,
     plain = [next(batches).tokens.tolist() for _ in range(8)]
     digest = loader.dataset.run.data_digest
     loader.close()
+    save_cursor(tmp_path / "run", 1, state)
     for now in (2, LINEAR, None):
         options = {} if now is None else {"loss_weight": now}
         other = loader_of(write_mix(tmp_path, **options))
@@ -211,7 +213,12 @@ def test_a_resume_with_other_weights_continues_the_plan_and_names_them(tmp_path,
         with caplog.at_level(logging.WARNING):
             other.load_state_dict(state)
         text = 1.0 if now is None else {"linear": [[0, 1.0], [4, 0.2]]} if now == LINEAR else 2.0
-        assert f"loss_weight of web: was 0.5 and is now {text}." in caplog.text
+        line = f"loss_weight of web: was 0.5 and is now {text}."
+        assert line in caplog.text
+        assert (
+            line
+            in energon_ext("checkpoint", "diff", tmp_path / "run", tmp_path / "mix.yaml").stdout
+        )
         assert other.dataset.run.data_digest == digest
         batches = iter(other)
         assert [next(batches).tokens.tolist() for _ in range(8)] == plain

@@ -123,6 +123,15 @@ def test_a_key_that_no_sample_has_is_named(tmp_path, fields, missing):
         texts_of(path)
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"), [(7, "of type int"), (None, "null"), (["a"], "of type")]
+)
+def test_a_value_that_is_no_text_is_named(tmp_path, value, kind):
+    write_lines(tmp_path / "web.jsonl", text=[value])
+    with pytest.raises(ConfigError, match=f"`text` is {kind}.*; text is needed"):
+        texts_of(mix_of(tmp_path / "mix.yaml", {"path": "web.jsonl"}))
+
+
 class Own(DynamicBlendMixin, DefaultTaskEncoder):
     """A TaskEncoder of one's own."""
 

@@ -439,6 +439,8 @@ def test_the_text_decoder_decodes_only_known_extensions():
         {"blend": [{"path": "good", "weight": {"linear": {0: 1, 9: 2}}}]},
         {"interleave": [{"path": "good"}]},
         {"blend": [{"path": "good", "max_epochs": 2}]},
+        {"blend": [{"path": "good"}], "allow_nested_schedules": True},
+        {"path": "good", "subset": {"tokens": 9}},
     ],
 )
 def test_fields_of_our_metadataset_are_explained_in_stock_ones(tmp_path, good, split):

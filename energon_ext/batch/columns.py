@@ -93,9 +93,13 @@ class Column:
 
     def __post_init__(self) -> None:
         try:
+            if self.dtype is None:  # for NumPy this is float64
+                raise TypeError
             dtype = np.dtype(self.dtype).newbyteorder("<")
-        except TypeError:
-            raise ConfigError(f"Column: dtype {self.dtype!r:.80} found, {_KINDS}.") from None
+        except (TypeError, ValueError, SyntaxError):  # NumPy parses some texts as Python
+            raise ConfigError(
+                f"Column: dtype {self.dtype!r:.80} found, {_KINDS} is needed."
+            ) from None
         if dtype.kind not in "biuf" or dtype.itemsize > 8:
             raise ConfigError(f"Column: dtype {dtype} found, {_KINDS} is needed.")
         item = tuple(self.item) if isinstance(self.item, (list, tuple)) else None
@@ -152,12 +156,13 @@ class Column:
 
 def _holds(dtype: np.dtype, value: float) -> bool:
     """Return True if a type can hold a number."""
-    if not math.isfinite(value):
-        return False
     if dtype.kind == "f":
-        return True
+        largest = float(np.finfo(dtype).max)
+        return -largest <= value <= largest  # beyond it, a value would become infinite
+    if isinstance(value, float) and not value.is_integer():
+        return False
     info = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return value == value // 1 and info[0] <= value <= info[1]
+    return info[0] <= value <= info[1]
 
 
 #: Columns that say which document a segment belongs to; -1 on padding.
@@ -252,6 +257,12 @@ def merge_columns(columns_of: Mapping[str, Mapping[str, Column]]) -> dict[str, C
     return merged
 
 
+def foreign_id(tokens: np.ndarray, vocab_size: int) -> int | None:
+    """Return a token id that is not in ``[0, vocab_size)``; None if all are."""
+    ends = int(tokens.min(initial=0)), int(tokens.max(initial=0))
+    return next((token for token in ends if not 0 <= token < vocab_size), None)
+
+
 def check_values(name: str, column: Column, values: Any, tokens: int, origin: str) -> np.ndarray:
     """Return the values of a document in the type of a column, ``[tokens, *item]`` or ``[*item]``.
 
@@ -261,7 +272,15 @@ def check_values(name: str, column: Column, values: Any, tokens: int, origin: st
     counts = (tokens,) if column.per == "token" else ()
     if values is None:
         return column.filled(*counts)
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # lists of unequal lengths, some tensors
+        raise SampleError(
+            f"{origin}: column {name}: a {type(values).__name__} found, an array is needed "
+            f"({' '.join(str(error).split())})."
+        ) from error
+    if np.ma.is_masked(values):
+        raise SampleError(f"{origin}: column {name}: a masked value found; give a number for it.")
     if array.shape != (*counts, *column.item) or array.dtype.kind not in "biuf":
         raise SampleError(
             f"{origin}: column {name}: {array.dtype} {list(array.shape)} found, {column.dtype} "

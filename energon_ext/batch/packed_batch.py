@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from energon_ext.batch.transport import (
+    Detachable,
     build,
     move,
     replace_tensors,
@@ -39,7 +40,7 @@ DTYPES = {
 
 
 @dataclass
-class PackedBatch:
+class PackedBatch(Detachable):
     """A batch of packed rows as flat, contiguous tensors; ``N`` positions, ``n`` segments.
 
     ``token_weights`` encode the task, so training steps are the same for all tasks.

@@ -115,6 +115,22 @@ def _is_dense_on_cpu(tensor: torch.Tensor) -> bool:
 # Messages ---------------------------------------------------------------------------------------
 
 
+class Detachable:
+    """Base of a batch whose tensors take memory of their own when it is saved or pickled.
+
+    Tensors of several types in one piece of memory cannot be saved by ``torch.save``, which
+    Megatron-core uses for a step that it reruns in another process; and any tensor alone would be
+    saved with the memory of all.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = replace_tensors(vars(self), torch.Tensor.clone)
+        return state
+
+    def __copy__(self) -> "Detachable":  # which would copy by pickling
+        return build(type(self), vars(self))
+
+
 class Contents:
     """Contents in the order of their addition, each at an aligned place."""
 
@@ -183,6 +199,11 @@ class _Pickler(pickle.Pickler):
             self._kept.append(item)
             self._places[id(item)] = number, *place, item.dtype, tuple(item.shape)
         return self._places[id(item)]
+
+    def reducer_override(self, item: Any) -> Any:
+        if isinstance(item, Detachable):  # its tensors are collected, without a further copy
+            return build, (type(item), vars(item))
+        return NotImplemented
 
     def _add_array(self, array: pickle.PickleBuffer) -> None:
         assert self._arrays is not None, "without it, arrays stay in the pickle"

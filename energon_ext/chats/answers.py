@@ -37,6 +37,9 @@ from energon_ext.errors import SampleError
 ALL, LAST, EACH = "all", "last", "each"
 ANSWERS = (ALL, LAST, EACH)
 
+#: Note on answers that are allowed, but perhaps not meant.
+EMPTY = "answers without content, of which only the end is trained"
+
 
 def find_answers(
     conversation: RenderedConversation, choice: str | None, notes: Counter[str]
@@ -82,7 +85,7 @@ def _count_doubtful(
         if block is not None and lacks_opening(message.get("content"), block):
             notes[f"contents taken as reasoning up to {block.closing}, without a beginning"] += 1
         if not any(message.get(name) for name in ("content", "tool_calls", *REASONING_FIELDS)):
-            notes["answers without content, of which only the end is trained"] += 1
+            notes[EMPTY] += 1
 
 
 def _fit_all(

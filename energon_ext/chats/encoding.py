@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.arguments import check_choice
-from energon_ext.chats.answers import ALL, ANSWERS, EACH, find_answers
+from energon_ext.chats.answers import ALL, ANSWERS, EACH, EMPTY, find_answers
 from energon_ext.chats.ends import AnswerEnds
 from energon_ext.chats.messages import check_answers, check_messages, check_question
 from energon_ext.chats.records import Conversation
@@ -35,7 +35,7 @@ EOS, ALLOW = "eos", "allow"
 ANSWER_ENDS = (EOS, ALLOW)
 
 #: Changes when the same conversation becomes other samples, so that cached ones are made again.
-RULES = 3
+RULES = 4
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,10 @@ class ConversationEncoder:
             span = Span(len(prompt), end, 1.0)
             text = AnsweredText(prompt + response, [span], conversation.is_whole)
             notes = Counter(conversation.notes)
+            if not response:
+                notes[EMPTY] += 1
+            if " " in prompt.strip() and response.startswith(prompt):
+                notes["responses that begin with their prompt, which the text has twice"] += 1
             adds_eos = not self.tokenizer.add_eos and self.answer_end != ALLOW
             if adds_eos and self.tokenizer.eos_id is None:
                 raise SampleError("no token ends the response; use answer_end='allow' to accept it")

@@ -4,7 +4,7 @@
 
 Each keeps all of the message: reasoning under the name that the template reads, or within the
 content as models such as DeepSeek R1 write it; a developer's message as the system's, which is its
-former name.
+former name; a result of role ``function`` as one of role ``tool``, which is its later name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,6 +35,9 @@ def find_other_forms(
     if name == "content" and role == "developer":
         note = "messages of role developer, written as those of role system"
         yield note, name, {**message, "role": "system"}
+    if name == "content" and role == "function":
+        note = "messages of role function, written as those of role tool"
+        yield note, name, {**message, "role": "tool"}
     if name not in REASONING_FIELDS or not isinstance(value, str):
         return
     if any(message.get(other, value) != value for other in REASONING_FIELDS):

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of a data set: fields of its records, and of their messages."""
+    """Labels of a data set: fields of its records, of their messages, and of parts of contents."""
 
     record: tuple[str, ...] = ()
     message: tuple[str, ...] = ()
+    part: tuple[str, ...] = ()
 
 
 #: Of any data. Templates may write those of a message, but need not.
@@ -24,6 +25,7 @@ GENERAL = Labels(
         *("id", "name", "tool_call_id", "index", "created", "type"),
         *("created_at", "timestamp", "model", "source", "language", "uuid"),
     ),
+    part=("id", "index", "signature", "cache_control", "citations", "annotations"),
 )
 
 #: Of well-known data sets: what it is called -> its labels.

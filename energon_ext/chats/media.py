@@ -10,21 +10,24 @@ from typing import Any
 #: Words for media.
 _MEDIA = (
     r"(?:images?|imgs?|pictures?|photos?|screenshots?|pixels?|videos?|frames|audios?|wavs?|"
-    r"waveforms?|spectrograms?|jpe?gs?|pngs?|gifs?|mp3s?|mp4s?|flacs?|attachments?)"
+    r"waveforms?|spectrograms?|jpe?gs?|pngs?|gifs?|webps?|bmps?|tiffs?|heics?|mp3s?|mp4s?|flacs?|"
+    r"attachments?)"
 )
-#: Words that also have other meanings, so that only a place makes them media (`speech_path`).
+#: Words that also have other meanings, so that only a place makes them media (`speech_path`), or
+#: the name of a file.
 _SOMETIMES = (
-    r"(?:frame|clips?|speech|voices?|sounds?|music|songs?|media|recordings?|cameras?|scenes?|"
-    r"vision|visuals?)"
+    r"(?:frame|clips?|speech|voices?|sounds?|music|songs?|media|recordings?|utterances?|cameras?|"
+    r"scenes?|scans?|vision|visuals?|figures?|charts?|plots?|diagrams?|thumbnails?)"
 )
 _PLACE = r"(?:(?:file)?(?:paths?|names?|files?)|urls?|uris?|links?|base64|b64|bytes)"
 
 #: Names made of words that are joined by ``_``.
 _NAME = re.compile(rf"(?:.*_)?(?:{_MEDIA}(?:{_PLACE})?|{_SOMETIMES}_?{_PLACE})\d*(?:_.*)?")
-_PLACE_NAME = re.compile(rf"(?!names?$){_PLACE}(?:_{_PLACE})*")
+_NAME_OF_FILES = re.compile(rf"(?!names?$){_PLACE}(?:_{_PLACE})*|(?:.*_)?{_SOMETIMES}\d*(?:_.*)?")
 
 _FILE = re.compile(
-    r".*\.(?:jpe?g|png|gif|webp|bmp|tiff?|wav|mp3|flac|ogg|opus|m4a|mp4|avi|mov|mkv|webm)(?:\?.*)?",
+    r".*\.(?:jpe?g|png|gif|webp|bmp|tiff?|svg|heic|wav|mp3|flac|ogg|opus|m4a|mp4|avi|mov|mkv|webm)"
+    r"(?:\?.*)?",
     re.IGNORECASE | re.DOTALL,
 )
 _DATA = re.compile(r"data:(?:image|audio|video)/")
@@ -45,13 +48,25 @@ def is_media(name: str, value: Any) -> bool:
     words = _words(name)
     if _NAME.fullmatch(words):
         return _has_value(value)
-    texts = value if isinstance(value, (list, tuple)) else [value]
-    is_place = _PLACE_NAME.fullmatch(words) is not None
+    values = value if isinstance(value, (list, tuple)) else [value]
+    objects = [each for each in values if isinstance(each, Mapping)]
+    if any(map(_is_feature, objects)):
+        return True
+    names_files = _NAME_OF_FILES.fullmatch(words) is not None
+    texts = [*values, *(text for each in objects if names_files for text in each.values())]
     return any(
         isinstance(text, str)
-        and (_DATA.match(text) is not None or (is_place and _FILE.fullmatch(text) is not None))
+        and (_DATA.match(text) is not None or (names_files and _FILE.fullmatch(text) is not None))
         for text in texts
     )
+
+
+def _is_feature(value: Mapping[str, Any]) -> bool:
+    """Return True for an image or audio as the library ``datasets`` has it, whatever its name."""
+    if not value.keys() <= {"bytes", "path"}:
+        return {"array", "sampling_rate"} <= value.keys()
+    path = value.get("path")
+    return bool(value.get("bytes")) or (isinstance(path, str) and _FILE.fullmatch(path) is not None)
 
 
 def is_switch(value: Any) -> bool:

@@ -13,7 +13,13 @@ from energon_ext.chats.fields import check_media, says_what_is_trained
 from energon_ext.chats.labels import GENERAL, labels_of_message
 from energon_ext.chats.reasoning import without_repeated
 from energon_ext.chats.roles import ROLES
-from energon_ext.chats.stored_json import parse_json, read_objects, remove_nulls
+from energon_ext.chats.stored_json import (
+    are_parts,
+    parse_json,
+    read_json,
+    read_objects,
+    remove_nulls,
+)
 from energon_ext.errors import SampleError
 
 #: Fields of a message that name or order it. Templates may write them, but need not.
@@ -72,8 +78,9 @@ def check_answers(messages: Messages) -> None:
         raise SampleError("all answers have weight 0, so there is nothing to train on")
     asked = next((i for i, role in enumerate(roles) if role in ("user", "tool", "function")), None)
     if asked is None or trained[0] < asked:
+        hint = ", or make its system message one of role user" if "system" in roles else ""
         raise SampleError(
-            f"message {trained[0]} answers no question; give it `weight` 0, or remove it"
+            f"message {trained[0]} answers no question; give it `weight` 0, or remove it{hint}"
         )
 
 
@@ -107,6 +114,10 @@ def _check_message(index: int, message: Any, checked: Messages) -> None:
         raise SampleError(f"{where}: `weight` is {weight!r:.40}, a number from 0 to 1 is needed")
     if role != "assistant" and weight:
         raise SampleError(f"{where}: `weight` {weight} on role {role}; only answers are trained")
+    if message.get("function_call") and not message.get("tool_calls"):
+        call = read_json(message.pop("function_call"), f"{where}: `function_call`", dict)
+        message["tool_calls"] = [{"type": "function", "function": call}]
+        checked.notes["`function_call` of answers, read as `tool_calls`"] += 1
     if "tool_calls" in message:
         if role != "assistant" and message["tool_calls"]:
             raise SampleError(f"{where}: `tool_calls` of role {role}; only answers call tools")
@@ -115,7 +126,7 @@ def _check_message(index: int, message: Any, checked: Messages) -> None:
             parsed, texts = _tool_calls(where, calls)
             message["tool_calls"] = parsed
             checked.original_calls[index] = texts
-    parts = _parts(where, message)
+    parts = _parts(where, message, checked.notes)
     if parts is not None:
         message["content"] = "".join(text for _, text in parts)
         if any(kind == THINKING for kind, _ in parts):
@@ -130,29 +141,41 @@ def _check_message(index: int, message: Any, checked: Messages) -> None:
     checked.weights.append(float(weight))
 
 
-def _parts(where: str, message: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+def _parts(
+    where: str, message: Mapping[str, Any], notes: Counter[str]
+) -> list[tuple[str, str]] | None:
     """Return the (type, text) of each part of a content; None if there is none next to calls."""
     content = message.get("content")
-    if content is None and (message.get("tool_calls") or message.get("function_call")):
+    if content is None and message.get("tool_calls"):
         return None
     if isinstance(content, str):
+        if message["role"] in ("system", "user", "assistant") and are_parts(content):
+            notes["contents that are parts as JSON text, kept as that text"] += 1
         return [("text", content)]
     if not isinstance(content, list):
         found = "no" if content is None else f"a {type(content).__name__} as"
         raise SampleError(f'{where} has {found} `content`; text is needed, "" for none')
-    return [_part(where, part) for part in content]
+    return [_part(where, part, notes) for part in content]
 
 
-def _part(where: str, part: Any) -> tuple[str, str]:
+def _part(where: str, part: Any, notes: Counter[str]) -> tuple[str, str]:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     text = part.get(kind) if kind in ("text", THINKING) else None
     if kind == THINKING and isinstance(text, list):  # of parts, as Mistral stores it
-        text = "".join(_part(where, each)[1] for each in text)
+        text = "".join(_part(where, each, notes)[1] for each in text)
     if not isinstance(text, str):
         raise SampleError(
             f"{where}: `content` has a part of type {kind!r:.40}; only parts of type 'text' and "
             f"'{THINKING}' are allowed; images and audio need your own TaskEncoder"
         )
+    for name, value in part.items():
+        if name in ("type", kind) or value in ("", [], {}):
+            continue
+        field = f"{where}: `{name}` of a part"
+        check_media(name, value, field)
+        if says_what_is_trained(name) or (_is_text(value) and name not in GENERAL.part):
+            raise SampleError(f"{field} is not understood; remove it")
+        notes[f"ignored field: messages.content.{name}"] += 1
     return str(kind), text
 
 

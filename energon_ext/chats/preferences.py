@@ -15,7 +15,13 @@ from typing import Any
 from energon_ext.chats.fields import check_media, has_other_text
 from energon_ext.chats.labels import GENERAL, labels_of_record
 from energon_ext.chats.reasoning import REASONING_FIELDS
-from energon_ext.chats.records import COMMON, Conversation, as_stored, read_conversation
+from energon_ext.chats.records import (
+    COMMON,
+    Conversation,
+    as_stored,
+    is_sharegpt,
+    read_conversation,
+)
 from energon_ext.chats.roles import SHAREGPT_CALL, SHAREGPT_ROLES
 from energon_ext.chats.stored_json import remove_nulls
 from energon_ext.errors import SampleError
@@ -208,12 +214,12 @@ def _read(others: Mapping[str, Any], name: str, answer: str | list[Any], side: s
         record["output" if name == "instruction" else "response"] = answer
     else:
         del record[name]
-        is_sharegpt = any(isinstance(each, Mapping) and "from" in each for each in prompt[:1])
+        has_speakers = is_sharegpt(prompt)
         if isinstance(answer, str):
-            speaker, content = ("from", "value") if is_sharegpt else ("role", "content")
-            answer = [{speaker: "gpt" if is_sharegpt else "assistant", content: answer}]
+            speaker, content = ("from", "value") if has_speakers else ("role", "content")
+            answer = [{speaker: "gpt" if has_speakers else "assistant", content: answer}]
         asked = [{**each, "weight": 0} if _is_answer(each) else each for each in prompt]
-        record["conversations" if is_sharegpt else "messages"] = [*asked, *answer]
+        record["conversations" if has_speakers else "messages"] = [*asked, *answer]
     try:
         conversation = read_conversation(record)
     except SampleError as error:

@@ -8,7 +8,7 @@ A field that the format does not use is metadata, or refuses the record: see
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,9 @@ from energon_ext.errors import SampleError
 
 #: Formats by name, as the summary of `prepare` shows them.
 OPENAI, SHAREGPT, ALPACA, PAIR = "OpenAI messages", "ShareGPT", "Alpaca", "prompt and response"
+
+#: Fields of a message with its calls of tools.
+_CALLS = ("tool_calls", "function_call")
 
 #: Fields that any format may have, and that are used.
 COMMON = ("tools", "chat_template_kwargs")
@@ -110,7 +113,7 @@ def read_prompt(record: Any) -> tuple[Conversation, dict[str, Any]]:
             if record.get(each):
                 raise SampleError(f"`{each}`: for messages only, not for a text `prompt`")
     else:
-        of_prompt = "conversations" if _is_sharegpt(record[name]) else "messages"
+        of_prompt = "conversations" if is_sharegpt(record[name]) else "messages"
         kind = of_prompt if name == "prompt" else name
         as_messages = {kind: record[name]}
         _, read, used_names = _format_of(as_messages)
@@ -146,7 +149,8 @@ def _has_nulls_in_tools(record: Mapping[str, Any]) -> bool:
     names = ("messages", "conversations", "conversation", "completion", "response")
     lists = (record.get(name) for name in names)
     messages = [m for each in lists if isinstance(each, (list, tuple)) for m in each]
-    return any(has_null(m.get("tool_calls")) for m in messages if isinstance(m, Mapping))
+    calls = (m.get(n) for m in messages if isinstance(m, Mapping) for n in _CALLS)
+    return any(map(has_null, calls))
 
 
 # Formats ----------------------------------------------------------------------------------------
@@ -160,10 +164,10 @@ def _format_of(
     if len(lists) == 2:
         raise SampleError("`messages` and `conversations` are both given; remove one of them")
     if lists:
-        is_sharegpt = _is_sharegpt(record[lists[0]])
-        if is_sharegpt and lists[0] == "messages":
+        has_speakers = is_sharegpt(record[lists[0]])
+        if has_speakers and lists[0] == "messages":
             raise SampleError("`messages` have `from` and `value`; name the list `conversations`")
-        if is_sharegpt:
+        if has_speakers:
             return SHAREGPT, lambda record: _read_sharegpt(record, lists[0]), (lists[0], "system")
         return OPENAI, lambda record: _as_list(record[lists[0]], lists[0]), (lists[0],)
     if "chosen" in record or "rejected" in record:
@@ -196,13 +200,14 @@ def _message_lists(record: Mapping[str, Any]) -> list[str]:
     return ["conversation"] if is_list and not is_other else names
 
 
-def _is_sharegpt(messages: Any) -> bool:
+def is_sharegpt(messages: Any) -> bool:
+    """Return True for a list of messages in ShareGPT's form, by its first one."""
     first = next(iter(messages), None) if isinstance(messages, (list, tuple)) else None
     return isinstance(first, Mapping) and "role" not in first and "from" in first
 
 
 def _read_sharegpt(record: Mapping[str, Any], name: str) -> list[Any]:
-    messages: list[Any] = _system(record)
+    messages = [each for each in _system(record) if not _begins_with(record[name], each)]
     for index, message in enumerate(record[name]):
         where = f"message {index}"
         if not isinstance(message, Mapping) or not isinstance(message.get("from"), str):
@@ -252,11 +257,25 @@ def _read_pair(record: Mapping[str, Any], answer: str) -> list[Any]:
     ]
     if isinstance(response, str):
         return [*asked, _message("assistant", response)]
-    return [*asked, *_as_list(response, answer)]
+    answers = _as_list(response, answer)
+    if prompt and answers[: len(prompt)] == list(prompt):
+        raise SampleError(
+            f"`{answer}` begins with the messages of `prompt`, which would be written twice; "
+            f"remove them from one"
+        )
+    return [*asked, *answers]
 
 
 def _system(record: Mapping[str, Any]) -> list[Any]:
     return [_message("system", record["system"])] if record.get("system") else []
+
+
+def _begins_with(messages: Sequence[Any], system: Mapping[str, Any]) -> bool:
+    """Return True if messages in ShareGPT's form begin with a system message."""
+    first = messages[0]
+    if not isinstance(first, Mapping):
+        return False
+    return first.get("from") == "system" and first.get("value") == system["content"]
 
 
 def _message(role: str, content: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ people store lists of messages, tools and calls as JSON text, which keeps its ow
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,20 @@ _LISTS = (*_NEVER_TEXT, "conversation", "prompt", "completion", "response", "cho
 
 #: Fields of a message, at least one of which a message has.
 _SAID = ("content", "tool_calls", "function_call")
+
+#: Fields with which messages may begin.
+_KEYS = r"role|from|content|value|messages|weight|id|index|name|type|tool_\w+"
+_KNOWN_ROLES = (*ROLES, *SHAREGPT_ROLES, SHAREGPT_CALL)
+
+#: Messages in a text that is not JSON: how they begin, and what each of them has.
+_OPEN = r"""[\s(\[{"'\\]{0,40}"""
+_BEGIN = re.compile(
+    rf"""(?=\W*?[\[{{]|array)(?:{_OPEN}array)?{_OPEN}["'\\](?:{_KEYS})["'\\]+\s*:"""
+)
+_ROLE = re.compile(
+    rf"""["'\\](?:role|from)["'\\]+\s*:\s*["'\\]+(?:{"|".join(_KNOWN_ROLES)})["'\\]"""
+)
+_WORDS = re.compile(rf"""["'\\](?:value|{"|".join(_SAID)})["'\\]+\s*:""")
 
 
 def remove_nulls(value: Any, levels: int = _MOST_LEVELS) -> Any:
@@ -76,7 +91,7 @@ def read_json(value: Any, name: str, kind: Any) -> Any:
     """Return a value of a kind, which may be given as JSON text; an empty text is None."""
     if isinstance(value, str):
         try:
-            value = parse_json(value, name) if value.strip() else None
+            value = parse_json(_unquote(value), name) if value.strip() else None
         except SampleError:
             raise
         except ValueError as error:
@@ -118,7 +133,8 @@ def read_lists(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     and an object is if it has ``messages``. Any other text is text.
 
     Raises:
-        SampleError: an object has other fields next to ``messages``.
+        SampleError: an object has other fields next to ``messages``, or a text has messages, but
+            not as JSON.
 
     Example:
         >>> read_lists({"prompt": '[{"role": "user", "content": "Hi"}]', "response": "[1]"})
@@ -148,6 +164,8 @@ def _messages_of(value: Any, name: str) -> list[Any] | None:
         texts.append(inner)
     elif is_text and are_messages([found]):
         found = [found]
+    if found is None and isinstance(value, str):
+        _check_not_printed(value, name)
     if not (is_text or keys) or not isinstance(found, list):
         return None
     if name not in _NEVER_TEXT and not are_messages(found):
@@ -162,12 +180,21 @@ def _messages_of(value: Any, name: str) -> list[Any] | None:
     return [_with_text_arguments(message) if is_text else message for message in found]
 
 
+def _check_not_printed(text: str, name: str) -> None:
+    """Raise SampleError for messages as Python or NumPy prints them, or one JSON text a line."""
+    if all((_BEGIN.match(text[:200].lstrip()), _ROLE.search(text), _WORDS.search(text))):
+        raise SampleError(
+            f"`{name}` is text that begins like messages, but is not JSON; write them with "
+            f"json.dumps, or, if they are a text, make it the `content` of a message"
+        )
+
+
 def _check_keys(texts: Sequence[Any], name: str) -> None:
     """Raise SampleError if JSON texts, or lists of them, that are messages have a key twice."""
     for text in texts:
         for each in text if isinstance(text, (list, tuple)) else [text]:
             if isinstance(each, str) and _parse_or_none(each) is not None:
-                parse_json(each, name)
+                parse_json(_unquote(each), name)
 
 
 def _parse(value: Any) -> Any:
@@ -181,6 +208,7 @@ def _parse(value: Any) -> Any:
 
 def _parse_or_none(text: str) -> Any:
     """Return the list or object in a JSON text; None for any other text."""
+    text = _unquote(text)
     if text.lstrip()[:1] not in ("[", "{"):
         return None
     try:
@@ -189,6 +217,17 @@ def _parse_or_none(text: str) -> Any:
     except (ValueError, RecursionError):  # what is too deep is not a list of messages
         return None
     return value
+
+
+def _unquote(text: str) -> str:
+    """Return the text within a JSON text, where a text was stored as JSON more than once."""
+    while text.lstrip()[:1] == '"':
+        try:
+            inner = json.loads(text)
+        except ValueError:
+            break
+        text = inner
+    return text
 
 
 def are_messages(values: Sequence[Any]) -> bool:
@@ -200,8 +239,21 @@ def are_messages(values: Sequence[Any]) -> bool:
         or ("from" in each and "value" in each)
         for each in values
     )
-    known = (*ROLES, *SHAREGPT_ROLES, SHAREGPT_CALL)
-    return is_form and values[0].get("role", values[0].get("from")) in known
+    return is_form and values[0].get("role", values[0].get("from")) in _KNOWN_ROLES
+
+
+def are_parts(text: str) -> bool:
+    """Return True for the parts of a content as JSON text.
+
+    Example:
+        >>> are_parts('[{"type": "text", "text": "Hi"}]'), are_parts('[{"text": "Hi"}]')
+        (True, False)
+    """
+    parts = _parse_or_none(text)
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        return False
+    kinds = [part.get("type") for part in parts]
+    return "text" in kinds and all(isinstance(kind, str) for kind in kinds)
 
 
 def _with_text_arguments(message: Any) -> Any:

@@ -16,7 +16,7 @@ from energon_ext.cli import echo, option, plural
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, WorkerError
 from energon_ext.prepare.pool import end_with_parent
-from energon_ext.prepare.units import progress_bar
+from energon_ext.progress import progress_bar
 from energon_ext.storage.claim import Part
 from energon_ext.storage.object_store import file_name, is_remote
 from energon_ext.tokens.catalog import (
@@ -88,8 +88,7 @@ def check(
 
 def _part_of(listing: Mapping[str, set[str]], part: Part | None) -> dict[str, set[str]]:
     """Return every N-th pair of a listing; all of it without a part."""
-    items = list(listing.items())
-    return dict(items if part is None else items[part.number :: part.count])
+    return dict(listing if part is None else part.of(listing.items()))
 
 
 def _summary(pairs: Sequence[Pair]) -> str:

@@ -10,10 +10,12 @@ import click
 
 from energon_ext.cli import echo, option, table
 from energon_ext.cli.forecast import draw_forecast, make_forecast, show_forecast
+from energon_ext.cli.mix import refuse_given
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.errors import EncoderNeededError, EnergonExtError
 from energon_ext.plan.cursor import digest_of_state, restore_cursor
 from energon_ext.plan.packed_rows import PackedRows
+from energon_ext.plan.remarks import describe_loss_weights
 from energon_ext.plan.row_schedule import describe_points, describe_row_change
 from energon_ext.plan.run import Run
 from energon_ext.plan.spec import PACKING, describe_repacking
@@ -32,7 +34,7 @@ def checkpoint() -> None:
 
 
 _packing = option.together(
-    click.option("--seq-length", type=click.IntRange(2), help="Positions per row in the next run."),
+    click.option("--seq-length", type=option.ROW_TOKENS, help="Positions per row in the next run."),
     click.option("--packing", help="Packing of the next run."),
 )
 
@@ -67,7 +69,7 @@ def show(saved: Path) -> None:
 @option.metadataset
 @option.split
 @click.option(
-    "--world-size", "ranks", type=click.IntRange(1), help="Data-parallel ranks of the next run."
+    "--world-size", "ranks", type=option.Count(1), help="Data-parallel ranks of the next run."
 )
 @click.option(
     "--num-workers", "workers", type=click.IntRange(0), default=0, help="Workers per rank."
@@ -104,6 +106,8 @@ def diff(
     rows = cursor.state["plan"]["row"] + cursor.state["done"]
     echo(f"{cursor.folder}: saved after {rows:,} rows")
     changed: dict[str, Any] = {"seq_len": seq_length, "packing": packing}
+    if tokenizer is None:
+        refuse_given(["eos_token", "bos_token"], "is for --tokenizer; give both")
     try:
         if tokenizer is not None:
             changed["tokenizer"] = load_tokenizer(
@@ -122,8 +126,9 @@ def diff(
     row_change = describe_row_change(
         cursor.state.get("row_schedule"), dataset.clock.rows, dataset.clock.axis.one
     )
+    weights = describe_loss_weights(dataset, changes, cursor.state)
     steps, documents = _skipped_steps(cursor, dataset), _changed_documents(dataset)
-    for line in filter(None, (unit, packed, row_change, *steps, *documents)):
+    for line in filter(None, (unit, packed, row_change, *weights, *steps, *documents)):
         echo(line)
     may_change = {}
     if not cursor.inside and all(rows.may_be_repacked for rows in dataset.rows):

@@ -30,7 +30,7 @@ document_options = option.together(
     click.option("--after", type=option.Count(0), help="Count their losses after this step only."),
     click.option(
         "--min-tokens",
-        type=click.IntRange(1),
+        type=option.Count(1),
         help="List only documents with at least this many labels.",
     ),
     click.option(

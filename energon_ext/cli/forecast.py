@@ -3,12 +3,10 @@
 """Forecasts as text, as a figure and as an HTML page."""
 
 import itertools
-import sys
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
 import numpy as np
-from tqdm import tqdm
 
 from energon_ext.cli import MAX_LISTED, echo, echo_json, plural, table
 from energon_ext.cli.mix import warn_of_undecided_weights
@@ -17,16 +15,16 @@ from energon_ext.errors import ConfigError
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.estimate import estimate
-from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.forecast import Forecast, epochs_at, forecast, late_breakpoints
+from energon_ext.plan.remarks import describe_short_sources, describe_subsets
 from energon_ext.plan.row_schedule import describe_points
 from energon_ext.plan.run import Run
-from energon_ext.plan.subsets import describe_subsets
 from energon_ext.plan.topology import imbalance
+from energon_ext.progress import passing_bar
 from energon_ext.state.files import write_file
 
 #: Up to this many rows are planned exactly by default; beyond that, forecasts are estimated.
-MAX_EXACT_ROWS = 1 << 18
+_MAX_EXACT_ROWS = 1 << 18
 
 #: The imbalance is averaged over this many first steps.
 BALANCED_STEPS = 20
@@ -45,17 +43,27 @@ def make_forecast(
     exact: bool,
 ) -> Forecast:
     """Forecast the next steps: exactly if requested or if there are few, otherwise estimated."""
+    if plans_rows(blend, steps * blend.topology.rows_per_step, tokens_per_document, exact):
+        assert isinstance(blend, Run)
+        return forecast(
+            blend, steps, lambda drawn: passing_bar("planning", steps, drawn, unit="step")
+        )
+    return estimate(blend, steps, tokens_per_document)
+
+
+def plans_rows(blend: Blend, rows: int, tokens_per_document: float | None, exact: bool) -> bool:
+    """Return whether a forecast plans each of its rows, as requested or because there are few.
+
+    Raises:
+        ConfigError: an option is for streamed sources, and the blend is planned, or the reverse.
+    """
     if exact and not blend.is_planned:
         raise ConfigError("--exact: cannot be used; the lengths of streamed sources are unknown.")
     if tokens_per_document is not None and blend.is_planned:
         raise ConfigError(
             "--tokens-per-doc: is for streamed sources, but there is none; remove it."
         )
-    rows = steps * blend.topology.rows_per_step
-    if isinstance(blend, Run) and (exact or rows <= MAX_EXACT_ROWS):
-        quiet = steps <= 1000 or not sys.stderr.isatty()
-        return forecast(blend, steps, lambda it: tqdm(it, "planning", steps, disable=quiet))
-    return estimate(blend, steps, tokens_per_document)
+    return blend.is_planned and (exact or rows <= _MAX_EXACT_ROWS)
 
 
 def forecast_text(forecast: Forecast, blend: Blend, steps: int, target: int | None = None) -> str:

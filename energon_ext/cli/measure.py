@@ -16,9 +16,9 @@ from energon_ext.cli.tokenize import prepare_now
 from energon_ext.config.mix import Entry, sample_entries
 from energon_ext.config.yaml_file import splits_of
 from energon_ext.encoders.cached_samples import cached_source
+from energon_ext.encoders.load import load_split
 from energon_ext.encoders.measured import cached_lengths, measure_again
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import KeyedPermutation
 from energon_ext.prepare.cache import Cached

@@ -5,7 +5,7 @@
 import os
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from energon_ext.encoders.preferences import PreferenceTaskEncoder
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
-from energon_ext.encoders.sources import read_live_weights
+from energon_ext.encoders.sources import check_excluded_names, read_live_weights
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.splicing import choose_splices
 from energon_ext.encoders.written_tokenizer import written_tokenizer
@@ -33,7 +33,6 @@ from energon_ext.mixture.checks import check_mixture
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.topology import Topology
-from energon_ext.samples.methods import tokenizer_of
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 from energon_ext.streamed.source import StreamedSource
 from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
@@ -42,13 +41,23 @@ from energon_ext.tokenizers.tokenizers import load_tokenizer
 #: Returns the tokenizer of ``(metadataset, split, trusted modules)``.
 _FindTokenizer = Callable[[Path, str, tuple[str, ...]], Tokenizer]
 
+#: Why an option is refused next to --encoder.
+SET_BY_ENCODER = "is set by --encoder; remove it"
+
+#: Tasks that read an option of :func:`make_encoder`; the others are for all.
+_TASKS_OF = {
+    "splice": ("text",),
+    "chat_template": ("chat", "prompts", "preferences"),
+    "chat_template_kwargs": ("chat", "prompts", "preferences"),
+    "answers": ("chat",),
+    "answer_end": ("chat", "preferences"),
+}
+
 #: The arguments of :func:`open_mix`.
 mix_options = option.together(
     option.metadataset,
     option.split,
-    click.option(
-        "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions per row."
-    ),
+    click.option("--seq-length", type=option.ROW_TOKENS, default=256, help="Positions per row."),
     click.option(
         "--packing", type=option.PackerName(), default="bin", help="Packing of documents."
     ),
@@ -109,7 +118,7 @@ def open_mix(
         rows_per_step=rows_per_step,
         seed=seed,
     )
-    return dataset, tokenizer_of(task_encoder)
+    return dataset, getattr(task_encoder, "tokenizer", None)
 
 
 def open_dataset(
@@ -144,11 +153,7 @@ def task_encoder_of(
         **options: arguments for the tokenizer and :func:`make_encoder`; not with ``encoder``.
     """
     if encoder is not None:
-        source_of = click.get_current_context().get_parameter_source
-        for name in options:
-            if source_of(name) is ParameterSource.COMMANDLINE:
-                option_name = name.replace("_", "-")
-                raise ConfigError(f"--{option_name}: is set by --encoder; remove it.")
+        refuse_given(options, SET_BY_ENCODER)
         return named_encoder(encoder, DynamicBlendMixin)
     name = options.pop("tokenizer")
     special = {token: options.pop(token) for token in ("eos_token", "bos_token")}
@@ -157,6 +162,14 @@ def task_encoder_of(
     else:
         loaded = load_tokenizer(name or "bytes", **special)
     return make_encoder(loaded, **options)
+
+
+def refuse_given(names: Iterable[str], reason: str) -> None:
+    """Raise ConfigError if any of these options is on the command line."""
+    source_of = click.get_current_context().get_parameter_source
+    for name in names:
+        if source_of(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(f"--{name.replace('_', '-')}: {reason}.")
 
 
 def weights_of(
@@ -187,6 +200,7 @@ def weights_of(
     if choose_splices(mix.entries, task_encoder.task().spec(mix.entries, 0)).by_key:
         return None
     read_live_weights(mix)
+    check_excluded_names(mix)
     limits = {entry.key: entry.max_epochs for entry in mix.entries}
     check_mixture(mix.tree, mix.axis, limits, absent={}, splices={})
     sources = [
@@ -235,10 +249,20 @@ def make_encoder(
     packing: str = "bin",
     splice: str | None = None,
 ) -> Any:
-    """Return the task encoder for ``text``, ``chat``, ``prompts`` or ``preferences``."""
+    """Return the task encoder for ``text``, ``chat``, ``prompts`` or ``preferences``.
+
+    Raises:
+        ConfigError: an option has a wrong value, or is for other tasks.
+    """
+    _check_task(
+        task,
+        splice=splice,
+        chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
+        answers=answers,
+        answer_end=answer_end,
+    )
     if task != "text":
-        if splice is not None:
-            raise ConfigError(f"--splice: is for text, not for --task {task}.")
         variables = _json_object("--chat-template-kwargs", chat_template_kwargs or "{}")
         template = named_template(chat_template, tokenizer, variables)
         if task == "chat":
@@ -248,8 +272,6 @@ def make_encoder(
                 answers=answers,
                 answer_end=answer_end,
             )
-        if answers is not None and task == "preferences":
-            raise ConfigError("--answers: a preference has one answer on each side; remove it.")
         if task == "preferences":
             return PreferenceTaskEncoder(
                 tokenizer, seq_length, chat_template=template, answer_end=answer_end
@@ -262,6 +284,14 @@ def make_encoder(
     many = isinstance(config, MultiSpliceConfig)
     encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
     return encoder_class(tokenizer, seq_length, config, packing=packing, named_documents=True)
+
+
+def _check_task(task: str, **given: str | None) -> None:
+    """Raise ConfigError for an option that is for other tasks."""
+    for name, value in given.items():
+        if value is not None and task not in _TASKS_OF[name]:
+            tasks = " or ".join(_TASKS_OF[name])
+            raise ConfigError(f"--{name.replace('_', '-')}: is for {tasks}, not for {task}.")
 
 
 def _json_object(option_name: str, text: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from megatron.energon.epathlib import EPath
 
 from energon_ext.arguments import choices
 from energon_ext.cli import echo, echo_json, table
-from energon_ext.cli.forecast import MAX_EXACT_ROWS, epochs_by_key
+from energon_ext.cli.forecast import epochs_by_key, plans_rows
 from energon_ext.config.yaml_file import read_mapping
 from energon_ext.data_files import read_data
 from energon_ext.encoders.load import load_mix
@@ -175,9 +175,8 @@ def forecast_mixes(
     blend: Blend, trees: Mapping[str, Tree], steps: int, tokens_per_doc: float | None, exact: bool
 ) -> dict[str, Forecast]:
     """Forecast a run with each tree over the sources of a blend; they are opened only once."""
-    if exact and not isinstance(blend, Run):
-        raise ConfigError("--exact: cannot be used; the lengths of streamed sources are unknown.")
-    is_exact = exact or len(trees) * steps * blend.topology.rows_per_step <= MAX_EXACT_ROWS
+    rows = len(trees) * steps * blend.topology.rows_per_step
+    is_exact = plans_rows(blend, rows, tokens_per_doc, exact)
     contents = row_contents(blend, tokens_per_doc)
     found = {}
     for name, tree in trees.items():

@@ -36,6 +36,10 @@ class Count(click.ParamType):  # type: ignore[type-arg]
         return count
 
 
+#: Positions of a row.
+ROW_TOKENS = Count(2, 2**24)
+
+
 class _PathOrUrl(click.ParamType):  # type: ignore[type-arg]
     """A local path, or a URL."""
 

@@ -11,7 +11,7 @@ import click
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.cli import echo, option, plural
-from energon_ext.cli.mix import mix_options, open_mix
+from energon_ext.cli.mix import mix_options, open_mix, refuse_given
 from energon_ext.cli.shown_rows import ShownSegment, decode, describe_batch, describe_tensors
 from energon_ext.cli.stored_samples import ContactSheet, StoredSample, stored_samples
 from energon_ext.encoders.quiet import quiet_energon
@@ -20,9 +20,9 @@ from energon_ext.loader.reader import BatchReader
 from energon_ext.loader.streamed import open_loader
 from energon_ext.metrics import file as metrics
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.remarks import describe_subsets
 from energon_ext.plan.run import Run
 from energon_ext.plan.source import Reader
-from energon_ext.plan.subsets import describe_subsets
 from energon_ext.samples.numbered import as_worker
 
 
@@ -70,8 +70,8 @@ def peek(
     metrics.jsonl are shown instead: energon-ext peek runs/grpo
     """
     if (Path(metadataset) / metrics.FILE_NAME).is_file():
-        if png is not None:
-            raise ConfigError(f"--png: {metadataset} is a run, whose answers have no images.")
+        ignored = f"has no effect on the answers of the run {metadataset}; remove it"
+        refuse_given([*options, "png"], ignored)
         _show_answers(metrics.Run.load(metadataset), rows, source)
         return
     dataset, tokenizer = open_mix(metadataset, **options)

@@ -25,9 +25,8 @@ from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.loader.planned_dataset import PlannedDataset
 from energon_ext.plan.blend import Blend
-from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.lookup import find_blend
-from energon_ext.plan.subsets import describe_subsets
+from energon_ext.plan.remarks import describe_short_sources, describe_subsets
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.frames import Frames, splices_of
 from energon_ext.weights.axis import MAX_BREAKPOINT, STEPS, parse_breakpoint

@@ -17,9 +17,10 @@ from energon_ext.cli import one_of
 from energon_ext.cli.mix import make_encoder
 from energon_ext.config.yaml_file import splits_of
 from energon_ext.encoders.cached_samples import sample_source
+from energon_ext.encoders.load import load_split
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import Dialogue, cook_dialogue
-from energon_ext.encoders.text_sources import encode_all, load_split
+from energon_ext.encoders.text_sources import encode_all
 from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.keyed import sha256
@@ -64,10 +65,7 @@ def job_and_units(options: Mapping[str, Any]) -> tuple[Job, list[Unit], Sequence
     kind = _kind(options["files"], options)
     loaded = load_tokenizer(tokenizer, **special)
     chat = {name: options[name] for name in CHAT_OPTIONS}
-    if not options["chat"] and any(chat.values()):
-        name = next(name for name in CHAT_OPTIONS if chat[name]).replace("_", "-")
-        raise ConfigError(f"--{name}: needs --chat.")
-    encoder = make_encoder(loaded, task="chat", **chat) if options["chat"] else make_encoder(loaded)
+    encoder = make_encoder(loaded, task="chat" if options["chat"] else "text", **chat)
     columns = _columns(options["column"])
     if columns and kind not in ("--jsonl", "--parquet", "--hf-dataset"):
         raise ConfigError(f"--column: {kind} has no records; use --jsonl, --parquet, --hf-dataset.")

@@ -10,13 +10,12 @@ import itertools
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from tqdm import tqdm
-
 from energon_ext.cli.saved import SavedCursor
 from energon_ext.errors import ConfigError, EnergonExtError
 from energon_ext.plan.cursor import fork_at, save_cursor_of_plan
 from energon_ext.plan.run import Run
 from energon_ext.plan.step import Step
+from energon_ext.progress import passing_bar
 
 #: Opens a metadataset with the settings of a saved run; None if the run has no state.
 Open = Callable[[Path, SavedCursor | None], Run]
@@ -165,7 +164,7 @@ def _plan(blend: Run, span: StepRange) -> Iterator[PlannedStep]:
     """Yield the steps of a span; fewer if all sources end."""
     count = span.stop - span.start
     steps = itertools.islice(blend.draw_steps(), count)
-    shown = tqdm(steps, "planning", count, unit="step", leave=False, disable=None)
+    shown = passing_bar("planning", count, steps, unit="step")
     for number, step in enumerate(shown, span.start):
         yield PlannedStep(number, step, blend)
 

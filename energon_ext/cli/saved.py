@@ -9,7 +9,7 @@ from typing import Any, Mapping
 import click
 from megatron.energon import WorkerConfig
 
-from energon_ext.cli.mix import named_encoder, open_dataset
+from energon_ext.cli.mix import SET_BY_ENCODER, named_encoder, open_dataset
 from energon_ext.encoders.load import load_mix
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.saved_task import plan_saved
@@ -74,7 +74,7 @@ class SavedCursor:
             return plan_saved(mix, spec, topology, as_whole)
         if options:
             given = ", ".join(OPTIONS[option] for option in options)
-            raise click.UsageError(f"{given}: set by --encoder; remove it.")
+            raise click.UsageError(f"{given}: {SET_BY_ENCODER}.")
         dataset = open_dataset(
             metadataset,
             named_encoder(encoder, DynamicBlendMixin),

@@ -133,7 +133,9 @@ def _show_values(values: torch.Tensor) -> str:
     """Return a few values, or the shape and the range of many."""
     if values.numel() <= _MAX_VALUES:
         return json.dumps(values.tolist())
-    low, high = (f"{each.item():.6g}" for each in values.aminmax())
+    # NumPy, as torch compares no unsigned integers of more than 8 bits, and NumPy has no bfloat16.
+    found = (values.double() if values.is_floating_point() else values).numpy()
+    low, high = (f"{each.item():.6g}" for each in (found.min(), found.max()))
     return f"{list(values.shape)} from {low} to {high}"
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from energon_ext.cli import echo, option
-from energon_ext.cli.mix import make_encoder, named_encoder
+from energon_ext.cli.mix import SET_BY_ENCODER, make_encoder, named_encoder, refuse_given
 from energon_ext.config.mix import sample_entries
 from energon_ext.config.yaml_file import splits_of
+from energon_ext.encoders.load import load_split
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.text_sources import cached_text, load_split
+from energon_ext.encoders.text_sources import cached_text
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import (
     Cached,
@@ -59,6 +60,7 @@ def tokenize(
     Example: energon-ext tokenize mix.yaml --tokenizer my/tokenizer.json --jobs 16
     """
     if encoder is not None:
+        refuse_given(["tokenizer", *options], SET_BY_ENCODER)
         task_encoder = named_encoder(encoder, PackedTaskEncoder)
     elif tokenizer is not None:
         special = {token: options.pop(token) for token in ("eos_token", "bos_token")}

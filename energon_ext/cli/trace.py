@@ -16,8 +16,9 @@ from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.written_tokenizer import tokenizer_of_plan
 from energon_ext.errors import ConfigError, EnergonExtError, printable
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.remarks import describe_subsets
 from energon_ext.plan.run import Run
-from energon_ext.plan.subsets import describe_subsets
+from energon_ext.plan.spec import SAMPLES
 from energon_ext.plan.trace import TracedRow, trace_step
 from energon_ext.state.match import KEPT, compare_sources
 from energon_ext.tokenizers.tokenizers import load_tokenizer
@@ -33,17 +34,15 @@ from energon_ext.tokenizers.tokenizers import load_tokenizer
     "--document", metavar="SOURCE:NUMBER", help="Show steps that read this document, up to --step."
 )
 @click.option("--rank", type=click.IntRange(0), help="Show only rows of this data-parallel rank.")
+@click.option("--world-size", "ranks", type=option.Count(1), default=1, help="Data-parallel ranks.")
 @click.option(
-    "--world-size", "ranks", type=click.IntRange(1), default=1, help="Data-parallel ranks."
+    "--micro-batch-size", "batch_size", type=option.Count(1), default=1, help="Rows per batch."
 )
 @click.option(
-    "--micro-batch-size", "batch_size", type=click.IntRange(1), default=1, help="Rows per batch."
-)
-@click.option(
-    "--global-batch-size", "rows_per_step", type=click.IntRange(1), help="Rows per step of the run."
+    "--global-batch-size", "rows_per_step", type=option.Count(1), help="Rows per step of the run."
 )
 @click.option("--tokenizer", help="Tokenizer, to show the beginning of each document as text.")
-@click.option("--seq-length", type=click.IntRange(2), help="Positions per row, without a state.")
+@click.option("--seq-length", type=option.ROW_TOKENS, help="Positions per row, without a state.")
 @click.option("--packing", type=option.PackerName(), help="Packing, without a state.")
 @click.option("--seed", type=int, help="Seed of the run, without a state.")
 @click.option(
@@ -237,18 +236,20 @@ def _files(
     """Return the file, position and first words of each content of a row."""
     if row.source is None:
         return []
-    reader = blend.sources[row.source].reader
+    source = blend.sources[row.source]
+    reader, is_tokenized = source.reader, source.first_rows.kind != SAMPLES
     files: list[dict[str, Any]] = []
     for document, start, stop in row.contents:
         file, number, origin = reader.origin(document)
         tokens = reader.tokens(document, start, min(stop, start + 24))
-        if tokens is None:
+        if not is_tokenized:
             text = f"{row.source}:{document}, {origin} of {file}"
         else:
             text = f"{row.source}:{document} [{start}, {stop})"
             text += f", number {number} of {file}" if file else ""
             text += f" (from {origin})" if origin else ""
-            if decode is not None:
+            # A document that changes whenever it is read has no tokens here.
+            if decode is not None and tokens is not None:
                 text += f": {decode(tokens.tolist())!r}"
         place = {"file": file, "number": number, "origin": origin, "text": text}
         files.append({"document": document, **place})

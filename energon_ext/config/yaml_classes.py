@@ -46,11 +46,6 @@ SAMPLE_TYPES = {("megatron.energon", name) for name in (
 )}
 # fmt: on
 
-#: Fields that Energon's own metadatasets do not have.
-_ONLY_OURS = {
-    *("interleave", "max_epochs", "splice", "name", "weights_file", "block_docs", "key"),
-    *("columns", "transform", "order", "loss_weight"),
-}
 _OURS = (
     "Use a metadataset with `__module__: energon_ext` and `__class__: ScheduledMetadataset` for it."
 )
@@ -63,8 +58,12 @@ _WORDS |= {type: "a class (`__module__` and `__class__`)"}
 
 def check_splits(splits: Any, metadataset_class: type, where: str) -> None:
     """Raise ConfigError if the ``splits`` of a file do not fit the types of a metadataset class."""
-    kind = get_type_hints(vars(metadataset_class)["__init__"])["splits"]
+    kind = _type_of_splits(metadataset_class)
     _check(splits, kind, "splits", f"in a {metadataset_class.__name__}", where)
+
+
+def _type_of_splits(metadataset_class: type) -> Any:
+    return get_type_hints(vars(metadataset_class)["__init__"])["splits"]
 
 
 def _check(node: Any, kind: Any, place: str, owner: str, where: str) -> None:
@@ -123,9 +122,30 @@ def _advice(unknown: str, node: dict[str, Any], classes: list[Any]) -> str:
     references = [cls for member in members for cls in _kinds(member)]
     if "path" in node and unknown in set().union(*map(_fields, references)):
         return f" It belongs to a member of a blend: blend: [{{path: ..., {unknown}: ...}}]."
-    if unknown in _ONLY_OURS and "interleave" not in set().union(*map(_fields, classes)):
+    if unknown in _only_ours() and "interleave" not in set().union(*map(_fields, classes)):
         return f" {_OURS}"
     return ""
+
+
+@functools.cache
+def _only_ours() -> set[str]:
+    """Return the fields that Energon's own metadatasets do not have."""
+    ours, energons = map(_type_of_splits, (ScheduledMetadataset, megatron.energon.MetadatasetV2))
+    return _fields_below(ours) - _fields_below(energons)
+
+
+def _fields_below(kind: Any) -> set[str]:
+    """Return the names of the fields of all dataclasses that a type is made of."""
+    found, seen, left = set[str](), set[Any](), [kind]
+    while left:
+        part = left.pop()
+        has_fields = dataclasses.is_dataclass(part) and part not in seen
+        if has_fields:
+            seen.add(part)
+            found.update(_fields(part))
+            left.extend(_fields(part).values())
+        left.extend(get_args(part))
+    return found
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from megatron.energon.eyaml import load_yaml
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.data_files import open_data, parse_json, read_to_limit
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, first_line
 from energon_ext.storage.object_store import file_name
 
 MAX_YAML_BYTES = 4 * 2**20
@@ -64,9 +64,8 @@ def _mapping_of(data: bytes, path: str, is_json: bool) -> dict[str, Any]:
         advice = "check this line and the one above for indentation, quotes and tabs"
         raise ConfigError(f"{found}; {advice}.") from error
     except (ValueError, RecursionError, ryml.ExceptionBasic) as error:
-        first_line = (str(error).strip() or "bad syntax").splitlines()[0]
         kind = "JSON" if is_json else "YAML"
-        raise ConfigError(f"{path}: not a {kind} file ({first_line}).") from error
+        raise ConfigError(f"{path}: not a {kind} file ({first_line(error)}).") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: {content!r:.80} found, a mapping is needed.")
     return content

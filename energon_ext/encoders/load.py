@@ -10,11 +10,12 @@ import contextlib
 import copy
 import gc
 import inspect
+import os
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import megatron.energon
-from megatron.energon import TaskEncoder, WorkerConfig
+from megatron.energon import SampleDecoder, TaskEncoder, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 from megatron.energon.metadataset.loader import load_dataset
@@ -22,14 +23,15 @@ from megatron.energon.metadataset.loader_interface import DatasetBlendMode
 
 from energon_ext.arguments import check_integer, choices
 from energon_ext.config.metadataset import errors_of_energon
-from energon_ext.config.mix import Mix, mix_of
+from energon_ext.config.mix import Entry, Mix, mix_of
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.splicing import check_names
-from energon_ext.encoders.text_sources import load_checked, refuse_documents
 from energon_ext.errors import ConfigError
+from energon_ext.samples.numbered import ALONE
 from energon_ext.storage.folders import list_folders_once
+from energon_ext.tokens.formats import find_format
 
 #: Options that name files of a prepared folder.
 _FOLDER_FILES = ("dataset_config", "split_config")
@@ -108,7 +110,7 @@ def get_val_datasets(
     with _check_first(get_val_datasets, checker, path, split_part, worker_config, options) as root:
         # Energon builds each source separately, which would hide a name that no source has.
         files = {name: options[name] for name in _FOLDER_FILES if name in options}
-        check_names(load_checked(root, split_part, task_encoder.decoder, **files))
+        check_names(_load_entries(root, split_part, task_encoder.decoder, **files))
         return megatron.energon.get_val_datasets(
             root,
             worker_config=worker_config,
@@ -128,12 +130,36 @@ def load_mix(
         ConfigError: the YAML or a folder is invalid.
     """
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    checker = YamlChecker(frozenset(trusted_modules))
-    with _check_first(get_train_dataset, checker, path, split_part, config, {}) as root:
+    with _loading(YamlChecker(frozenset(trusted_modules)), path, split_part) as root:
         loaded = load_dataset(root).get_datasets(
             training=True, split_part=split_part, worker_config=config
         )
         return mix_of(loaded.datasets), loaded.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
+
+
+def load_split(
+    path: str | Path | EPath,
+    split_part: str,
+    decoder: SampleDecoder | None = None,
+    trusted_modules: Iterable[str] = (),
+) -> tuple[Entry, ...]:
+    """Load the sources of one split, each as it is stored: once and in order.
+
+    Raises:
+        ConfigError: the YAML or a folder is invalid.
+    """
+    with _loading(YamlChecker(frozenset(trusted_modules)), path, split_part) as root:
+        return _load_entries(root, split_part, decoder)
+
+
+def _load_entries(
+    root: EPath, split_part: str, decoder: SampleDecoder | None, **files: str
+) -> tuple[Entry, ...]:
+    """Load the sources of one split of a checked path."""
+    loaded = load_dataset(root, **files).get_datasets(
+        training=False, split_part=split_part, worker_config=ALONE, decoder=decoder
+    )
+    return mix_of(loaded.datasets).entries
 
 
 @contextlib.contextmanager
@@ -155,11 +181,35 @@ def _check_first(
         if option not in known:
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
     files = {name: options.get(name) for name in _FOLDER_FILES}
+    with _loading(checker, path, split_part, **files) as root:
+        yield root
+
+
+@contextlib.contextmanager
+def _loading(
+    checker: YamlChecker, path: str | Path | EPath, split_part: str, **files: str | None
+) -> Iterator[EPath]:
+    """Check a path and yield it; the errors of Energon in the block are ours, and it is quiet.
+
+    Args:
+        **files: ``dataset_config`` and ``split_config`` of a prepared folder.
+    """
     with list_folders_once(), _pause_collector():
         root = checker.check(path, split_part, **files)
-        refuse_documents(root, path, split_part)
+        _refuse_documents(root, path, split_part)
         with quiet_energon(), errors_of_energon(str(path)):
             yield root
+
+
+def _refuse_documents(root: EPath, path: str | Path | EPath, split_part: str) -> None:
+    """Raise ConfigError if a checked path names tokenized documents, not a metadataset."""
+    if find_format(root) is not None:
+        split_folder = os.path.join(str(path), split_part)
+        raise ConfigError(
+            f"{path}: token files need a metadataset: a YAML file with `__module__: "
+            f"energon_ext`, `__class__: ScheduledMetadataset` and `splits: {{{split_part}: "
+            f"{{path: {split_folder if os.path.isdir(split_folder) else path}}}}}`."
+        )
 
 
 @contextlib.contextmanager

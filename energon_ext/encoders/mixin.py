@@ -32,8 +32,7 @@ from energon_ext.plan.topology import Topology
 from energon_ext.samples.context import current_context
 from energon_ext.samples.methods import SampleMethods
 from energon_ext.state.match import ENCODER
-from energon_ext.streamed.blend import StreamedBlend
-from energon_ext.streamed.factory import BlendFactory
+from energon_ext.streamed.blend import BlendFactory, StreamedBlend
 from energon_ext.weights import ScheduleAxis
 
 _Task = TypeVar("_Task", bound=SampleTask)

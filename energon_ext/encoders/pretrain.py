@@ -94,14 +94,6 @@ have no transition to train.
     validation_starts: int = 4
     validation_offsets: int = 8
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "splice_of" in vars(cls):
-            raise ConfigError(
-                f"{cls.__qualname__}.splice_of: is not called any more; name the spliced sources "
-                f"by `splice:` of an entry, or by `spliced_subflavors` of a SpliceTaskEncoder."
-            )
-
     def __init__(
         self,
         tokenizer: Tokenizer,

@@ -14,10 +14,10 @@ import torch
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.config.mix import sample_entries
 from energon_ext.encoders.cached_samples import use_sample
+from energon_ext.encoders.load import load_split
 from energon_ext.encoders.measured import random_of
 from energon_ext.encoders.pair_task import PairTask, PreferencePair, encode_log_probs
 from energon_ext.encoders.preferences import PreferenceTaskEncoder
-from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.packing.bins import best_fit_decreasing
 from energon_ext.prepare.cache import (

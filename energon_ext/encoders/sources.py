@@ -77,12 +77,8 @@ def read_live_weights(mix: Mix) -> None:
 
 def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
     """Raise ConfigError if ``exclude`` names a source that is missing or does not support it."""
+    check_excluded_names(mix)
     exclude = mix.run.exclude
-    known = [name for source in sources for name in (source.key, source.shown_as) if name]
-    for name in exclude.documents:
-        if name not in known:
-            found = f"no source {name!r}; the sources are {choices(name, known)}"
-            raise ConfigError(f"{exclude.where}: exclude: {found}")
     for source in sources:
         is_excluded = exclude.documents_of(source.key, source.shown_as) is not None
         if is_excluded and not source.can_exclude:
@@ -90,6 +86,16 @@ def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
                 f"{exclude.where}: exclude: {source.key} is streamed or spliced, so its documents "
                 f"cannot be excluded."
             )
+
+
+def check_excluded_names(mix: Mix) -> None:
+    """Raise ConfigError if ``exclude`` names a source that is missing."""
+    exclude = mix.run.exclude
+    known = [name for entry in mix.entries for name in (entry.key, entry.name) if name]
+    for name in exclude.documents:
+        if name not in known:
+            found = f"no source {name!r}; the sources are {choices(name, known)}"
+            raise ConfigError(f"{exclude.where}: exclude: {found}")
 
 
 def check_unlimited(entries: Sequence[Entry]) -> None:

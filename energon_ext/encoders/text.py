@@ -90,7 +90,11 @@ def _text_of(sample: dict[str, Any], key: str, member: str) -> TextSample:
         raise SampleError(f"Sample {sample['__key__']}: {found}.")
     text = content.get(key, sample.get(member))
     if not isinstance(text, str):
-        raise SampleError(f"Sample {sample['__key__']}: no `{key}`; it has {sorted(content)}.")
+        found = f"no `{key}`; it has {sorted(content)}"
+        if key in content:
+            kind = "null" if text is None else f"of type {type(text).__name__}"
+            found = f"`{key}` is {kind}; text is needed"
+        raise SampleError(f"Sample {sample['__key__']}: {found}.")
     return TextSample(**basic_sample_keys(sample), text=text)
 
 

@@ -3,19 +3,14 @@
 """The text of Energon datasets: their samples and their cached tokens."""
 
 import functools
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from megatron.energon import SampleDecoder
-from megatron.energon.epathlib import EPath
-from megatron.energon.metadataset.loader import load_dataset
 
 from energon_ext.batch.columns import check_values
-from energon_ext.config.mix import Entry, mix_of, sample_entries
-from energon_ext.config.yaml_check import YamlChecker
+from energon_ext.config.mix import Entry, sample_entries
 from energon_ext.encoders.cached_samples import (
     cached_samples,
     cached_source,
@@ -23,7 +18,6 @@ from energon_ext.encoders.cached_samples import (
     stored_source,
     use_sample,
 )
-from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.repeatable import check_repeatable
 from energon_ext.encoders.text import TextEncoder
 from energon_ext.errors import ConfigError, SampleError
@@ -33,54 +27,16 @@ from energon_ext.prepare.job import Arrays, Encoded
 from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.samples.bad_samples import BadSamples
-from energon_ext.samples.numbered import ALONE, as_worker
+from energon_ext.samples.numbered import as_worker
 from energon_ext.samples.stored_files import parts_of
 from energon_ext.tokens.file_set import TokenFiles, open_token_files
-from energon_ext.tokens.formats import find_format
+from energon_ext.tokens.index import CHECKSUMS
 
 #: Advice if no sample of a source is text.
 _NOT_TEXT = (
     "Give the field that has the text as `key` of the entry. Samples that are not text need your "
     "own TaskEncoder; pass it to commands with --encoder."
 )
-
-
-def load_split(
-    path: str | Path | EPath,
-    split: str,
-    decoder: SampleDecoder | None = None,
-    trusted_modules: Iterable[str] = (),
-) -> tuple[Entry, ...]:
-    """Check and load the sources of one split of a metadataset or prepared folder."""
-    root = YamlChecker(frozenset(trusted_modules)).check(path, split)
-    refuse_documents(root, path, split)
-    return load_checked(root, split, decoder)
-
-
-def refuse_documents(root: EPath, path: str | Path | EPath, split_part: str) -> None:
-    """Raise ConfigError if a checked path names tokenized documents, not a metadataset."""
-    if find_format(root) is not None:
-        split_folder = os.path.join(str(path), split_part)
-        raise ConfigError(
-            f"{path}: token files need a metadataset: a YAML file with `__module__: "
-            f"energon_ext`, `__class__: ScheduledMetadataset` and `splits: {{{split_part}: "
-            f"{{path: {split_folder if os.path.isdir(split_folder) else path}}}}}`."
-        )
-
-
-def load_checked(
-    path: EPath, split: str, decoder: SampleDecoder | None, **files: str
-) -> tuple[Entry, ...]:
-    """Load the sources of one split of a checked metadataset or prepared folder.
-
-    Args:
-        **files: ``dataset_config`` and ``split_config`` of a prepared folder.
-    """
-    with quiet_energon():
-        loaded = load_dataset(path, **files).get_datasets(
-            training=False, split_part=split, worker_config=ALONE, decoder=decoder
-        )
-    return mix_of(loaded.datasets).entries
 
 
 def encode_all(
@@ -164,7 +120,7 @@ def cached_text(encoder: TextEncoder, entry: Entry) -> Cached:
         writer=functools.partial(
             TokenWriter, vocab_size=encoder.tokenizer.vocab_size, columns=encoder.columns
         ),
-        meta=encoder.token_file_meta(),
+        meta={**encoder.token_file_meta(), CHECKSUMS: True},
         units=sample_units(source),
         seconds=None if num_bytes is None else num_bytes / BYTES_PER_SECOND,
         open_folder=_open_text,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.config.mix import Entry, sample_entries, token_entries
-from energon_ext.encoders.text_sources import load_split
+from energon_ext.encoders.load import load_split
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.tokenizers.protocol import Tokenizer, UnknownTokenizer
 from energon_ext.tokenizers.tokenizers import load_tokenizer

@@ -21,11 +21,10 @@ from torch.utils.data import get_worker_info
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.loader.reader import BatchReader
 from energon_ext.plan.cursor import restore_cursor, save_cursor
-from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.length import batches_in_pass
 from energon_ext.plan.progress import Round
+from energon_ext.plan.remarks import describe_short_sources, describe_subsets
 from energon_ext.plan.run import Run
-from energon_ext.plan.subsets import describe_subsets
 from energon_ext.state.schema import check_seal, seal
 
 logger = log_of(__name__)

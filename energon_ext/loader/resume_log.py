@@ -5,10 +5,11 @@
 from typing import Any, Mapping
 
 from energon_ext.errors import log_of, printable
+from energon_ext.plan.remarks import describe_loss_weights
 from energon_ext.plan.row_schedule import describe_row_change
 from energon_ext.plan.run import Run
 from energon_ext.plan.spec import Spec, describe_repacking
-from energon_ext.state.match import ENCODER, KEPT, MOVED, SourceChange
+from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.streamed.blend import StreamedBlend
 
 logger = log_of(__name__)
@@ -29,7 +30,8 @@ def log_resume(
         clock = blend.clock
         if change := describe_row_change(state.get("row_schedule"), clock.rows, clock.axis.one):
             logger.warning(change)
-        _log_loss_weights(changes, state.get("loss_weights", {}), blend.loss_weights_as_json)
+        for line in describe_loss_weights(blend, changes, state):
+            logger.warning(line)
     saved = Spec.from_json(state["spec"]).compared() if planned else state["fingerprint"]
     if change := describe_repacking(saved, blend.fingerprint):
         logger.warning(change)
@@ -37,15 +39,3 @@ def log_resume(
     if before != now:
         advice = "check that it reads documents the same way"
         logger.warning("The TaskEncoder was %s and is now %s; %s.", before, now, advice)
-
-
-def _log_loss_weights(
-    changes: list[SourceChange], saved: Mapping[str, Any], current: Mapping[str, Any]
-) -> None:
-    """Warn about sources whose weight in the loss has changed; no row depends on it."""
-    for change in changes:
-        before = saved.get(change.saved_key or change.key, 1.0)
-        now = current.get(change.key, 1.0)
-        if change.change in (KEPT, MOVED) and before != now:
-            name = printable(change.key)
-            logger.warning("loss_weight of %s: was %s and is now %s.", name, before, now)

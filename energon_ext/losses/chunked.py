@@ -57,10 +57,9 @@ def chunked_loss(
         >>> round(loss.item(), 6)
         1.386294
     """
-    words = len(output) if isinstance(output, torch.Tensor) else None
-    check_loss_inputs(hidden, labels, token_weights, words)
+    check_loss_inputs(hidden, labels, token_weights, _words(output), sampler_log_probs)
     trained = token_weights != 0
-    nll = -chunked_log_probs(hidden[trained], output, labels[trained], chunk)
+    nll = -_log_probs(hidden[trained], output, labels[trained], chunk)
     sampled = None if sampler_log_probs is None else sampler_log_probs[trained]
     return weighted_mean(nll, token_weights[trained], denominator, sampled, ratio_limit)
 
@@ -74,11 +73,27 @@ def chunked_log_probs(
         hidden, output, chunk: see :func:`chunked_loss`.
         labels: int64 [N], in ``[0, V)`` everywhere.
 
+    Raises:
+        SampleError: shapes do not match, or a label is out of range; those that are too large are
+            not found if ``output`` is a function.
+
     Example:
         >>> chunked_log_probs(torch.ones(2, 2), torch.zeros(4, 2), torch.tensor([1, 3])).exp()
         tensor([0.2500, 0.2500])
     """
+    everywhere = torch.ones(labels.shape, device=labels.device)
+    check_loss_inputs(hidden, labels, everywhere, _words(output))
+    return _log_probs(hidden, output, labels, chunk)
 
+
+def _words(output: Output) -> int | None:
+    """Return the size of the vocabulary, None if it is unknown."""
+    return len(output) if isinstance(output, torch.Tensor) else None
+
+
+def _log_probs(
+    hidden: torch.Tensor, output: Output, labels: torch.Tensor, chunk: int
+) -> torch.Tensor:
     def compute(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits = hidden @ output.T if isinstance(output, torch.Tensor) else output(hidden)
         return -F.cross_entropy(logits.float(), labels, reduction="none")

@@ -12,16 +12,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from energon_ext.arguments import check_number
+from energon_ext.arguments import check_kind, check_number
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.losses.documents import document_mean
-from energon_ext.losses.unified import weighted_mean
+from energon_ext.losses.unified import check_loss_inputs, weighted_mean
 
 if TYPE_CHECKING:
     from energon_ext.batch.packed_batch import PackedBatch
+
+#: Largest sum of the probabilities of words, which half precision may round above 1.
+MOST_PROBABILITY = 1.05
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Distillation:
     name: str = "teacher"
 
     def __post_init__(self) -> None:
+        check_kind("rest", self.rest, bool)
+        check_kind("name", self.name, str)
         check_number("alpha", self.alpha, most=1)
         check_number("temperature", self.temperature, above_zero=True)
 
@@ -78,13 +84,27 @@ class Distillation:
         Args:
             words: size of the student's vocabulary, None if unknown.
         """
-        ids, _ = self.columns_of(batch)
         # NumPy, as torch would wake all its threads in every micro-batch.
-        largest = int(ids.cpu().numpy().max(initial=-1))
+        ids, log_probs = (each.cpu().numpy() for each in self.columns_of(batch))
+        largest = int(ids.max(initial=-1))
         if words is not None and largest >= words:
             raise SampleError(
                 f"distillation: the teacher's word {largest} found, but the student has {words} "
                 f"words; both must have the same tokenizer."
+            )
+        if (repeated := find_repeated(ids)).any():
+            found = ids[repeated.argmax()].tolist()
+            raise SampleError(
+                f"distillation: the teacher's words {found} found for one label, which the loss "
+                f"would count twice; different ones are needed, and -1 for none."
+            )
+        said = np.where(ids >= 0, log_probs, -np.inf)
+        with np.errstate(over="ignore"):
+            most = float(np.exp(said, dtype=np.float32).sum(1).max(initial=0))
+        if not most <= MOST_PROBABILITY:  # also NaN
+            raise SampleError(
+                f"distillation: the probabilities of the teacher's words for one label add up to "
+                f"{most:.3g}; log-probabilities of different words are needed."
             )
 
     def losses_of(
@@ -97,6 +117,13 @@ class Distillation:
     def is_taught(self, batch: PackedBatch) -> torch.Tensor:
         """Return True for labels with a teacher: bool [N]."""
         return (batch.columns[names_of(self.name)[0]] >= 0).any(1)
+
+
+def find_repeated(ids: np.ndarray) -> np.ndarray:
+    """Return True for labels with a word that is there twice, bool [n]; -1 is none."""
+    ordered = np.sort(ids, axis=1)
+    repeated: np.ndarray = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1)
+    return repeated
 
 
 def names_of(teacher: str) -> tuple[str, str]:
@@ -120,7 +147,8 @@ def distillation_loss(
 
     Raises:
         ConfigError: an unknown denominator, or a column is missing.
-        SampleError: the teacher knows words that the student does not.
+        SampleError: the teacher knows words that the student does not, or the same one twice; its
+            probabilities add up to more than 1; shapes do not match; a label is out of range.
 
     Example:
         >>> from types import SimpleNamespace
@@ -132,7 +160,9 @@ def distillation_loss(
         >>> round(distillation_loss(batch, torch.zeros(2, 4), Distillation(alpha=1)).item(), 4)
         0.7798
     """
-    distillation.check(batch, logits.shape[1])
+    words = logits.shape[1] if logits.dim() == 2 else None
+    check_loss_inputs(logits, batch.labels, batch.token_weights, words)
+    distillation.check(batch, words)
     trained = batch.token_weights != 0
     ids, log_probs = (values[trained] for values in distillation.columns_of(batch))
     found = teacher_divergences(

@@ -64,7 +64,7 @@ def unified_loss(
         0.0
     """
     words = logits.shape[1] if logits.dim() == 2 else None
-    check_loss_inputs(logits, labels, token_weights, words)
+    check_loss_inputs(logits, labels, token_weights, words, sampler_log_probs)
     trained = token_weights != 0
     # Select the other rows rather than multiply by 0: 0 * inf would be NaN.
     nll = F.cross_entropy(logits[trained].float(), labels[trained], reduction="none")
@@ -258,7 +258,11 @@ def check_denominator(denominator: str) -> None:
 
 
 def check_loss_inputs(
-    values: torch.Tensor, labels: torch.Tensor, token_weights: torch.Tensor, words: int | None
+    values: torch.Tensor,
+    labels: torch.Tensor,
+    token_weights: torch.Tensor,
+    words: int | None,
+    sampler_log_probs: torch.Tensor | None = None,
 ) -> None:
     """Raise SampleError if the arguments of a loss do not match.
 
@@ -271,21 +275,35 @@ def check_loss_inputs(
             f"logits must be [N, V], and hidden states [N, H], got {list(values.shape)}."
         )
     positions = len(values)
-    for name, tensor in (("labels", labels), ("token_weights", token_weights)):
+    of_positions = {"labels": labels, "token_weights": token_weights}
+    if sampler_log_probs is not None:
+        of_positions["sampler_log_probs"] = sampler_log_probs
+    for name, tensor in of_positions.items():
         if tuple(tensor.shape) != (positions,):
             raise SampleError(
                 f"{name} must be [{positions}] like the logits, got {list(tensor.shape)}."
             )
+    if labels.dtype != torch.int64:
+        raise SampleError(f"labels must be torch.int64, got {labels.dtype}.")
     if not bool(torch.isfinite(token_weights).all()):
         raise SampleError("token_weights must be finite, got NaN or infinity.")
-    trained_labels = labels[token_weights != 0]
-    if words is None or not len(trained_labels):
+    check_labels(labels[token_weights != 0], words, " where the weight is not 0")
+
+
+def check_labels(labels: torch.Tensor, words: int | None, where: str = "") -> None:
+    """Raise SampleError for a label that is no word of a vocabulary.
+
+    torch would give the label -100 a loss of 0.
+
+    Args:
+        words: size of the vocabulary; None if it is unknown.
+    """
+    if not len(labels):
         return
-    if not (int(trained_labels.min()) >= 0 and int(trained_labels.max()) < words):
-        raise SampleError(
-            f"labels must be in [0, {words}) where the weight is not 0, "
-            f"got {int(trained_labels.min())}..{int(trained_labels.max())}."
-        )
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0 or (words is not None and highest >= words):
+        needed = "at least 0" if words is None else f"in [0, {words})"
+        raise SampleError(f"labels must be {needed}{where}, got {lowest}..{highest}.")
 
 
 def check_clips(**clips: float | None) -> None:

@@ -23,6 +23,7 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.transport import put_together, take_apart, values_of
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.megatron.rank_data import rank_data
+from energon_ext.state.together import create_group_of
 
 #: Two int64 at the start of a message: its length and the length of its header.
 _PREFIX_BYTES = 16
@@ -33,8 +34,7 @@ def create_broadcast_groups(timeout: datetime.timedelta | None = None) -> None:
 
     All ranks of the run call this together, after ``initialize_model_parallel``; the provider for
     Megatron-LM does. A run that begins again with the same groups calls it again, which drops the
-    micro-batches that virtual pipeline stages had not taken. torch numbers groups on each process,
-    so groups that only some ranks create would get different names and wait for each other.
+    micro-batches that virtual pipeline stages had not taken.
 
     Args:
         timeout: how long a rank waits for a batch; by default torch's for gloo, 30 minutes.
@@ -45,11 +45,7 @@ def create_broadcast_groups(timeout: datetime.timedelta | None = None) -> None:
     own = dist.get_process_group_ranks(parallel_state.get_tensor_model_parallel_group())
     if len(own) == 1:
         return  # then it is so on all ranks
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    groups = sorted({tuple(ranks) for ranks in found})
-    own_group, _ = dist.new_subgroups_by_enumeration(groups, timeout=timeout, backend="gloo")
-    data.channel = _Channel(own_group, own[0])
+    data.channel = _Channel(create_group_of(tuple(own), timeout), own[0])
 
 
 def broadcast(draw: Callable[[], PackedBatch], device: torch.device) -> tuple[str, dict[str, Any]]:

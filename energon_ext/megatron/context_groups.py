@@ -25,6 +25,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.megatron.attention import has_transformer_engine
 from energon_ext.megatron.moe import unwrap
 from energon_ext.megatron.rank_data import rank_data
+from energon_ext.state.together import on_all_ranks
 
 #: Attribute of models that follow the groups of micro-batches.
 _FOLLOWS = "energon_ext_follows_context_groups"
@@ -49,9 +50,7 @@ def create_context_groups(sizes: Sequence[int]) -> None:
             f"choose a size for each document among the data-parallel ranks."
         )
     own = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
-    replicas: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(replicas, own)
-    distinct = sorted({tuple(ranks) for ranks in replicas})
+    distinct = sorted({tuple(ranks) for ranks in on_all_ranks(lambda: own)})
     groups: dict[int, dist.ProcessGroup] = {}
     for size in sorted({*sizes} - {1}):
         if len(own) % size:

@@ -22,6 +22,7 @@ from energon_ext.megatron.moe import unwrap
 from energon_ext.megatron.step import forward_step
 from energon_ext.plan.context_cost import ContextTime
 from energon_ext.plan.layout import segment_alignment
+from energon_ext.state.files import write_file
 from energon_ext.state.together import collective_device
 
 
@@ -82,7 +83,7 @@ def measure_context_times(
         parameter.grad = None
     if dist.get_rank() == 0:
         lines = [json.dumps(each.to_json()) + "\n" for each in times]
-        Path(path).write_text("".join(lines), encoding="utf-8")
+        write_file(Path(path), "".join(lines).encode())
     return times
 
 

@@ -13,7 +13,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
-from energon_ext.state.together import on_all_ranks
+from energon_ext.state.together import create_group_of, on_all_ranks
 from energon_ext.storage.claim import Part
 
 #: Name under which a forward step for :func:`ask_replicas` reports what it found.
@@ -34,12 +34,8 @@ def create_replica_group(timeout: datetime.timedelta | None = None) -> dist.Proc
         timeout: longest time that ranks wait for the first one; by default two hours. It must be
             longer than a call of the sampler and than ``sync_weights``.
     """
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, parallel_state.get_data_parallel_rank())
-    ranks = [[r for r, each in enumerate(found) if each == own] for own in sorted({*found})]
-    timeout = timeout or datetime.timedelta(hours=2)
-    group, _ = dist.new_subgroups_by_enumeration(ranks, timeout=timeout, backend="gloo")
-    return group
+    own = parallel_state.get_data_parallel_rank()
+    return create_group_of(own, timeout or datetime.timedelta(hours=2))
 
 
 def ask_replicas(
@@ -90,9 +86,8 @@ class _Replica:
         self._leads = self._loads and parallel_state.is_pipeline_last_stage()
         self._leader = 0
         if group is not None:
-            found: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(found, self._leads, group=group)
-            self._leader = dist.get_process_group_ranks(group)[found.index(True)]
+            leads = on_all_ranks(lambda: self._leads, group)
+            self._leader = dist.get_process_group_ranks(group)[leads.index(True)]
 
     def run(self, write: Callable[[Ask, Part], None], part: Part) -> None:
         """Call ``write`` on the rank that leads, and help it on the others."""

@@ -223,7 +223,8 @@ class _Replay:
         if given is None:
             return self._get_own(scores, topk, num_groups, group_topk, compute_topk)
         _, free = compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
-        chosen = torch.where(given >= 0, given.to(free.dtype), free)
+        given = given.to(free.dtype)  # torch compares no unsigned integers of more than 8 bits
+        chosen = torch.where(given >= 0, given, free)
         return scores.gather(1, chosen), chosen
 
     def _take(self) -> torch.Tensor | None:

@@ -200,10 +200,13 @@ def forward_step(
 
     def check(drawn: PackedBatch) -> None:
         check_loss_inputs(drawn, *options)
+        words: int | None = getattr(unwrap(model), "vocab_size", None)
+        if words is not None:
+            _check_words(drawn, words)
         if experts is not None:
             check_experts(model, drawn, experts)
         if (chosen := distillation_of(drawn, distillation)) is not None:
-            chosen.check(drawn, getattr(unwrap(model), "vocab_size", None))
+            chosen.check(drawn, words)
 
     with _measure_batch(model):
         batch = get_batch(
@@ -255,6 +258,26 @@ def _check_state_spaces(model: torch.nn.Module) -> None:
             "The model has state-space layers (Mamba), which mix the documents of a packed row in "
             "this version of megatron-core; use megatron-core 0.16 or later."
         )
+
+
+def _check_words(batch: PackedBatch, words: int) -> None:
+    """Raise ConfigError for a token or a trained label that the model does not have.
+
+    Megatron's embedding on tensor-parallel ranks and its cross-entropy would take 0 for it.
+    """
+    # NumPy, as torch would wake all its threads in every micro-batch.
+    tokens, labels, weights = (
+        each.cpu().numpy() for each in (batch.tokens, batch.labels, batch.token_weights)
+    )
+    trained = labels[weights != 0]
+    for name, values in (("token", tokens), ("trained label", trained)):
+        if (largest := int(values.max(initial=0))) >= words:
+            raise ConfigError(
+                f"forward_step: the {name} {largest} found, but the model has {words} words; build "
+                f"it with all ids of the tokenizer."
+            )
+    if (lowest := int(trained.min(initial=0))) < 0:
+        raise ConfigError(f"forward_step: the trained label {lowest} found; give it the weight 0.")
 
 
 def _check_layout(model: torch.nn.Module, batch: PackedBatch) -> None:

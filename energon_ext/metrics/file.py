@@ -11,6 +11,7 @@ line counts.
 
 import json
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,13 @@ from typing import Any, Iterator, Mapping, Sequence
 import numpy as np
 
 from energon_ext.data_files import open_data, parse_json
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.metrics.labels import short_labels
 from energon_ext.plan.blend import Blend
 from energon_ext.plan.epochs import EpochCount
 from energon_ext.state.schema import COUNT, check_shape
+
+logger = log_of(__name__)
 
 FILE_NAME = "metrics.jsonl"
 MAX_LINE_BYTES = 2**26
@@ -123,6 +126,7 @@ class MetricsFile:
     def __init__(self, run_dir: Path):
         run_dir.mkdir(parents=True, exist_ok=True)
         self.path = run_dir / FILE_NAME
+        _remove_unfinished_line(self.path)
         # Line buffering, so that a killed process leaves whole lines.
         self._file = open(self.path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
@@ -333,12 +337,30 @@ def mean_of_finite(values: np.ndarray) -> float:
     return float(finite.mean()) if len(finite) else np.nan
 
 
+def _remove_unfinished_line(path: Path) -> None:
+    """Remove what a full disk left of a line, to which the next line would be appended."""
+    if not path.is_file():
+        return
+    with open(path, "rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        if file.read() in (b"", b"\n"):
+            return
+        file.seek(max(0, end - MAX_LINE_BYTES))
+        unfinished = file.read().rpartition(b"\n")[2]
+        file.truncate(end - len(unfinished))
+    logger.warning("%s: removed the last line, which was not written whole.", path)
+
+
 def _events(path: Path) -> Iterator[tuple[str, Event]]:
     if not path.is_file():
         raise ConfigError(f"{path}: does not exist; give the folder of a training run.")
     with open_data(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
             where = f"{path}:{number}"
+            if not line.endswith(b"\n") and len(line) < MAX_LINE_BYTES:
+                logger.warning("%s: left out, since it was not written whole.", where)
+                return
             try:
                 event = parse_json(line)
             except ValueError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_ext.arguments import check_integer, choices
+from energon_ext.arguments import check_integer, check_kind, choices
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.keyed import KeyedPermutation, sha256
 
@@ -77,8 +77,7 @@ def order_from_config(value: Any, where: str) -> Arrangement:
         if name not in _FIELDS:
             raise ConfigError(f"{where}: no field {name!r:.80}; it has {choices(name, _FIELDS)}")
     descending, buckets = value.get("descending", False), value.get("buckets")
-    if type(descending) is not bool:
-        raise ConfigError(f"{where}.descending: {descending!r:.80} found, true or false is needed.")
+    check_kind(f"{where}.descending", descending, bool)
     if buckets is not None:
         check_integer(f"{where}.buckets", buckets, 1)
     return Arrangement(value["by"], descending, buckets)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import KeyedPermutation
+from energon_ext.progress import passing_bar
 from energon_ext.tokens.documents import Lengths
 from energon_ext.weights.axis import EXAMPLES, count_from
 
@@ -26,9 +26,6 @@ TOKENS, DOCUMENTS, FRACTION = UNITS = ("tokens", "documents", "fraction")
 
 #: Documents whose lengths are looked up at once.
 _CHUNK = 1 << 20
-
-#: Seconds after which the search for the last document shows a progress bar.
-_QUIET_SECONDS = 2
 
 #: Positions of rows that are long enough for every document.
 _LONGEST = 2**31
@@ -91,8 +88,7 @@ class Budget:
             )
         lengths, total = lengths.for_rows(_LONGEST), len(documents)
         begins, tokens = range(0, total, _CHUNK), 0
-        title, delay = f"subset of {key}", _QUIET_SECONDS
-        for begin in tqdm(begins, title, leave=False, disable=None, delay=delay):
+        for begin in passing_bar(f"subset of {key}", len(begins), begins, unit="it"):
             numbers = _permute(total, np.arange(begin, min(begin + _CHUNK, total)))
             numbers += documents.start
             if lengths.is_large:

@@ -222,7 +222,7 @@ def try_failures_again(cached: Cached, jobs: int = 1, part: Part | None = None) 
         bad.has_worked = True  # what failed may be the first ten samples that are tried
     prepared = read_record(cached.folder / PREPARED) or {"units": []}
     units = name_units(cached.units)
-    names = list(units) if part is None else list(units)[part.number :: part.count]
+    names = list(units) if part is None else part.of(units)
     failed = {unit["name"] for unit in prepared["units"] if unit["refused"]["count"]}
     again = [name for name in names if name in failed and _works_now(cached, name, units[name])]
     if again and part is None:
@@ -236,7 +236,7 @@ def _works_now(cached: Cached, name: str, unit: Unit) -> bool:
     assert unit.pick is not None, "the units of a cache are samples"
     try:
         places = _failed_places(cached.folder / SPLIT / f"{name}{FAILURES}")
-    except FileNotFoundError:  # of an earlier version, which did not list them
+    except FileNotFoundError:  # removed, so nothing says which they were
         return True
     for begin in range(0, len(places), _TRIED_TOGETHER):
         picked = unit.pick(places[begin : begin + _TRIED_TOGETHER])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_ext.arguments import check_integer
+from energon_ext.arguments import check_integer, check_kind
 from energon_ext.batch.columns import NO_COLUMNS, Column, check_described, columns_to_json
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare.documents import InputDocument, Unit
@@ -125,6 +125,7 @@ def write_columns(
     """
     check_described(columns, "write_columns")
     check_integer("unit_documents", unit_documents, 1)
+    check_kind("made_by", made_by, str)
     found = documents if isinstance(documents, Documents) else open_documents(documents)
     belongs = found.fingerprint()
     units = []
@@ -156,7 +157,13 @@ def _produce(
     columns: Mapping[str, Column], produce: Produce, documents: Sequence[InputDocument]
 ) -> list[Encoded | SampleError]:
     """Return the values of each document; ConfigError if there are others than were asked for."""
-    found = produce([document.sample for document in documents])
+    # Copies, as a function may write to them, and their checksums are those of the stored tokens.
+    found = produce([document.sample.copy() for document in documents])
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"produce: returned a {type(found).__name__}, the values of {sorted(columns)} by "
+            f"column are needed."
+        )
     counts = {name: len(values) for name, values in found.items() if isinstance(values, Sized)}
     if counts != dict.fromkeys(columns, len(documents)):
         raise ConfigError(

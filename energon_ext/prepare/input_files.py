@@ -113,7 +113,7 @@ def _check_folder(folder: str, files: Sequence[str], endings: tuple[str, ...]) -
     if not files:
         patterns = " or ".join(f"*{ending}" for ending in endings)
         raise ConfigError(f"{folder}: no {patterns} file in this folder.")
-    refuse_splits(folder, files, next(each for each in endings if files[0].endswith(each)))
+    refuse_splits(folder, files, *endings)
 
 
 def describe(files: Sequence[StoredObject]) -> dict[str, Any]:

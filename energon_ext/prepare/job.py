@@ -17,7 +17,9 @@ import numpy as np
 from energon_ext.errors import ConfigError, SampleError, log_of, one_line
 from energon_ext.keyed import sha256_of_file, stable_hash
 from energon_ext.prepare.documents import InputDocument, Unit
+from energon_ext.storage.checked_array import write_checksums
 from energon_ext.storage.whole_file import fsync, move_files, name_path
+from energon_ext.tokens.index import CHECKSUMS
 
 logger = log_of(__name__)
 
@@ -114,6 +116,9 @@ def write_unit(
         if failures:
             lines = "".join(json.dumps(each) + "\n" for each in failures)
             Path(staging, split, name + FAILURES).write_text(lines)
+        if CHECKSUMS in job.meta:
+            for path in Path(staging).glob("*/*.bin"):
+                write_checksums(path)
         files = {}
         for path in sorted(Path(staging).glob("*/*")):
             file = f"{path.parent.name}/{path.name}"

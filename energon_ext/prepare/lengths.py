@@ -103,7 +103,7 @@ def _read(folder: Path, prepared: Record, name: str) -> np.ndarray:
     parts = [COLUMNS[name].filled(0)]
     for unit in prepared["units"]:
         for file in unit["files"]:
-            if file.endswith((f".{name}.npy", f".{name}.bin")):  # earlier versions wrote no header
+            if file.endswith(f".{name}.npy"):
                 count = unit["documents"][SPLIT]
                 parts.append(np.asarray(open_column(str(folder / file), COLUMNS[name], count)))
     return np.concatenate(parts)

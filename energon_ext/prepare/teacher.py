@@ -17,7 +17,7 @@ import torch.distributed as dist
 from energon_ext.arguments import check_choice, check_integer
 from energon_ext.batch.columns import Column
 from energon_ext.errors import ConfigError
-from energon_ext.losses.distillation import names_of
+from energon_ext.losses.distillation import MOST_PROBABILITY, find_repeated, names_of
 from energon_ext.prepare.columns import UNIT_DOCUMENTS, write_columns
 from energon_ext.storage.claim import Part
 from energon_ext.tokens.documents import Documents
@@ -27,9 +27,6 @@ _CHUNK = 1024
 
 #: Log-probability of a word that is none, or has no probability.
 NO_PROBABILITY = -1e4
-
-#: Largest sum of the probabilities of words, which half precision may round above 1.
-_MOST_PROBABILITY = 1.05
 
 #: After each token of a text, ids [n, k] and log-probabilities [n, k] of the next word.
 NextWords = tuple[np.ndarray, np.ndarray]
@@ -162,7 +159,7 @@ def _produce(
         # The words after a token belong to the label at the next one.
         labels = slice(first, min(stop + 1, len(texts[number])))
         places = slice(labels.start - 1 - start, labels.stop - 1 - start)
-        ids[number][labels] = said[0][places]
+        ids[number][labels] = _without_repeats(said[0][places], said[1][places])
         log_probs[number][labels] = np.maximum(said[1][places], NO_PROBABILITY)
     return dict(zip(names, (ids, log_probs), strict=True))
 
@@ -190,7 +187,7 @@ def _check(said: NextWords, tokens: int, k: int, words: int, made_by: str) -> No
             f"model loaded?"
         )
     total = np.exp(said[1], dtype=np.float64).sum(1).max(initial=0)
-    if total > _MOST_PROBABILITY:
+    if total > MOST_PROBABILITY:
         raise ConfigError(
             f"write_teacher: the probabilities of {k} words of {made_by} add up to {total:.3g}; "
             f"log-probabilities of different words, at temperature 1, are needed."
@@ -200,6 +197,12 @@ def _check(said: NextWords, tokens: int, k: int, words: int, made_by: str) -> No
             f"write_teacher: {made_by} returned the words {fault} for one label; different "
             f"integers from 0 to {words - 1} are needed."
         )
+
+
+def _without_repeats(ids: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
+    """Return ids with -1 in place of words without probability where a word is there twice."""
+    is_left_out = find_repeated(ids)[:, None] & (log_probs <= NO_PROBABILITY)
+    return np.where(is_left_out, -1, ids)
 
 
 def _find_wrong_words(ids: np.ndarray, log_probs: np.ndarray, words: int) -> list[Any] | None:

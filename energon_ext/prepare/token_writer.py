@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from energon_ext.batch.columns import LABEL_WEIGHTS, NO_COLUMNS, Column
+from energon_ext.batch.columns import LABEL_WEIGHTS, NO_COLUMNS, Column, foreign_id
 from energon_ext.errors import ConfigError
 from energon_ext.tokens.column_files import ColumnWriter
 from energon_ext.tokens.index import META_SUFFIX, WEIGHTS_SUFFIX, write_index
@@ -36,11 +36,8 @@ def weights_type(weights: np.ndarray) -> np.dtype:
 
 def check_ids(tokens: np.ndarray, vocab_size: int, origin: str) -> None:
     """Raise ConfigError if a token id of a document is out of range."""
-    for found in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
-        if not 0 <= found < vocab_size:
-            raise ConfigError(
-                f"{origin}: token id {found}, but the tokenizer has {vocab_size} ids."
-            )
+    if (found := foreign_id(tokens, vocab_size)) is not None:
+        raise ConfigError(f"{origin}: token id {found}, but the tokenizer has {vocab_size} ids.")
 
 
 class TokenWriter:

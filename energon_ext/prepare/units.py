@@ -9,12 +9,8 @@ part each; the last of them to finish publishes.
 
 import contextlib
 import shutil
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
 
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.accounts import (
@@ -29,6 +25,7 @@ from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import STAGING, Job, Record
 from energon_ext.prepare.pool import write_units
 from energon_ext.prepare.shuffle import passes_of
+from energon_ext.progress import progress_bar
 from energon_ext.storage.claim import (
     STALE_SECONDS,
     ClaimedError,
@@ -41,8 +38,6 @@ from energon_ext.storage.whole_file import fsync, move_files
 from energon_ext.tokens.index import META_SUFFIX, PREPARED, SUFFIXES
 from energon_ext.tokens.origins import ORIGINS_SUFFIX
 from energon_ext.tokens.splits import SPLITS
-
-_SECONDS_BETWEEN_LINES = 30.0
 
 
 def run_units(
@@ -121,7 +116,7 @@ def run_part(
     with claim(part.claimed_path(output), wait_seconds=2 * STALE_SECONDS) as beat:
         _remove_link(preparation.work)
         for last in passes_of(preparation):
-            names = list(last.units)[part.number :: part.count]
+            names = part.of(last.units)
             reasons = last.reasons(names)
             if any(reason is not None for reason in reasons.values()):
                 check_unclaimed(output, part)
@@ -172,22 +167,6 @@ def _prepare(
         with contextlib.closing(written):
             for name, record in written:
                 preparation.write_account(name, record)
-
-
-def progress_bar(title: str, num_bytes: int | None) -> Any:
-    """Return a progress bar, which prints a line every 30 s if it is not on a terminal."""
-    is_closed = sys.stderr is None or sys.stderr.closed
-    seconds = 0.1 if not is_closed and sys.stderr.isatty() else _SECONDS_BETWEEN_LINES
-    return tqdm(
-        desc=title,
-        total=num_bytes,
-        unit="B",
-        unit_scale=True,
-        mininterval=seconds,
-        miniters=1,
-        delay=seconds,
-        disable=is_closed,
-    )
 
 
 # The output -------------------------------------------------------------------------------------

@@ -12,25 +12,15 @@ import torch
 from energon_ext.batch.columns import NO_COLUMNS, RESPONSE_MASK, Column
 from energon_ext.batch.rows import Row
 from energon_ext.errors import SampleError
+from energon_ext.rl.request import Answered
 from energon_ext.rl.scored_group import ScoredGroup
 
 
 @dataclass(frozen=True, eq=False)
-class WaitingGroup:
-    """A group to train on, with the key and the source of its prompt.
+class WaitingGroup(Answered):
+    """Answers to train on, with one reward each."""
 
-    Attributes:
-        number: number of its prompt, see :class:`~energon_ext.rl.prompt_plan.PlannedPrompt`.
-        step: optimizer steps taken by the policy when it answered.
-        version: version of the weights that answered.
-    """
-
-    number: int
-    key: str
-    source: str
     group: ScoredGroup
-    step: int
-    version: int
 
 
 def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[list[int]] | None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from energon_ext.rl.scored_group import ScoredGroup
-from energon_ext.state.together import collective_device
+from energon_ext.state.together import collective_device, group_size
 
 #: Reasons to drop a group, and the advice of an error if no group can be trained on.
 _DROPPED = {
@@ -146,7 +146,7 @@ class RolloutMetrics:
     def means(self, group: Any = None, *, all_ranks: bool = False) -> dict[str, float]:
         """Return the last batch's counts and means; with all ranks, they call this together."""
         sums = self.of_last_batch
-        if all_ranks and sums and dist.is_initialized() and dist.get_world_size(group) > 1:
+        if all_ranks and sums and group_size(group) > 1:
             values = list(sums.values())
             summed = torch.tensor(values, dtype=torch.float64, device=collective_device())
             dist.all_reduce(summed, group=group)

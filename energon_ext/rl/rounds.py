@@ -16,7 +16,7 @@ import torch.distributed as dist
 from megatron.energon import WorkerConfig
 
 from energon_ext.errors import ConfigError, SamplerError
-from energon_ext.state.together import collective_device, on_all_ranks
+from energon_ext.state.together import collective_device, group_size, on_all_ranks
 
 _Result = TypeVar("_Result")
 
@@ -54,7 +54,7 @@ class Rounds:
         self._size = workers.world_size
         self._group, self._replica = workers.data_parallel_group, replica_group
         self._agree = getattr(sampler, "agree", None)
-        found = dist.get_world_size(self._group) if dist.is_initialized() else 1
+        found = group_size(self._group)
         if self._size > 1 and found != self._size:
             raise ConfigError(
                 f"RLDataset: {self._size} data-parallel ranks in worker_config share the prompts, "

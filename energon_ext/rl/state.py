@@ -227,7 +227,7 @@ def _share(items: Iterable[T], now: RLState) -> list[T]:
     return sorted(items, key=lambda each: each.number)[now.rank :: now.ranks]
 
 
-def _save_group(waiting: WaitingGroup | Answered) -> dict[str, Any]:
+def _save_group(waiting: Answered) -> dict[str, Any]:
     group = {name: value for name, value in vars(waiting.group).items() if value is not None}
     return {**vars(waiting), "group": group}
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Line indices of JSON Lines files, which Energon needs next to each file."""
 
+import codecs
 import re
 from array import array
 from pathlib import Path
@@ -82,7 +83,7 @@ def _line_bounds(file: Path, found_in: str) -> "array[int]":
     with open_data(file) as lines:
         while line := lines.readline(MAX_LINE_BYTES):
             position += len(line)
-            text = line.strip()
+            text = (line if position > len(line) else line.removeprefix(codecs.BOM_UTF8)).strip()
             refuse_returns(text, f"{found_in}{file}: cannot be indexed")
             if text and (text[:1] + text[-1:] != b"{}" or len(line) == MAX_LINE_BYTES):
                 raise ConfigError(

@@ -77,26 +77,26 @@ class SampleMethods:
         Raises:
             ConfigError: it lacks methods or attributes that others need.
         """
-        length_of, size_of = find(encoder, "length_of"), _size_of(encoder)
+        length_of, size_of = _find(encoder, "length_of"), _size_of(encoder)
         packer: Packer = OnePerRow()
         identity = None
         if length_of is not None:
             packer, identity = _packer_of(encoder), _identity_of(encoder)
-        default = find(encoder, "__default_failure_tolerance__")
+        default = _find(encoder, "__default_failure_tolerance__")
         default = _TOLERANCE if default is None else default
         return cls(
             name=type(encoder).__qualname__,
             packer=packer,
             identity=identity,
             encode=functools.partial(_encode, encoder),
-            decoder=find(encoder, "decoder"),
+            decoder=_find(encoder, "decoder"),
             tolerance=get_failure_tolerance(encoder.encode_sample, default) or _HIGHEST_TOLERANCE,
-            seconds_per_sample=find(encoder, "seconds_per_sample"),
+            seconds_per_sample=_find(encoder, "seconds_per_sample"),
             length_of=length_of,
-            sample_length=find(encoder, "sample_length"),
+            sample_length=_find(encoder, "sample_length"),
             pack=encoder.pack_selected_samples if identity is not None else None,
-            pack_tokens=find(encoder, "pack_tokens"),
-            tokenizer=tokenizer_of(encoder),
+            pack_tokens=_find(encoder, "pack_tokens"),
+            tokenizer=_find(encoder, "tokenizer"),
             size_of=size_of,
             unplanned=_why_unplanned(encoder, size_of),
         )
@@ -112,12 +112,7 @@ class SampleMethods:
         return self.are_packed and self.pack_tokens is not None
 
 
-def tokenizer_of(encoder: TaskEncoder) -> Any:
-    """Return the tokenizer of an encoder, or None."""
-    return find(encoder, "tokenizer")
-
-
-def find(encoder: TaskEncoder, name: str) -> Any:
+def _find(encoder: TaskEncoder, name: str) -> Any:
     """Return an attribute that an encoder may have, or None."""
     return getattr(encoder, name, None)
 
@@ -131,7 +126,7 @@ def _overrides(encoder: TaskEncoder, name: str) -> bool:
 
 def _size_of(encoder: TaskEncoder) -> Method | None:
     """Return the method of an encoder, unless it is that of future TaskEncoders, which count 1."""
-    size, default = find(encoder, "blend_sample_size"), vars(TaskEncoder).get("blend_sample_size")
+    size, default = _find(encoder, "blend_sample_size"), vars(TaskEncoder).get("blend_sample_size")
     return None if getattr(size, "__func__", size) is default else size
 
 
@@ -156,7 +151,7 @@ def _packer_of(encoder: TaskEncoder) -> Packer:
     Raises:
         ConfigError: it lacks what else packing needs.
     """
-    name, seq_len = type(encoder).__qualname__, find(encoder, "seq_len")
+    name, seq_len = type(encoder).__qualname__, _find(encoder, "seq_len")
     if seq_len is None or not _overrides(encoder, "pack_selected_samples"):
         lacking = "seq_len" if seq_len is None else "pack_selected_samples"
         raise ConfigError(
@@ -170,7 +165,7 @@ def _packer_of(encoder: TaskEncoder) -> Packer:
 
 
 def _identity_of(encoder: TaskEncoder) -> Mapping[str, Any]:
-    name, fingerprint = type(encoder).__qualname__, find(encoder, "encoding_fingerprint")
+    name, fingerprint = type(encoder).__qualname__, _find(encoder, "encoding_fingerprint")
     if fingerprint is None:
         raise ConfigError(
             f"{name}: has length_of but no encoding_fingerprint; set it to JSON values such as "

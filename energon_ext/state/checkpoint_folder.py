@@ -14,8 +14,8 @@ from typing import Any, Iterator, Mapping
 
 import torch
 
-from energon_ext.errors import StateFormatError
-from energon_ext.state.files import first_line, read_small_file, read_small_json, write_file
+from energon_ext.errors import StateFormatError, first_line
+from energon_ext.state.files import read_small_file, read_small_json, write_file
 from energon_ext.state.plain import from_plain
 from energon_ext.state.schema import STOCK_RUN, check_seal, seal
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.data_files import read_data, read_json
-from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.errors import ConfigError, StateFormatError, first_line
 from energon_ext.storage.whole_file import open_whole
 
 _ADVICE = "Copy it again, or resume from another checkpoint."
@@ -53,8 +53,3 @@ def _errors_of(path: Path) -> Iterator[None]:
         raise StateFormatError(f"{error} {_ADVICE}") from error
     except ValueError as error:
         raise StateFormatError(f"{path}: is damaged ({first_line(error)}). {_ADVICE}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an exception, without a full stop."""
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

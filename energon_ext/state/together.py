@@ -1,14 +1,15 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Keeps ranks together when work fails and at the end of a run."""
+"""Keeps ranks together: what they say, when work fails, and at the end of a run."""
 
+import datetime
 from typing import Any, Callable, Mapping, TypeVar
 
 import torch
 import torch.distributed as dist
 from megatron.energon import WorkerConfig
 
-from energon_ext.errors import DataExhaustedError, EnergonExtError
+from energon_ext.errors import DataExhaustedError, EnergonExtError, first_line
 
 T = TypeVar("T")
 
@@ -34,8 +35,8 @@ def on_all_ranks(work: Callable[[], T], group: Any = None) -> list[T]:
     except BaseException as caught:  # including Ctrl-C: the other ranks wait for this one
         error = caught
     outcomes: list[Any] = [(result, None if error is None else _portable(error))]
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
-        outcomes *= dist.get_world_size(group)
+    if (size := group_size(group)) > 1:
+        outcomes *= size
         dist.all_gather_object(outcomes, outcomes[0], group=group)
     if error is not None:
         raise error
@@ -63,7 +64,7 @@ def from_first_rank(work: Callable[[], T], group: dist.ProcessGroup) -> T:
         except BaseException as caught:  # including Ctrl-C: the other ranks wait for this one
             error = caught
             outcome = [(None, _portable(caught))]
-    if dist.get_world_size(group) > 1:
+    if group_size(group) > 1:
         dist.broadcast_object_list(outcome, first, group=group)
     if error is not None:
         raise error
@@ -71,6 +72,18 @@ def from_first_rank(work: Callable[[], T], group: dist.ProcessGroup) -> T:
     if other is not None:
         raise type(other)(f"On rank {first}: {other}")
     return result
+
+
+def create_group_of(own: Any, timeout: datetime.timedelta | None = None) -> dist.ProcessGroup:
+    """Create the gloo group of the ranks that give the same value; all ranks call this together.
+
+    torch numbers groups on each process, so groups that only some ranks create would get different
+    names and wait for each other.
+    """
+    found = on_all_ranks(lambda: own)
+    groups = [[rank for rank, each in enumerate(found) if each == it] for it in sorted({*found})]
+    group, _ = dist.new_subgroups_by_enumeration(groups, timeout=timeout, backend="gloo")
+    return group
 
 
 def end_together(
@@ -91,9 +104,10 @@ def end_together(
         batch_index: index of the missing batch.
     """
     has_ended = not has_batch
-    if not is_planned and worker_config.world_size > 1 and dist.is_initialized():
+    group = worker_config.data_parallel_group
+    if not is_planned and worker_config.world_size > 1 and group_size(group) > 1:
         anywhere = torch.tensor(int(has_ended), device=collective_device())
-        dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=worker_config.data_parallel_group)
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=group)
         has_ended = bool(anywhere)
     if not has_ended:
         return
@@ -103,6 +117,11 @@ def end_together(
         f"Every source has reached its max_epochs ({listed}): {rank} data-parallel rank has no "
         f"batch {batch_index}. Train for fewer steps, or raise or remove a limit."
     )
+
+
+def group_size(group: Any = None) -> int:
+    """Return the number of ranks of a group, None for the default; 1 without torch.distributed."""
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
 def collective_device() -> torch.device:
@@ -115,5 +134,5 @@ def collective_device() -> torch.device:
 def _portable(error: BaseException) -> EnergonExtError:
     if isinstance(error, EnergonExtError):
         return error
-    first_line = (str(error).splitlines() or [""])[0]
-    return EnergonExtError(f"{type(error).__name__}: {first_line}")
+    reason = first_line(error) if str(error) else ""
+    return EnergonExtError(f"{type(error).__name__}: {reason}")

@@ -3,7 +3,7 @@
 """Arrays in cache files, with a checksum per page that is compared when the page is first used.
 
 So a start does not read a file as a whole, and a page that was lost or changed is never used. The
-checksums, CRC-32, follow the items of the array.
+checksums, CRC-32, follow the items of the array, or are in a file next to one of another format.
 """
 
 import contextlib
@@ -11,12 +11,16 @@ import copy
 import os
 import zlib
 from array import array
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file
+
+#: Suffix of a file with the checksums of the one next to it.
+SUMS = ".sums"
 
 #: Bytes of a page; the size of an item, a power of two, divides it.
 PAGE = 4096
@@ -44,15 +48,23 @@ class CheckedWriter:
         self._file.write(np.array(self._sums, "<u4").tobytes())
 
 
+def write_checksums(path: Path) -> None:
+    """Write the checksums of a file next to it."""
+    with open(path, "rb") as file:
+        sums = array("I", map(_checksum, iter(lambda: file.read(PAGE), b"")))
+    Path(f"{path}{SUMS}").write_bytes(np.array(sums, "<u4").tobytes())
+
+
 class CheckedArray:
     """A mapped array whose pages are checked before their first use.
 
     Indexing takes what indexing a NumPy array takes: a number, a slice or an array of numbers.
 
     Args:
-        path: a file written by :class:`CheckedWriter`.
+        path: a file written by :class:`CheckedWriter`, or one for :func:`write_checksums`.
         dtype: type of the items.
         items: number of items; None to take it from the size of the file.
+        is_apart: whether the checksums are in a file next to it.
 
     Raises:
         ConfigError: the file has another size; or, on use, a page is damaged. A damaged file is
@@ -60,17 +72,25 @@ class CheckedArray:
         OSError: it cannot be read.
     """
 
-    def __init__(self, path: str, dtype: str, items: int | None = None):
+    def __init__(
+        self,
+        path: str,
+        dtype: str | np.dtype[Any],
+        items: int | None = None,
+        *,
+        is_apart: bool = False,
+    ):
         self.path = path
         item_bytes, num_bytes = np.dtype(dtype).itemsize, os.path.getsize(path)
-        pages = -(-num_bytes // (PAGE + 4))
-        content = num_bytes - 4 * pages
+        pages = -(-num_bytes // (PAGE if is_apart else PAGE + 4))
+        content = num_bytes if is_apart else num_bytes - 4 * pages
         if content < 0 or content % item_bytes or items not in (None, content // item_bytes):
             raise _damaged(path, f"it has {num_bytes} bytes")
         self._bytes = map_file(path, num_bytes)
         #: The items, not checked.
         self.items = self._bytes[:content].view(dtype)
-        self._sums = self._bytes[content:].view("<u4")
+        sums = _read_sums(path, 4 * pages) if is_apart else self._bytes[content:]
+        self._sums = sums.view("<u4")
         self._num_bytes = content
         self._shift = (PAGE // item_bytes).bit_length() - 1  # of an item to its page
         self._is_checked = np.zeros(pages, bool)
@@ -81,7 +101,10 @@ class CheckedArray:
     def __getitem__(self, where: Any) -> Any:
         if isinstance(where, slice):
             begin, stop, _ = where.indices(len(self.items))
-            pages = np.arange(begin >> self._shift, ((stop - 1) >> self._shift) + 1)
+            first, end = begin >> self._shift, ((stop - 1) >> self._shift) + 1
+            if self._is_checked[first:end].all():
+                return self.items[where]
+            pages = np.arange(first, end)
         else:
             numbers = np.asarray(where)
             if numbers.size and numbers.min() < 0:
@@ -104,6 +127,13 @@ class CheckedArray:
             if _checksum(content[page * PAGE : min((page + 1) * PAGE, end)]) != checksum:
                 raise _damaged(self.path, f"page {page} does not have the checksum written with it")
             self._is_checked[page] = True
+
+
+def _read_sums(path: str, num_bytes: int) -> np.ndarray:
+    try:
+        return map_file(path + SUMS, num_bytes, is_whole=True)
+    except (OSError, ConfigError) as error:
+        raise _damaged(path, f"{path}{SUMS} is missing or damaged") from error
 
 
 def _checksum(content: bytes | memoryview) -> int:

@@ -8,11 +8,12 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from energon_ext.arguments import check_integer
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 from energon_ext.storage.whole_file import create, remove_leftovers
@@ -26,6 +27,7 @@ _POLL_SECONDS, _LAST_POLL_SECONDS = 0.2, 5.0
 WAIT_SECONDS = 480.0
 
 _Made = TypeVar("_Made")
+_Unit = TypeVar("_Unit")
 _MAX_BYTES = 4096
 
 
@@ -39,13 +41,26 @@ class UnwritableError(OSError):
 
 @dataclass(frozen=True)
 class Part:
-    """Every ``count``-th unit, from unit ``number`` on."""
+    """Every ``count``-th unit, from unit ``number`` on, which is below ``count``."""
 
     number: int
     count: int
 
+    def __post_init__(self) -> None:
+        check_integer("Part.count", self.count, 1)
+        check_integer("Part.number", self.number, 0)
+        if self.number >= self.count:
+            raise ConfigError(
+                f"Part.number: {self.number} found, a number below {self.count} is needed; parts "
+                f"are counted from 0."
+            )
+
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
+
+    def of(self, units: Iterable[_Unit]) -> list[_Unit]:
+        """Return the units of this part."""
+        return [*units][self.number :: self.count]
 
     def claimed_path(self, output: Path) -> Path:
         """Return the path that is claimed for this part of an output."""
@@ -150,7 +165,8 @@ def living_parts(output: Path) -> list[tuple[Part, Path]]:
     parts = []
     pattern = re.compile(rf"\.{re.escape(output.name)}\.(\d+)-of-(\d+)\.claim")
     for name in os.listdir(output.parent):
-        if match := pattern.fullmatch(name):
+        match = pattern.fullmatch(name)
+        if match and int(match[1]) < int(match[2]):
             path = output.parent / name
             if _is_stale(path):
                 path.unlink(missing_ok=True)

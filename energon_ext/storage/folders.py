@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from fnmatch import translate
 from typing import Any, TypeVar
 
+from energon_ext.data_files import reading
 from energon_ext.errors import ConfigError
 
 MAX_FOLDERS = 50_000  # below one; links may turn few folders into very many
@@ -60,13 +61,9 @@ def names_in(folder: str) -> Names:
     if listed is not None and folder in listed:
         return listed[folder]
     names = {}
-    try:
-        with os.scandir(folder or os.curdir) as entries:
-            names = {entry.name: entry for entry in entries}
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be read ({error.strerror}).") from error
+    absent = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+    with reading(folder), absent, os.scandir(folder or os.curdir) as entries:
+        names = {entry.name: entry for entry in entries}
     if listed is not None and names:  # a load may write a folder, such as tokenized text
         listed[folder] = names
     return names

@@ -301,3 +301,19 @@ class LeastConsumedDataset(StreamedBlend):
     """
 
     rule = INTERLEAVE
+
+
+class BlendFactory:
+    """A blend as the factory of one dataset, with the members that Energon's stages use."""
+
+    # Energon only checks whether samples are crude, and the sources have already cooked them.
+    __sample_type__ = None
+
+    def __init__(self, blend: StreamedBlend):
+        self._blend = blend
+
+    def __len__(self) -> int:
+        return 1
+
+    def build(self, worker_rotation_offset: int = 0) -> StreamedBlend:
+        return self._blend

@@ -21,7 +21,7 @@ from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLo
 
 from energon_ext.state.schema import COUNT
 
-#: The shape of :meth:`Spread.to_json`; None for other datasets and in states of older versions.
+#: The shape of :meth:`Spread.to_json`; None for other datasets.
 SPREAD = (None, {"first": COUNT, "samples": COUNT})
 
 #: The slices of a source for each worker of a rank, as Energon's loader has them.

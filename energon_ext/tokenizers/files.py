@@ -12,7 +12,7 @@ from typing import Any
 
 from energon_ext.arguments import optional_module
 from energon_ext.data_files import open_data, read_data
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, first_line
 from energon_ext.keyed import sha256
 
 #: Files of which one is in the Hub's cache if a tokenizer was loaded before, and how long to wait
@@ -190,8 +190,7 @@ def errors_of_library(what: str, advice: str = "Use a different one.") -> Iterat
     except BaseException as error:  # a panic in Rust code is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{what} ({first_line:.500}). {advice}") from error
+        raise ConfigError(f"{what} ({first_line(error):.500}). {advice}") from error
 
 
 def _check_ids(content: bytes, what: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_ext.data_files import cache_path, count_of, parse_json, read_data
+from energon_ext.data_files import cache_path, count_of, parse_json, read_data, reading
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import sha256, sha256_of_file
 from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
@@ -26,6 +26,7 @@ from energon_ext.storage.whole_file import open_whole
 from energon_ext.tokens.documents import FileFacts
 from energon_ext.tokens.index import (
     ALL_SUFFIXES,
+    BOTH_FILES,
     META_SUFFIX,
     SUFFIXES,
     Pair,
@@ -122,12 +123,8 @@ def times_of(prefix: str) -> tuple[int, ...]:
 
 
 def _time_of(path: str) -> int:
-    try:
+    with reading(path, BOTH_FILES):
         return os.stat(path).st_mtime_ns
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: does not exist; a pair needs both files.") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
 def digest_of(path: str, beat: Callable[[], None] = lambda: None) -> str:
@@ -136,10 +133,8 @@ def digest_of(path: str, beat: Callable[[], None] = lambda: None) -> str:
     Args:
         beat: called after each part that was read.
     """
-    try:
+    with reading(path):
         return sha256_of_file(Path(path), beat)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
 def describe_pairs(pairs: Sequence[Pair], digests: Sequence[str] | None) -> list[FileFacts]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.batch.columns import LABEL_WEIGHTS, Column, check_values
+from energon_ext.data_files import reading
 from energon_ext.errors import ConfigError
 from energon_ext.storage.file_map import map_file
 from energon_ext.storage.object_store import StoredObject, local_copy
@@ -82,11 +83,9 @@ def open_column(
         header = RemoteTokens(stored, np.dtype(np.uint8))[:begin].tobytes()
         _check_header(path, header, column, count)
         return RemoteTokens(stored, column.dtype, begin, column.item)
-    try:
+    with reading(path, advice="; copy it again"):
         local = path if stored is None else local_copy(stored)
         content = map_file(local, begin + count * column.item_bytes, is_whole=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); copy it again.") from error
     _check_header(path, content[:begin].tobytes(), column, count)
     return content[begin:].view(column.dtype).reshape(count, *column.item)
 

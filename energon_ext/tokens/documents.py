@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column, check_values
+from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column, check_values, foreign_id
 from energon_ext.errors import ConfigError
 from energon_ext.keyed import KeyedPermutation, sha256
 
@@ -239,14 +239,13 @@ class Documents(Lengths):
         for number in sample_numbers(len(self))[:FINGERPRINT_READ].tolist():
             length = int(self.lengths(np.array([number]))[0])
             tokens = self.tokens(number, 0, min(length, _CHECKED_TOKENS))
-            for token in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
-                if not 0 <= token < vocab_size:
-                    file, local, _ = self.origin(number)
-                    where = f"document {local} of {file}" if file else f"Document {local}"
-                    raise ConfigError(
-                        f"{where}: contains token id {token}, but the tokenizer {name} has "
-                        f"{vocab_size} ids; use the tokenizer that it was written with."
-                    )
+            if (token := foreign_id(tokens, vocab_size)) is not None:
+                file, local, _ = self.origin(number)
+                where = f"document {local} of {file}" if file else f"Document {local}"
+                raise ConfigError(
+                    f"{where}: contains token id {token}, but the tokenizer {name} has "
+                    f"{vocab_size} ids; use the tokenizer that it was written with."
+                )
 
     def digest_of_middles(self, numbers: np.ndarray) -> str:
         """Return a hash of some tokens and label weights from the middle of each document."""

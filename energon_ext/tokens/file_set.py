@@ -8,7 +8,13 @@ from typing import Any, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column, columns_to_json
+from energon_ext.batch.columns import (
+    LABEL_WEIGHTS,
+    TOKENS,
+    Column,
+    columns_to_json,
+    foreign_id,
+)
 from energon_ext.errors import ConfigError, StoreError
 from energon_ext.keyed import sha256
 from energon_ext.storage.checked_array import CheckedArray
@@ -221,8 +227,9 @@ class TokenFiles(Documents):
                     for place, number in zip(places, documents.tolist()):
                         values[place] = found[number : number + 1][0]
                     continue
-                if self._has_many_tokens and isinstance(found, np.ndarray):
-                    request_slices(found, parts)
+                items = found.items if isinstance(found, CheckedArray) else found
+                if self._has_many_tokens and isinstance(items, np.ndarray):
+                    request_slices(items, parts)
                 if name == LABEL_WEIGHTS:
                     for place, part in zip(places, parts):
                         values[place] = found[part].astype(np.float32)
@@ -314,12 +321,11 @@ class TokenFiles(Documents):
             _prefetch(open_tokens(pair), part)
         for pair in checked:
             tokens = open_tokens(pair)[part]
-            for token in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
-                if not 0 <= token < vocab_size:
-                    raise ConfigError(
-                        f"{pair.prefix}: contains token id {token}, but the tokenizer {name} has "
-                        f"{vocab_size} ids; use the tokenizer that the file was written with."
-                    )
+            if (token := foreign_id(tokens, vocab_size)) is not None:
+                raise ConfigError(
+                    f"{pair.prefix}: contains token id {token}, but the tokenizer {name} has "
+                    f"{vocab_size} ids; use the tokenizer that the file was written with."
+                )
 
     def check_written(self, what: str, name: str, now: Mapping[str, Any]) -> None:
         """Raise ConfigError if a file names a different tokenizer or chat template."""

@@ -17,8 +17,10 @@ from typing import Any, Callable, Collection, Mapping
 
 import numpy as np
 
-from energon_ext.batch.columns import Column, columns_in
+from energon_ext.batch.columns import LABEL_WEIGHTS, Column, columns_in
+from energon_ext.data_files import reading
 from energon_ext.errors import ConfigError
+from energon_ext.storage.checked_array import CheckedArray
 from energon_ext.storage.file_map import map_file, read_at_random
 from energon_ext.storage.object_store import StoredObject, local_copy
 from energon_ext.storage.range_reader import RemoteTokens
@@ -28,6 +30,9 @@ from energon_ext.tokens.meta import META_SUFFIX as META_SUFFIX
 from energon_ext.tokens.meta import read_meta
 
 SUFFIXES = (".bin", ".idx")
+
+#: Why one of them is missed.
+BOTH_FILES = "a pair needs both files"
 
 #: List of all files and counts, which `energon-ext prepare` writes next to its split folders.
 PREPARED = "prepared.json"
@@ -47,7 +52,10 @@ MAX_MAPS = 16384
 Header = tuple[np.dtype, int, int, int]
 
 #: Numbers in a file, read by slices.
-Numbers = np.ndarray | RemoteTokens
+Numbers = np.ndarray | RemoteTokens | CheckedArray
+
+#: Field of the ``.meta.json`` of a cached pair, whose tokens and label weights have checksums.
+CHECKSUMS = "checksums"
 
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -107,13 +115,9 @@ def read_pair(prefix: str, files: Collection[str] = ALL_SUFFIXES) -> Pair:
     Args:
         files: suffixes of the files that it may have; others are not looked for.
     """
-    try:
+    with reading(prefix + ".idx", BOTH_FILES):
         num_bytes = os.stat(prefix + ".bin").st_size
         header = read_header(prefix + ".idx", prefix + ".idx")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{error.filename}: does not exist; a pair needs both files.") from error
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
     meta = None
     if META_SUFFIX in files:
         meta = read_meta(prefix + META_SUFFIX, prefix + META_SUFFIX)
@@ -183,10 +187,8 @@ def open_index(pair: Pair) -> Index:
 
 def map_index(pair: Pair, path: str) -> Index:
     """Map the index at a path; ConfigError if it is not the one that the pair was built from."""
-    try:
+    with reading(path):
         content = map_file(path, index_bytes(pair))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
     if pair.one_sequence_each is not None:  # else it is read as a whole, to check it
         read_at_random(content)
     index = _index(content, pair.sequences)
@@ -296,6 +298,8 @@ def open_tokens(pair: Pair) -> Numbers:
         return RemoteTokens(pair.objects[".bin"], pair.dtype)
     # A file that was replaced by a longer one has other documents at the same places.
     num_bytes = pair.tokens * pair.dtype.itemsize
+    if (pair.meta or {}).get(CHECKSUMS):
+        return CheckedArray(pair.prefix + ".bin", pair.dtype, pair.tokens, is_apart=True)
     return map_file(pair.prefix + ".bin", num_bytes, is_whole=True).view(pair.dtype)
 
 
@@ -306,6 +310,8 @@ def open_pair_column(pair: Pair, name: str) -> Numbers | None:
     if column is None:
         return None
     stored = None if pair.objects is None else pair.objects[suffix]
+    if name == LABEL_WEIGHTS and stored is None and (pair.meta or {}).get(CHECKSUMS):
+        return CheckedArray(pair.prefix + suffix, column.dtype, pair.tokens, is_apart=True)
     return open_column(pair.prefix + suffix, column, pair.count_of(column), stored)
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from energon_ext.data_files import CACHE_VARIABLE, read_data
+from energon_ext.data_files import CACHE_VARIABLE, read_data, reading
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.storage.checked_array import CheckedArray
 from energon_ext.storage.claim import UnwritableError, make_once
@@ -286,7 +286,5 @@ def _seconds_of_work(listing: Listing) -> float:
 
 
 def _size(path: str) -> int:
-    try:
+    with reading(path):
         return os.stat(path).st_size
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error

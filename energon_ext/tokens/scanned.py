@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS
-from energon_ext.data_files import CACHE_VARIABLE, cache_path
+from energon_ext.data_files import CACHE_VARIABLE, cache_path, reading
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.progress import passing_bar
 from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
 from energon_ext.storage.claim import UnwritableError, make_once
 from energon_ext.storage.folders import list_files
@@ -163,7 +163,8 @@ class ScannedFiles(Documents):
         title = self.files[0].url + (f" and {len(self.files) - 1} more" * (len(self.files) > 1))
         logger.info("%s: looking for the lengths of its documents, once.", title)
         end, firsts = 0, [0]
-        with open_whole(path) as file, _progress_bar(self.files) as bar:
+        total = sum(stored.size for stored in self.files)
+        with open_whole(path) as file, passing_bar("lengths", total, unit="B") as bar:
             items = CheckedWriter(file)
             items.write(np.zeros(1, _INT64))
             for number, stored in enumerate(self.files):
@@ -183,20 +184,13 @@ class ScannedFiles(Documents):
         return found
 
 
-def _progress_bar(files: Sequence[StoredObject]) -> Any:
-    total = sum(stored.size for stored in files)
-    return tqdm(total=total, desc="lengths", unit="B", unit_scale=True, leave=False, disable=None)
-
-
 # Files ------------------------------------------------------------------------------------------
 
 
 def check_unchanged(stored: StoredObject) -> None:
     """Raise ConfigError unless a file is as long as when it was opened."""
-    try:
+    with reading(stored.url):
         found = file_at(stored.url)
-    except OSError as error:
-        raise ConfigError(f"{stored.url}: cannot be read ({error.strerror}).") from error
     if found.size != stored.size:
         raise ConfigError(
             f"{stored.url}: has {found.size} bytes, but had {stored.size} when it was opened; it "
@@ -220,7 +214,5 @@ def local_files(path: str, suffix: str) -> list[StoredObject]:
         raise ConfigError(f"{path}: names no {suffix} file; check the path.")
     if os.path.isdir(path):
         refuse_splits(path, names, suffix)
-    try:
+    with reading(path):
         return [file_at(name) for name in names]
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error

@@ -12,19 +12,23 @@ from energon_ext.errors import ConfigError
 SPLITS = ("train", "val")
 
 #: Words that mark the names of files and folders as parts of a split.
-SPLIT_WORDS = ("train", "val", "valid", "validation", "dev", "eval", "test")
+SPLIT_WORDS = (
+    *("train", "training", "val", "valid", "validation", "dev", "eval", "evaluation"),
+    *("test", "testing", "holdout", "heldout"),
+)
 
 
-def refuse_splits(folder: str, files: Iterable[str], suffix: str = "") -> None:
+def refuse_splits(folder: str, files: Iterable[str], *endings: str) -> None:
     """Raise ConfigError if files of several splits, such as train and test, are below a folder.
 
     A name belongs to a split if one of its words, between ``-``, ``.``, ``_`` and spaces, is one of
-    SPLIT_WORDS. Of a file below several folders, the outermost name with such a word counts.
+    SPLIT_WORDS, perhaps with a number at its end. Of a file below several folders, the outermost
+    name with such a word counts.
 
     Args:
         folder: as the user named it.
         files: all files in it and below it, or what their names begin with.
-        suffix: of a pattern that names some of them.
+        endings: of the files, where a pattern of some of them must name it.
     """
     found: dict[str, str] = {}
     begin = len(os.path.join(folder, ""))
@@ -33,6 +37,7 @@ def refuse_splits(folder: str, files: Iterable[str], suffix: str = "") -> None:
         for depth, name in enumerate(parts):
             if (word := _split_word(name)) is not None:
                 is_file = depth == len(parts) - 1
+                suffix = next(filter(file.endswith, endings), "")
                 shown = _pattern_of(name, word) + suffix if is_file else name
                 found.setdefault(word, file[:begin] + "/".join([*parts[:depth], shown]))
                 break
@@ -47,12 +52,16 @@ def refuse_splits(folder: str, files: Iterable[str], suffix: str = "") -> None:
 
 def _split_word(name: str) -> str | None:
     """Return the first word of a name that marks a split."""
-    words = re.split(r"[-._ ]", name.lower())
-    return next((word for word in words if word in SPLIT_WORDS), None)
+    return next((word for word in _words(name) if word in SPLIT_WORDS), None)
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name, without the numbers at their ends."""
+    return [word.rstrip("0123456789") for word in re.split(r"[-._ ]", name.lower())]
 
 
 def _pattern_of(name: str, word: str) -> str:
     """Return a pattern of the files whose names have a word in the same place."""
-    begin = re.split(r"[-._ ]", name.lower()).index(word)
+    begin = _words(name).index(word)
     place = len("".join(re.split(r"([-._ ])", name)[: 2 * begin]))
     return ("*" if place else "") + name[place : place + len(word)] + "*"

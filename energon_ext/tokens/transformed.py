@@ -12,12 +12,18 @@ from typing import Any
 import numpy as np
 
 from energon_ext.arguments import choices
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column
+from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column, check_values
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.keyed import stable_hash
 from energon_ext.tokens.column_folder import ColumnFolder
 from energon_ext.tokens.documents import Documents, Lengths, sample_numbers
 from energon_ext.tokens.transforms import DocumentColumns, DocumentTransform, Transform
+
+#: What every document has.
+_OWN = {
+    TOKENS: Column(np.dtype(np.int64)),
+    LABEL_WEIGHTS: Column(np.dtype(np.float32), fill=1),
+}
 
 
 def bind(
@@ -49,7 +55,14 @@ class TransformedLengths(Lengths):
         return len(self.documents)
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
-        return self._transform.change.lengths(numbers, self.documents.lengths(numbers))
+        found = self._transform.change.lengths(numbers, self.documents.lengths(numbers))
+        is_integer = isinstance(found, np.ndarray) and found.dtype.kind in "iu"
+        if not is_integer or found.shape != numbers.shape or found.min(initial=0) < 0:
+            raise ConfigError(
+                f"transform {self._transform.name}: its lengths of {len(numbers)} documents are "
+                f"{found!r:.80}; an array of as many integers >= 0 is needed."
+            )
+        return found
 
     @property
     def is_large(self) -> bool:
@@ -125,27 +138,40 @@ class Changes:
         self, number: int, before: DocumentColumns, after: Mapping[str, Any], planned: int
     ) -> Mapping[str, Any]:
         """Return what a transform returned; a column per document may be left out."""
+        where = f"transform {self.transform.name}: document {number}"
         per_document = {
             name: before[name] for name in before if not self._is_per_token(name, before.described)
         }
-        after = {**per_document, **after}
-        counts = {
-            name: len(values)
-            for name, values in after.items()
-            if values is not None and name in before and name not in per_document
-        }
-        if after.keys() != before.keys() or any(count != planned for count in counts.values()):
-            raise SampleError(
-                f"transform {self.transform.name}: document {number} became {counts} values of "
-                f"{sorted(after)}; {planned} of each of {sorted(before)} were planned."
-            )
-        largest = int(after[TOKENS].max(initial=0))
-        if largest >= self.vocab_size:
-            raise SampleError(
-                f"transform {self.transform.name}: document {number} has the token {largest} after "
-                f"it, but the tokenizer has {self.vocab_size} ids."
-            )
-        return after
+        found = {**per_document, **after} if isinstance(after, Mapping) else {}
+        if found.keys() != before.keys():
+            names = sorted(map(str, found)) if found else type(after).__name__
+            raise SampleError(f"{where} became {names}; the columns {sorted(before)} are needed.")
+        described = {**_OWN, **before.described}
+        origin = f"{where} became other values than planned"
+        for name, values in found.items():
+            is_known = values is before[name] or _has_type(values, described[name], planned)
+            if values is not None and not is_known:
+                found[name] = check_values(name, described[name], values, planned, origin)
+        tokens = np.asarray(found[TOKENS])
+        if len(tokens) != planned:
+            raise SampleError(f"{origin}: {len(tokens)} tokens found, {planned} are needed.")
+        for token in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
+            if not 0 <= token < self.vocab_size:
+                raise SampleError(
+                    f"{where} has the token {token} after it, but the tokenizer has "
+                    f"{self.vocab_size} ids."
+                )
+        return found
+
+
+def _has_type(values: Any, column: Column, tokens: int) -> bool:
+    """Return True for an array of the shape and the type that a column has."""
+    counts = (tokens,) if column.per == "token" else ()
+    return (
+        type(values) is np.ndarray
+        and values.dtype == column.dtype
+        and values.shape == (*counts, *column.item)
+    )
 
 
 def columns_of(documents: Documents, others: Mapping[str, ColumnFolder]) -> dict[str, Column]:

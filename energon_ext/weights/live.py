@@ -13,6 +13,7 @@ all later steps and must be the last. A source that a line does not name keeps t
 entry, as all sources do before the first line.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from energon_ext.arguments import check_integer, choices
-from energon_ext.data_files import open_data, parse_json, read_to_limit
+from energon_ext.data_files import open_data, parse_json, read_to_limit, reading
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError, log_of
 from energon_ext.keyed import sha256
 from energon_ext.weights.schedule import Segment, WeightSpec, parse_value
@@ -138,15 +139,12 @@ class LiveWeights:
         Raises:
             ConfigError: a line is malformed, or lines read earlier are gone.
         """
-        try:
-            with open_data(self.path) as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(self._bytes)
-                content = read_to_limit(file, MAX_BYTES, self.path)
-        except FileNotFoundError:
-            size, content = 0, b""
-        except OSError as error:
-            raise ConfigError(f"{self.path}: cannot be read ({error.strerror}).") from error
+        size, content = 0, b""
+        absent = contextlib.suppress(FileNotFoundError)
+        with reading(self.path), absent, open_data(self.path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(self._bytes)
+            content = read_to_limit(file, MAX_BYTES, self.path)
         if size < self._bytes:
             problem = "lines read earlier are gone; lines may only be appended"
             raise ConfigError(f"{self.path}: {problem}. Stop the run and resume it.")

@@ -76,8 +76,17 @@ def test_a_response_is_ended_once_and_its_end_is_trained(response, tokenizer):
 
 
 def test_an_end_of_the_prompt_is_not_that_of_an_empty_response(tokenizer):
-    ((tokens, weights),) = encode(tokenizer, {"prompt": "The</s>", "response": ""}).samples
+    found = encode(tokenizer, {"prompt": "The</s>", "response": ""})
+    assert found.notes["answers without content, of which only the end is trained"] == 1
+    ((tokens, weights),) = found.samples
     assert (ends(tokens, tokenizer.eos_id), weights[-2:].tolist()) == (2, [0, 1])
+
+
+@pytest.mark.parametrize(("response", "count"), [("The boats left.", 1), ("They left.", 0)])
+def test_a_response_that_repeats_its_prompt_is_counted(response, count, tokenizer):
+    found = encode(tokenizer, {"prompt": "The boats", "response": response})
+    note = "responses that begin with their prompt, which the text has twice"
+    assert found.notes[note] == count
 
 
 def test_an_answer_that_its_template_does_not_end_is_ended_once(folder, tokenizer):

@@ -144,6 +144,13 @@ def test_each_form_of_a_record_gives_two_conversations(name):
     assert [conversation.is_whole for conversation in found] == [is_whole] * 2
 
 
+def test_a_prompt_whose_messages_say_where_they_are_from_is_no_sharegpt():
+    question = {"role": "user", "content": "Hi", "from": "web"}
+    chosen, rejected = read_preference({"prompt": [question], "chosen": "yes", "rejected": "no"})
+    for found, text in ((chosen, "yes"), (rejected, "no")):
+        assert found.messages == [question, {"role": "assistant", "content": text}]
+
+
 def test_ignored_fields_are_counted_on_both_sides():
     for conversation in read_preference(RECORDS["text"][0]):
         assert conversation.notes == {"format: prompt and response": 1, "ignored field: score": 1}

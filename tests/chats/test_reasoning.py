@@ -270,6 +270,18 @@ def test_a_developer_is_written_as_the_system_if_the_template_knows_none():
     assert pieces(CHATML, record)[0][0][0].startswith("<developer>Rules.</s>")
 
 
+def test_a_result_of_a_function_is_written_as_that_of_a_tool_if_the_template_knows_none():
+    template = CHATML.replace(
+        "<{{ m.role }}>{{ m.content }}</s>",
+        "{% if m.role != 'function' %}<{{ m.role }}>{{ m.content }}</s>{% endif %}",
+    )
+    record = {"messages": [QUESTION, {"role": "function", "name": "f", "content": "13"}, PLAIN]}
+    assert "<tool>13</s>" in pieces(template, record)[0][0][0]
+    note = "messages of role function, written as those of role tool"
+    assert encode(template, record).notes[note] == 1
+    assert "<function>13</s>" in pieces(CHATML, record)[0][0][0]
+
+
 def test_contents_are_given_as_parts_to_a_template_that_reads_nothing_else():
     """Idefics 3 and SmolVLM."""
     template = CHATML.replace(

@@ -262,6 +262,16 @@ def test_a_call_as_json_text_keeps_its_nulls():
             "message 1: `content` has a part of type 'image'; only parts of type 'text'",
         ),
         (answer(["4"]), "message 1: `content` has a part of type 'str'"),
+        *(
+            (user([{"type": "text", "text": "4", **fields}]), f"message 1: `{name}` of a part{why}")
+            for fields in (
+                *({"image": "a.png"}, {"audio_url": {"url": "a"}}),
+                *({"refusal": "No."}, {"weight": 0}, {"train": True}, {"more": [{"text": "5"}]}),
+            )
+            for name in fields
+            for is_media in [name in ("image", "audio_url")]
+            for why in [": images, audio and video are not read" if is_media else " is not underst"]
+        ),
         (
             {"role": "critic", "content": "4"},
             "message 1 has role 'critic'; system, developer, user",
@@ -273,6 +283,42 @@ def test_a_call_as_json_text_keeps_its_nulls():
 def test_a_message_that_is_not_understood_is_named_with_the_remedy(message, refusal):
     with pytest.raises(SampleError, match=refusal):
         check_messages([user("2 + 2"), message])
+
+
+def test_labels_and_numbers_of_parts_are_ignored_and_counted():
+    labels = dict.fromkeys(GENERAL.part, {"kind": "Some words."})
+    part = {"type": "text", "text": "4", **labels, "closed": True, "image_url": "", "audio": []}
+    checked = check_messages([answer([part, {"type": "text", "text": "."}])])
+    assert checked.rendered[0]["content"] == "4."
+    names = {*GENERAL.part, "closed"}
+    assert checked.notes == {f"ignored field: messages.content.{name}": 1 for name in names}
+
+
+def test_parts_as_json_text_are_counted_where_nobody_writes_them_as_text():
+    """Results of tools are often such text, which a model has read as it is."""
+    text = json.dumps([{"type": "text", "text": "2 + 2"}, {"type": "image_url", "image_url": "a"}])
+    tool = {"role": "tool", "content": text}
+    for message, count in ((user(text), 1), (answer(text), 1), (tool, 0), (user("[1]"), 0)):
+        checked = check_messages([message])
+        assert checked.rendered == [message]
+        assert checked.notes["contents that are parts as JSON text, kept as that text"] == count
+
+
+@pytest.mark.parametrize("given", [{"name": "f", "arguments": '{"n": null}'}, '{"name": "f"}'])
+def test_a_function_call_in_its_former_form_is_a_tool_call(given):
+    message = {"role": "assistant", "content": None, "function_call": given}
+    checked = check_messages([user("?"), message])
+    (found,) = checked.rendered[1]["tool_calls"]
+    assert found["function"]["name"] == "f" and "function_call" not in checked.rendered[1]
+    assert checked.notes == {"`function_call` of answers, read as `tool_calls`": 1}
+    with pytest.raises(SampleError, match="message 0: `tool_calls` of role user"):
+        check_messages([{**message, "role": "user", "content": ""}])
+
+
+def test_nulls_in_a_function_call_are_counted():
+    call = {"name": "f", "arguments": {"a": None}}
+    record = {"messages": [*TURN, {"role": "assistant", "function_call": call}]}
+    assert any("null in tools" in note for note in read_conversation(record).notes)
 
 
 @pytest.mark.parametrize("arguments", [None, "", " ", "{}", {}])
@@ -294,6 +340,8 @@ def test_a_first_message_that_answers_nothing_needs_weight_0():
     with pytest.raises(SampleError, match="message 0 answers no question; give it `we"):
         check_answers(check_messages(greeting))
     check_answers(check_messages([answer("Hello!", weight=0), *TURN]))
+    with pytest.raises(SampleError, match="or make its system message one of role user"):
+        check_answers(check_messages([{"role": "system", "content": "Say hello."}, greeting[0]]))
     with pytest.raises(SampleError, match="all answers have weight 0"):
         check_answers(check_messages([user("a"), answer("b", weight=0)]))
 
@@ -438,18 +486,38 @@ def test_a_text_under_the_name_of_a_label_alone_is_a_text():
 def test_the_page_has_the_labels_of_the_code():
     page = (Path(__file__).parents[2] / "docs" / "data" / "chats.md").read_text()
     _, found, rest = page.partition(
-        "| data set | of a record | of a message |\n| --- | --- | --- |\n"
+        "| data set | of a record | of a message | of a part |\n| --- | --- | --- | --- |\n"
     )
     assert found
     rows = [line.strip("|").split("|") for line in rest.partition("\n\n")[0].splitlines()]
     shown = {
-        name.strip(): [re.findall("`(.+?)`", names) for names in (record, message)]
-        for name, record, message in rows
+        name.strip(): [re.findall("`(.+?)`", names) for names in others] for name, *others in rows
     }
     expected = {"any": GENERAL, **DATA_SETS}
     assert shown == {
-        name: [list(labels.record), list(labels.message)] for name, labels in expected.items()
+        name: [list(labels.record), list(labels.message), list(labels.part)]
+        for name, labels in expected.items()
     }
+
+
+def test_a_completion_that_repeats_the_prompt_is_refused():
+    for answer_name in ("completion", "response"):
+        with pytest.raises(SampleError, match=f"`{answer_name}` begins with the messages of `prom"):
+            read_conversation({"prompt": TURN[:1], answer_name: TURN})
+    assert len(read_conversation({"prompt": TURN[:1], "completion": TURN[1:]}).messages) == 2
+
+
+def test_a_system_message_of_sharegpt_is_written_once():
+    system = {"from": "system", "value": "Be brief."}
+    turn = [{"from": "human", "value": "2 + 2"}, {"from": "gpt", "value": "4"}]
+    record = {"system": "Be brief.", "conversations": [system, *turn]}
+    roles = ["system", "user", "assistant"]
+    assert [m["role"] for m in read_conversation(record).messages] == roles
+    asked = [{"from": "human", "value": "Be brief."}, turn[1]]
+    both = read_conversation({**record, "conversations": asked}).messages
+    assert [m["role"] for m in both] == roles
+    other = read_conversation({**record, "system": "Be kind."}).messages
+    assert [m["content"] for m in other[:2]] == ["Be kind.", "Be brief."]
 
 
 # Media --------------------------------------------------------------------------------------------
@@ -469,12 +537,16 @@ MEDIA = {
         "url": "https://a.org/c.jpeg?w=3",
         "files": ["d.mp4"],
     },
+    **{"speech": "a.wav", "figure": "https://a.org/f.svg", "media": [{"kind": "x", "at": "b.mp4"}]},
+    **{"webp": "c", "visuals": ["d.png"], "page": {"bytes": b"x", "path": None}},
+    **{"said": {"array": [0.1], "sampling_rate": 16000}, "scan_2": "e.tiff"},
     **{"attachments": [{"url": "e.pdf"}], "thumb": "data:image/png;base64,iVBOR"},
 }
 NO_MEDIA = {
     **{"image_id": 3, "num_frames": 16, "has_image": False, "is_video": "no", "images": []},
     **{"image": {"bytes": None, "path": None}, "audio": "", "videos": [None], "path": "a.json"},
     **{"url": "https://a.org/page", "name": "a.png", "speech": "formal", "frame": "story"},
+    **{"figure": "The third one.", "media": "press", "page": {"bytes": None, "path": None}},
     **{"imagination": "high", "avatar": "https://a.org/c.png", "source": "photo.txt"},
 }
 

@@ -12,8 +12,9 @@ from energon_ext import SFTTaskEncoder
 from energon_ext.chats.encoding import ConversationEncoder
 from energon_ext.chats.records import read_conversation
 from energon_ext.chats.templates import HFChatTemplate
+from energon_ext.encoders.load import load_split
 from energon_ext.encoders.sft import cook_dialogue
-from energon_ext.encoders.text_sources import ensure_tokenized, load_split
+from energon_ext.encoders.text_sources import ensure_tokenized
 from energon_ext.tokens.file_set import open_token_files
 from tests.chats.conversations import CONVERSATIONS
 from tests.chats.refusals import TEMPLATES, reasons_to_refuse

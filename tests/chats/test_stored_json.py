@@ -35,7 +35,11 @@ def as_one_text(messages):
     return json.dumps(*messages) if len(messages) == 1 else json.dumps(messages, indent=2)
 
 
-FORMS = [as_text, as_object_text, as_texts, as_one_text]
+def as_text_twice(messages):
+    return json.dumps(json.dumps(messages))
+
+
+FORMS = [as_text, as_object_text, as_texts, as_one_text, as_text_twice]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -235,3 +239,56 @@ def test_messages_as_json_text_with_a_key_twice_are_refused(record):
         read_conversation(record)
     text = '{"a": 1, "a": 2}'
     assert read_conversation({"prompt": text, "completion": "4"}).messages[0]["content"] == text
+
+
+def as_lines(messages):
+    return "\n".join(json.dumps(message) for message in messages)
+
+
+def as_numpy_prints(messages):
+    return "[" + "\n ".join(repr(message) for message in messages) + "]"
+
+
+def as_pandas_prints(messages):
+    return f"[array({messages!r}, dtype=object)]"
+
+
+def cut_off(messages):
+    return json.dumps(messages)[:-3]
+
+
+@pytest.mark.parametrize("form", [repr, as_lines, as_numpy_prints, as_pandas_prints, cut_off])
+@pytest.mark.parametrize(
+    "several",
+    [ASKED + SAID, SHAREGPT, [{"weight": 0, **ASKED[0]}, *SAID], [{"messages": SAID}] * 2],
+)
+def test_messages_as_text_that_is_not_json_are_refused(form, several):
+    """They would be trained as the text that they are."""
+    text = form(several)
+    for read, record in (
+        (read_conversation, {"prompt": text, "completion": "4"}),
+        (read_conversation, {"prompt": "2 + 2", "response": text}),
+        (read_prompt, {"prompt": text}),
+        (read_preference, {"prompt": "2 + 2", "chosen": text, "rejected": "5"}),
+        (read_preference, {"chosen": text, "rejected": text + " "}),
+    ):
+        with pytest.raises(SampleError, match="is text that begins like messages, but is not JSON"):
+            read(record)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"4"',
+        '"[4]" is a list',
+        "[INST] 'role': 'user' [/INST]",
+        "{'content': 'Seven'}",
+        "{'role': 'king', 'content': 'Seven'}",
+        "[{'role': 'user'}]",
+        '{"from": "user", "to": "Ann"}',
+        "In Python: [{'role': 'user', 'content': '2 + 2'}]",
+    ],
+)
+def test_other_text_with_brackets_and_quotes_is_text(text):
+    found = read_conversation({"prompt": text, "completion": text})
+    assert [message["content"] for message in found.messages] == [text, text]

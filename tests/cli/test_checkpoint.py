@@ -17,6 +17,7 @@ from energon_ext.errors import EnergonExtError
 from energon_ext.splice import MultiSpliceConfig
 from energon_ext.state.files import write_file
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from tests.cli.command import energon_ext, error_line
 from tests.saves import save_cursor
 from tests.support import config, loader_for, take, write_mix, write_tokens
 
@@ -176,6 +177,12 @@ def test_a_refusal_names_the_source_and_the_change(data):
     saved, _ = save_planned_run(data)
     result = diff(saved, change_documents(data))
     assert "book: tokens: saved 960, now 936" in lines(result)[-1]
+
+
+def test_a_special_token_without_its_tokenizer_is_refused(data):
+    saved, _ = save_planned_run(data)
+    line = error_line(energon_ext("checkpoint", "diff", saved, data / "mix.yaml", "--eos-token", 1))
+    assert line == "--eos-token: is for --tokenizer; give both."
 
 
 def test_the_next_run_is_planned_with_the_saved_options(data):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from energon_ext.errors import ConfigError, EnergonExtError
-from energon_ext.metrics.file import Run
+from energon_ext.metrics.file import MetricsFile, Run
 from energon_ext.metrics.labels import short_labels
 
 
@@ -153,3 +153,21 @@ def test_missing_metrics_name_the_file(tmp_path):
 )
 def test_labels_are_the_shortest_distinct_names(keys, labels):
     assert list(short_labels(keys)) == labels
+
+
+def test_a_line_that_a_full_disk_cut_off_is_left_out_and_not_continued(tmp_path, caplog):
+    """The process that resumes would append its first event to the rest of that line."""
+    load(tmp_path, start(), step(1, loss=5.0), step(2, loss=4.0))
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert Run.load(tmp_path).loss.tolist() == [5.0]
+    assert "metrics.jsonl:3: left out, since it was not written whole" in caplog.text
+    with MetricsFile(tmp_path) as file:
+        event = step(2, loss=3.0)
+        for each in (start(step=1), event):
+            file.write(**each)
+    assert "metrics.jsonl: removed the last line" in caplog.text
+    assert Run.load(tmp_path).loss.tolist() == [5.0, 3.0]
+    before = path.read_bytes()
+    with MetricsFile(tmp_path):
+        assert path.read_bytes() == before

@@ -136,6 +136,7 @@ def test_options_that_do_not_go_with_mixes_are_refused(folder):
         (("--overwrite",), "--overwrite: is for --mixes"),
         (("--steps", 2, "--mixes", ratios, "--png", "a.png"), "--png: is for one mix"),
         (("--steps", 2, "--mixes", folder / "none.csv"), "none.csv: cannot be read"),
+        (("--steps", 2, "--mixes", ratios, "--tokens-per-doc", 9), "--tokens-per-doc: is for stre"),
     ]:
         assert message in error_line(energon_ext("plan", mix, *RUN, *options))
     twice = write_split(folder / "mix.yaml", {"blend": [{"path": "web"}, {"path": "web"}]})

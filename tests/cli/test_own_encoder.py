@@ -103,7 +103,7 @@ def test_an_encoder_that_packs_by_its_own_rule_is_given_to_commands(photos):
 def test_options_of_the_saved_encoder_conflict_with_a_given_one(photos):
     saved = save(photos, PackedCaptions())
     line = error_line(energon_ext("checkpoint", "diff", saved, photos, *OWN, "--seq-length", 80))
-    assert line == "--seq-length: set by --encoder; remove it."
+    assert line == "--seq-length: is set by --encoder; remove it."
 
 
 def test_text_that_is_not_tokenized_asks_for_it(tmp_path):
@@ -123,6 +123,28 @@ def test_text_that_is_not_tokenized_asks_for_it(tmp_path):
     assert "energon-ext tokenize" in line and "--tokenizer NAME` first, or give --encoder" in line
     assert energon_ext("tokenize", mix, "--tokenizer", "bytes").exit_code == 0
     assert energon_ext(*diff).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (("tokenize", "MIX", *OWN, "--tokenizer", "x"), "--tokenizer: is set by --encoder; remove"),
+        (("tokenize", "MIX", *OWN, "--task", "text"), "--task: is set by --encoder; remove it"),
+        (("plan", "MIX", *OWN, "--eos-token", "x"), "--eos-token: is set by --encoder; remove it"),
+        (("plan", "MIX", "--answers", "last"), "--answers: is for chat, not for text"),
+        (
+            ("prepare", "OUT", "--tokenizer", "bytes", "--jsonl", "x.jsonl", "--answers", "last"),
+            "--answers: is for chat, not for text",
+        ),
+        (
+            ("peek", "MIX", "--task", "prompts", "--answer-end", "eos"),
+            "--answer-end: is for chat or preferences, not for prompts",
+        ),
+    ],
+)
+def test_an_option_without_effect_is_refused(photos, call, message):
+    places = {"MIX": photos, "OUT": photos.parent / "out"}
+    assert message in error_line(energon_ext(*(places.get(each, each) for each in call)))
 
 
 def test_shares_need_neither_encoder_nor_lengths(photos):

@@ -64,16 +64,18 @@ def test_columns_of_a_segment_are_shown_beside_it(tmp_path):
         "score": Column("float32", per="document"),
         "experts": Column("int16", (2,), at="input", fill=-1),
         "teacher": Column("float32"),
+        "seen": Column("uint16", (2,), at="input"),
     }
     writer = TokenWriter(tmp_path / "web", 300, columns)
     values = {"score": 0.5, "experts": np.arange(10).reshape(5, 2), "teacher": -np.arange(5.0)}
+    values["seen"] = values["experts"] + 60000
     writer.write(np.array(ABC), columns=values)
     described = {name: column.to_json() for name, column in columns.items()}
     writer.close({"tokenizer": ByteTokenizer().fingerprint(), "columns": described})
     shown = peek(write_mix(tmp_path / "mix.yaml", [("web", 1)]), "--seq-length", 7, "--rows", 1)
     assert shown[1] == (
         "  web: 5 tokens, 4 trained; experts [5, 2] from 0 to 9; "
-        "teacher [-1.0, -2.0, -3.0, -4.0, 0.0]; score 0.5"
+        "teacher [-1.0, -2.0, -3.0, -4.0, 0.0]; seen [5, 2] from 60000 to 60009; score 0.5"
     )
 
 
@@ -124,7 +126,7 @@ def test_user_mistakes_are_one_line(mix):
         "--source wbe: matches none of code, web."
     )
     line = error_line(energon_ext("peek", mix, "--task", "chat", "--splice", "{}"))
-    assert line == "--splice: is for text, not for --task chat."
+    assert line == "--splice: is for text, not for chat."
 
 
 # Samples of a user's encoder ------------------------------------------------------------------

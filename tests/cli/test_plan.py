@@ -39,6 +39,28 @@ def test_shares_are_shown_at_breakpoints_or_requested_steps(mix):
     ]
 
 
+def test_positions_and_rows_may_be_written_like_breakpoints(mix):
+    options = ("--steps", "1", "--tokenizer", "bytes", "--global-batch-size", "1k")
+    found = energon_ext("plan", mix, *options, "--seq-length", "1k")
+    assert found.stdout.startswith("1 step of 1,000 rows of 1,000 positions")
+    for command in (("plan", mix), ("trace", mix.parent, mix), ("checkpoint", "diff", mix, mix)):
+        line = error_line(energon_ext(*command, "--seq-length", "32M"))
+        assert "'32M' found; an integer from 2 to 16,777,216 is needed" in line
+
+
+def test_shares_without_tokens_refuse_the_mistakes_that_a_forecast_refuses(mix, tmp_path):
+    (mix.parent / "excluded.txt").write_text("wbe:1")
+    text = json.loads(mix.read_text())
+    path = mix.parent / "excludes.yaml"
+    path.write_text(json.dumps({**text, "exclude": "excluded.txt"}))
+    lines = {
+        error_line(energon_ext("plan", path, *options))
+        for options in ((), ("--steps", 1, "--tokenizer", "bytes"))
+    }
+    message = f"{path}: exclude: no source 'wbe'; the sources are book:train, web:train."
+    assert lines == {message}
+
+
 def test_shares_are_shown_at_tokens_if_breakpoints_count_tokens(tmp_path):
     web, code = (write_tokens(tmp_path / name, [[65] * 9] * 9) for name in ("web", "code"))
     path = write_mix(tmp_path / "mix.yaml", [(web, {"linear": {0: 1, "2k": 3}}), (code, 1)])

@@ -210,6 +210,20 @@ def test_a_spliced_source_is_traced_by_document_number(tmp_path):
     ]
 
 
+def test_a_document_that_is_changed_when_it_is_read_shows_its_file_and_its_part(tmp_path):
+    write_numbered(tmp_path / "a", *SIZES["a"])
+    mix = write_mix(tmp_path / "mix.yaml", [])
+    entry = {"path": "a", "transform": {"token_noise": {"rate": 0.1, "token": 5}}}
+    content = {**json.loads(mix.read_text()), "splits": {"train": {"blend": [entry]}}}
+    mix.write_text(json.dumps(content))
+    run = Run(mix, ranks=1, batch=ROWS, rows=ROWS)
+    save_cursor(tmp_path / "run", 0, json.loads(run.state()))
+    for row in rows_of(call(tmp_path / "run", mix, "--step", 0, "--json")):
+        for (document, start, stop), file in zip(row["contents"], row["files"], strict=True):
+            place = f"a:{document} [{start}, {stop}), number {document} of {tmp_path / 'a'}"
+            assert file["text"] == place
+
+
 def test_documents_show_the_line_they_were_prepared_from(tmp_path):
     lines = [json.dumps({"text": f"{n} " * (5 + n % 7)}) for n in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines[:25]) + "\n\n")

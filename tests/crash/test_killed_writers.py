@@ -67,7 +67,7 @@ def measure(folder):
 def measure_at_a_start(folder):
     options = {"worker_config": config(), "batch_size": 2, "task_encoder": PackedCaptions()}
     loader = loader_for(get_train_dataset(folder / "mix.yaml", **options))
-    return loader.state_dict()["fingerprint"] | {"keys": [str(b)[:99] for b in take(loader, 2)]}
+    return loader.state_dict()["data_digests"], [str(batch)[:99] for batch in take(loader, 2)]
 
 
 def write_pairs(folder):

@@ -223,18 +223,26 @@ def test_a_small_parquet_file_cannot_exhaust_memory(tmp_path):
     assert "(20000 shorter)" in prepare_parquet(tmp_path)
 
 
-@pytest.mark.nightly
-def test_a_small_parquet_file_with_a_huge_row_group_is_refused(tmp_path):
-    """Its row group has 257 MiB of zeros beside the text, which compress to little."""
+@pytest.fixture(scope="module")
+def huge_row_group(tmp_path_factory):
+    """A row group with 257 MiB of zeros beside the text, which compress to little.
+
+    To write it takes more memory than a test may use here.
+    """
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     zeros = arrow.FixedSizeBinaryArray.from_buffers(
         arrow.binary(2**20), 257, [None, arrow.py_buffer(bytes(257 * 2**20))]
     )
     table = arrow.table({"text": ["x"] * 257, "zeros": zeros})
     options = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
-    parquet.write_table(table, tmp_path / "a.parquet", **options)
-    del table, zeros
-    assert "a row group of" in prepare_parquet(tmp_path)
+    folder = tmp_path_factory.mktemp("huge")
+    parquet.write_table(table, folder / "a.parquet", **options)
+    return folder
+
+
+@pytest.mark.nightly
+def test_a_small_parquet_file_with_a_huge_row_group_is_refused(huge_row_group):
+    assert "a row group of" in prepare_parquet(huge_row_group)
 
 
 def test_metrics_of_too_many_sources_are_refused(tmp_path):

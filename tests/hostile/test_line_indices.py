@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A line index that omits, joins or cuts lines is refused."""
 
+import codecs
+
 import numpy as np
 import pytest
 from megatron.energon import Cooker, DefaultTaskEncoder
@@ -93,6 +95,19 @@ def test_a_file_without_json_objects_gets_no_index(content, tmp_path):
     with pytest.raises(ConfigError, match="cannot be indexed"):
         ensure_index(EPath(tmp_path / "a.jsonl"))
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_a_byte_order_mark_before_the_first_line_is_no_reason_to_refuse_a_file(tmp_path):
+    """`prepare --jsonl` reads such files, too."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(codecs.BOM_UTF8 + b"".join(LINES))
+    options = {"worker_config": config(), "batch_size": 40, "task_encoder": Streamed()}
+    batch = next(iter(loader_for(get_train_dataset(path, **options))))
+    assert sorted(map(int, batch.__key__)) == list(range(40))
+    path.write_bytes(LINES[0] + codecs.BOM_UTF8 + LINES[1])
+    (tmp_path / "a.jsonl.idx").unlink()
+    with pytest.raises(ConfigError, match="cannot be indexed: line 2"):
+        ensure_index(EPath(path))
 
 
 def test_lines_that_end_with_a_carriage_return_are_refused_with_a_remedy(tmp_path, monkeypatch):

@@ -6,8 +6,10 @@ There is no GPU here. A fake of page-locked memory counts its pieces, and the co
 device ``meta``.
 """
 
+import copy
 import json
 import os
+import pickle
 import threading
 from pathlib import Path
 
@@ -129,6 +131,28 @@ def test_a_batch_from_before_is_copied_into_one_page_locked_piece(monkeypatch):
         batch.to("meta")
     assert len(found.pieces) == 1
     assert found.pieces[0].nbytes == sum(each.nbytes for each in tensors_in(batch))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_can_be_saved_and_takes_no_more_than_its_tensors(texts, tmp_path, workers):
+    """Megatron-LM saves the batches of a step that it reruns in another process."""
+    batch = next(iter(loader_of(texts, workers)))
+    torch.save([batch], tmp_path / "saved.pt")
+    (found,) = torch.load(tmp_path / "saved.pt", weights_only=False)
+    assert type(found) is type(batch) and found.sources == batch.sources
+    assert len(tensors_in(found)) == len(tensors_in(batch)) > 6
+    assert all(map(torch.equal, tensors_in(found), tensors_in(batch)))
+    content = sum(each.nbytes for each in tensors_in(batch))
+    assert content < (tmp_path / "saved.pt").stat().st_size < content + 20_000
+    assert content < len(pickle.dumps(batch)) < content + 20_000
+
+
+def test_a_shallow_copy_of_a_batch_stays_in_its_memory():
+    batch = small_batch()
+    found = copy.copy(batch)
+    assert found is not batch
+    assert [x.data_ptr() for x in tensors_in(found)] == [x.data_ptr() for x in tensors_in(batch)]
+    assert copy.deepcopy(batch).tokens.data_ptr() != batch.tokens.data_ptr()
 
 
 def test_a_part_of_a_large_tensor_is_copied_alone():

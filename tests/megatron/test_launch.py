@@ -252,9 +252,11 @@ def test_a_dry_run_draws_the_first_batches_of_the_data(tmp_path):
     write_tokens(tmp_path / "tokens", [[5, 6, 7, 8] * 40] * 2000)
     write_mix(tmp_path / "mix.yaml", [("tokens", 1)])
     settings = {"MODEL": "llama3_8b", "DATA": str(tmp_path / "mix.yaml"), "TOKENIZER": "bytes"}
+    this_python = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    python = {"PATH": this_python, "PYTHONPATH": CHECKOUT}
     done = subprocess.run(
         ["bash", LAUNCH / "torchrun.sh", "--dry-run"],
-        env={**os.environ, **settings, "RUN": "none", "NNODES": "2", "PYTHONPATH": CHECKOUT},
+        env={**os.environ, **settings, **python, "RUN": "none", "NNODES": "2"},
         capture_output=True,
         text=True,
     )

@@ -75,6 +75,17 @@ def test_the_experts_that_one_model_chose_are_chosen_by_another():
     assert (chosen_experts(other, batch, forward_step) != recorded).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int64])
+def test_experts_may_have_any_type_of_integers(dtype):
+    model = small_model(small_config(**REPLAYED_MOE))
+    batch = with_experts(synthetic_batch(1), 2)
+    experts = batch.columns["experts"]
+    experts[experts[..., 0] < 0] = torch.tensor([0, 1], dtype=experts.dtype)
+    expected = chosen_experts(model, batch)
+    batch.columns["experts"] = experts.to(dtype)
+    assert torch.equal(chosen_experts(model, batch), expected)
+
+
 def test_tokens_without_experts_are_routed_freely():
     model = small_model(small_config(**REPLAYED_MOE))
     batch = with_experts(synthetic_batch(4), 2)

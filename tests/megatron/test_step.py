@@ -29,7 +29,13 @@ from energon_ext.megatron import (
 )
 from energon_ext.megatron.lm.loop import adapt_loop, save_for_all_stages
 from tests.megatron.pretend_gpu import PretendGpu
-from tests.megatron.small_gpt import run_packed, small_config, small_model, synthetic_batch
+from tests.megatron.small_gpt import (
+    VOCABULARY,
+    run_packed,
+    small_config,
+    small_model,
+    synthetic_batch,
+)
 from tests.megatron.small_training import run_schedule
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -329,6 +335,23 @@ def test_one_rank_gets_the_batch_of_its_iterator():
 def test_a_loading_rank_without_an_iterator_is_an_error():
     with pytest.raises(ConfigError, match="is_distributed = True"):
         get_batch(None)
+
+
+@pytest.mark.parametrize("name", ["tokens", "labels"])
+def test_ids_that_the_model_does_not_have_are_refused(name):
+    """Megatron's cross-entropy gives such a label a loss, as a split embedding does a token."""
+    model = small_model(small_config())
+    batch = synthetic_batch(0)
+    trained = batch.token_weights.nonzero()[3]
+    getattr(batch, name)[trained] = VOCABULARY
+    with pytest.raises(ConfigError, match=f"{name[:-1]} 64 found, but the model has 64 words"):
+        forward_step(iter([batch]), model)
+    batch = synthetic_batch(0)
+    batch.labels[trained] = -100
+    with pytest.raises(ConfigError, match="trained label -100 found"):
+        forward_step(iter([batch]), model)
+    batch.token_weights[trained] = 0
+    forward_step(iter([batch]), model)
 
 
 def test_a_model_that_expects_other_parts_of_rows_is_refused(monkeypatch):

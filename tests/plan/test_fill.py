@@ -5,9 +5,9 @@
 import pytest
 
 from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.plan.fill import describe_short_sources
 from energon_ext.plan.forecast import forecast
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.remarks import describe_short_sources
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext
 from tests.plan.runs import write_split

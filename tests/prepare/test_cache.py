@@ -19,7 +19,13 @@ import pytest
 from megatron.energon import Cooker, SkipSample, TextSample, stateless
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
-from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext import (
+    ConfigError,
+    PackedTaskEncoder,
+    SFTTaskEncoder,
+    get_train_dataset,
+    get_val_datasets,
+)
 from energon_ext.data_files import DEFAULT_CACHE
 from energon_ext.encoders import text_sources
 from energon_ext.encoders.text import Document
@@ -431,7 +437,8 @@ def test_a_stopped_process_is_awaited_until_a_deadline(mix, tmp_path):
 
 
 def cached(mix):
-    from energon_ext.encoders.text_sources import cached_text, load_split
+    from energon_ext.encoders.load import load_split
+    from energon_ext.encoders.text_sources import cached_text
 
     encoder = PackedTaskEncoder(ByteTokenizer(), 64)
     return [cached_text(encoder, entry) for entry in load_split(mix, "train", encoder.decoder)]
@@ -473,3 +480,23 @@ def test_a_page_of_zeros_in_the_cache_is_named_and_made_again(mix, tmp_path, nam
     with pytest.raises(ConfigError, match=rf"{DEFAULT_CACHE}/lines.* removed.* the next start"):
         load(mix)
     assert hashes(mix) == expected
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".bin.sums", ".weights.bin", ".weights.bin.sums"])
+def test_tokens_and_weights_of_the_cache_that_changed_are_never_used(tmp_path, suffix):
+    """The size is right, and so are the ids: only a checksum shows it."""
+    chats = tmp_path / "chats.jsonl"
+    said = {"role": "assistant", "content": "word " * 9}
+    record = {"messages": [{"role": "user", "content": "How?"}, said]}
+    chats.write_text(f"{json.dumps(record)}\n" * 300)
+    mix = write_mix(tmp_path / "mix.yaml", [("chats.jsonl", 1)])
+    encoder = SFTTaskEncoder(ByteTokenizer(), 512)
+    expected = [batch_hash(batch) for batch in take(load(mix, encoder), 30)]
+    (file,) = tmp_path.glob(f"{DEFAULT_CACHE}/chats*/tokens/part-00000{suffix}")
+    content = bytearray(file.read_bytes())
+    content[8] ^= 1
+    file.write_bytes(content)
+    damaged = f"part-00000{suffix.removesuffix('.sums')}"
+    with pytest.raises(ConfigError, match=f"{damaged}: this cached file is damaged .page .*again"):
+        take(load(mix, encoder), 30)
+    assert [batch_hash(batch) for batch in take(load(mix, encoder), 30)] == expected

@@ -202,6 +202,18 @@ def test_words_without_probability_are_stored(tmp_path):
     assert read(tmp_path / "said")[1][0].tolist() == [[-10000.0] * 2] * 3
 
 
+def test_a_list_that_is_filled_up_with_a_word_without_probability_has_each_word_once(tmp_path):
+    """Otherwise the student's probability of word 7 would be counted twice."""
+    ids, log_probs = np.array([7, 7, 5]), np.array([-0.5, -np.inf, -np.inf])
+    teacher = SumTeacher()
+    teacher.next_words = lambda texts, k: [
+        [np.tile(each, (len(text), 1)) for each in (ids, log_probs)] for text in texts
+    ]
+    write_tokens(tmp_path / "web", TEXTS)
+    write_teacher(tmp_path / "web", tmp_path / "said", teacher, k=3, made_by="filled")
+    assert read(tmp_path / "said")[0][0].tolist() == [[-1] * 3, [7, -1, -1], [7, -1, -1]]
+
+
 # Refused ----------------------------------------------------------------------------------------
 
 

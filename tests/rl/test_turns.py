@@ -78,8 +78,10 @@ def test_the_mask_is_shown_by_peek_and_in_the_report(one_prompt, tmp_path):
     shown = energon_ext("peek", run_dir, "--rows", 3, "--source", "one").stdout.splitlines()
     assert shown[:3] == ["step 5: reward 1", "  one.jsonl:", "    «<bos>ab»cd«aaa»d"]
     assert shown[-1] == "Found 2 of 3 answers."
-    refused = energon_ext("peek", run_dir, "--png", tmp_path / "answers.png")
-    assert refused.exit_code == 2 and "whose answers have no images" in refused.output
+    for ignored in (("--png", tmp_path / "answers.png"), ("--seq-length", 64)):
+        refused = energon_ext("peek", run_dir, *ignored)
+        assert refused.exit_code == 2
+        assert f"{ignored[0]}: has no effect on the answers of the run" in refused.output
     assert energon_ext("report", run_dir).exit_code == 0
     page = (run_dir / "report.html").read_text()
     assert "<td>«&lt;bos&gt;ab»cd«aaa»d</td>" in page

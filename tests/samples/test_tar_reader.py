@@ -15,7 +15,7 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
 from megatron.energon.wrappers.limit_dataset import LimitDataset
 
-from energon_ext.encoders.text_sources import load_split
+from energon_ext.encoders.load import load_split
 from energon_ext.errors import ConfigError
 from energon_ext.samples import shards
 from energon_ext.samples.numbered import ALONE, guard_readers, loader_in

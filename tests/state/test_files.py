@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from energon_ext.errors import StateFormatError
-from energon_ext.state.files import first_line, read_small_file, read_small_json, write_file
+from energon_ext.errors import StateFormatError, first_line
+from energon_ext.state.files import read_small_file, read_small_json, write_file
 from tests.prepare.runs import memory_unit, run
 
 
@@ -119,5 +119,5 @@ def test_invalid_json_is_refused_in_one_line(content, tmp_path):
 
 
 def test_the_first_line_of_an_error_has_no_full_stop_and_is_never_empty():
-    assert first_line(ValueError("one.\ntwo")) == "one"
+    assert first_line(ValueError("\none.\ntwo")) == "one"
     assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"

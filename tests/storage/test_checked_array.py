@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from energon_ext.errors import ConfigError
-from energon_ext.storage.checked_array import CheckedArray, CheckedWriter
+from energon_ext.storage.checked_array import CheckedArray, CheckedWriter, write_checksums
 from energon_ext.storage.whole_file import open_whole
 
 
@@ -43,6 +43,23 @@ def test_the_file_is_the_items_and_a_crc_of_each_page(tmp_path):
     sums = [zlib.crc32(content[:4096]), zlib.crc32(content[4096:])]
     assert (tmp_path / "a").read_bytes() == content + np.array(sums, "<u4").tobytes()
     assert len(CheckedArray(path, "<u4")) == 1500
+
+
+@pytest.mark.parametrize("count", [1, 2047, 2048, 2049, 9000])
+def test_checksums_may_be_in_a_file_of_their_own(tmp_path, count):
+    items = np.arange(count, dtype="<u2")
+    file, sums = tmp_path / "a.bin", tmp_path / "a.bin.sums"
+    file.write_bytes(items.tobytes())
+    write_checksums(file)
+    pages = [items.tobytes()[at : at + 4096] for at in range(0, 2 * count, 4096)]
+    assert sums.read_bytes() == np.array(list(map(zlib.crc32, pages)), "<u4").tobytes()
+    array = CheckedArray(str(file), "<u2", count, is_apart=True)
+    assert len(array) == count
+    assert np.array_equal(array[:], items)
+    sums.write_bytes(sums.read_bytes() + b"\0")
+    with pytest.raises(ConfigError, match="a.bin.sums is missing or damaged.*was removed"):
+        CheckedArray(str(file), "<u2", count, is_apart=True)
+    assert not file.exists()
 
 
 def test_only_the_pages_that_are_used_are_checked(tmp_path):

@@ -217,6 +217,7 @@ def test_a_folder_with_a_missing_or_cut_file_is_named_at_the_start(tmp_path):
         ({"ids": []}, ConfigError, "60 of each of"),
         ({"ids": [np.zeros((3, 2), int)] * 60, "score": [1.0] * 60}, SampleError, "column ids"),
         ({"ids": None, "score": [1.0] * 60}, ConfigError, "60 of each of"),
+        (None, ConfigError, "returned a NoneType, the values of .* by column are needed"),
     ],
 )
 def test_what_produce_returns_wrongly_is_named(tmp_path, found, error, reason):
@@ -224,6 +225,26 @@ def test_what_produce_returns_wrongly_is_named(tmp_path, found, error, reason):
     with pytest.raises(error, match=reason):
         write_columns(tmp_path / "web", tmp_path / "teacher", COLUMNS, lambda texts: found)
     assert not (tmp_path / "teacher").exists()
+
+
+def test_what_produce_does_to_its_tokens_does_not_change_their_checksums(tmp_path):
+    def mask_first(texts):
+        values = produce(texts)
+        for tokens in texts:
+            tokens[0] = 0
+        return values
+
+    write_tokens(tmp_path / "web", documents(1))
+    write_columns(tmp_path / "web", tmp_path / "teacher", COLUMNS, mask_first)
+    mix = mix_with(tmp_path / "mix.yaml", {"ids": "teacher"})
+    (batch,) = take(loader_of(mix), 1)
+    assert check_batch(batch)
+
+
+@pytest.mark.parametrize(("number", "count"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_part_that_does_not_exist_is_refused(number, count):
+    with pytest.raises(ConfigError, match="Part"):
+        Part(number, count)
 
 
 def test_a_folder_begun_with_another_teacher_is_refused(tmp_path):

@@ -141,6 +141,9 @@ def touch_files(folder, kind, names):
         (["train/part-0", "b/dev/part-0"], "dev and train", "train"),
         (["test/part-0", "b/eval/part-0"], "eval and test", "b/eval"),
         (["c4-train.00000", "c4-validation.00000"], "train and validation", "*train*"),
+        (["web_train0", "web_train1", "web_test0"], "test and train", "*train*"),
+        (["training", "evaluation"], "evaluation and training", "training*"),
+        (["train", "holdout"], "holdout and train", "train*"),
     ],
 )
 def test_a_folder_with_several_splits_is_refused_for_every_kind_of_file(

@@ -13,14 +13,17 @@ from energon_ext.batch.columns import Column
 from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.tokenizers.tokenizers import ByteTokenizer
+from energon_ext.tokens.transformed import TransformedLengths
 from energon_ext.tokens.transforms import (
     TRANSFORMS,
     DocumentColumns,
     DocumentTransform,
     FillInTheMiddle,
     TokenNoise,
+    Transform,
 )
 from tests.cli.command import energon_ext
+from tests.plan.memory_documents import MemoryDocuments
 from tests.support import take, write_mix, write_tokens
 from tests.tokens.test_columns import (
     describe,
@@ -312,11 +315,21 @@ class Forgetful(Reversed):
         return {"tokens": columns["tokens"][1:], "label_weights": None}
 
 
+class Wrong(Reversed):
+    """Returns of the tokens what a test sets."""
+
+    def apply(self, number, columns, rng):
+        return type(self).found(columns["tokens"])
+
+
 @pytest.fixture
 def registered():
-    TRANSFORMS["reversed"], TRANSFORMS["forgetful"] = Reversed, Forgetful
+    own = {"reversed": Reversed, "forgetful": Forgetful, "wrong": Wrong}
+    for name, each in own.items():
+        TRANSFORMS[name] = each
     yield
-    del TRANSFORMS["reversed"], TRANSFORMS["forgetful"]
+    for name in own:
+        del TRANSFORMS[name]
 
 
 def test_a_transform_of_a_user_is_registered_by_its_name(tmp_path, registered):
@@ -331,6 +344,37 @@ def test_a_transform_with_another_length_than_planned_is_named(tmp_path, registe
     mix = mix_with(tmp_path / "mix.yaml", {"forgetful": {}})
     with pytest.raises(EnergonExtError, match=r"transform forgetful: document \d+ became"):
         take(loader_of(mix), 1)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda tokens: None, r"became NoneType; the columns \['label_weights', 'tokens'\] are"),
+        (lambda tokens: tokens - 1000, r"has the token -\d+ after it, but the tokenizer has 260"),
+        (lambda tokens: tokens + 0.5, r"column tokens: \d+\.5 does not fit int64"),
+        (lambda tokens: tokens[:, None], r"column tokens: \w+ \[(\d+), 1\] found, int64 \[\1\] is"),
+    ],
+)
+def test_what_a_transform_returns_wrongly_is_named(tmp_path, registered, returned, message):
+    write_tokens(tmp_path / "web", short())
+
+    def found(tokens):
+        changed = returned(tokens.astype(np.int64))
+        return None if changed is None else {"tokens": changed, "label_weights": None}
+
+    Wrong.found = staticmethod(found)
+    mix = mix_with(tmp_path / "mix.yaml", {"wrong": {}})
+    with pytest.raises(EnergonExtError, match=rf"transform wrong: document \d+ .*{message}"):
+        take(loader_of(mix), 1)
+
+
+@pytest.mark.parametrize("wrong", [None, [3], np.array([2.5]), np.array([-4]), np.array([1, 2])])
+def test_lengths_that_are_none_are_refused_when_a_run_is_planned(wrong):
+    transform = Reversed()
+    transform.lengths = lambda numbers, stored: wrong
+    found = TransformedLengths(MemoryDocuments([3]), Transform("wrong", transform))
+    with pytest.raises(ConfigError, match="transform wrong: its lengths of 1 documents are .*"):
+        found.lengths(np.array([0]))
 
 
 def test_plan_counts_transformed_tokens_and_peek_shows_them(tmp_path):

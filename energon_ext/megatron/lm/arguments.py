@@ -11,7 +11,6 @@ from megatron.energon import TaskEncoder
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.lm.script_options import STEP_OPTIONS, flag
 from energon_ext.packing import PACKERS
-from energon_ext.samples.methods import tokenizer_of
 from energon_ext.weights.axis import UNITS
 
 
@@ -88,7 +87,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def check_vocabulary(args: argparse.Namespace, task_encoder: TaskEncoder) -> None:
     """Raise ConfigError if the tokenizer has ids without an embedding in the model."""
-    needed = getattr(tokenizer_of(task_encoder), "vocab_size", None)
+    needed = getattr(getattr(task_encoder, "tokenizer", None), "vocab_size", None)
     embeddings = getattr(args, "padded_vocab_size", None)
     if isinstance(needed, int) and embeddings is not None and needed > embeddings:
         raise ConfigError(
