@@ -127,7 +127,10 @@ class DataLog:
         before = self._begun_with
         since = torch.stack([tokens, documents]) - before
         pairs = zip(self._sources, since.T.tolist(), before.T.tolist())
-        found = [epochs_after(self._about, key, *read, (*earlier,)) for key, read, earlier in pairs]
+        found = [
+            epochs_after(self._about, key, read[0], read[1], (earlier[0], earlier[1]))
+            for key, read, earlier in pairs
+        ]
         read = torch.tensor(found, dtype=torch.float64)
         # A source without a limit gets NaN.
         limits = [self._about["max_epochs"].get(key) or math.nan for key in self._sources]
