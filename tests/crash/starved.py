@@ -8,12 +8,11 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.megatron.processes import SERVER, TIMEOUT_SECONDS
+from tests.megatron.processes import SERVER, TIMEOUT_SECONDS, write_errors_to
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 
@@ -67,7 +66,7 @@ def said(call, *arguments):
 
 def _call(work, arguments, pipe, stderr, is_killed):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.stderr = open(stderr, "w", buffering=1)  # noqa: SIM115
+    write_errors_to(stderr)
     faulthandler.dump_traceback_later(TIMEOUT_SECONDS - 10)
     try:
         found = work(*arguments)

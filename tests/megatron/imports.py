@@ -7,16 +7,18 @@ import warnings
 
 import tests.fast  # noqa: F401
 
-warnings.simplefilter("ignore")
 gc.disable()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
 
-import hypothesis  # noqa: E402, F401
-import megatron.core.optimizer  # noqa: E402, F401
-import pytest  # noqa: E402, F401
+    import hypothesis  # noqa: F401
+    import megatron.core.optimizer  # noqa: F401
+    import pytest  # noqa: F401
 
-import energon_ext.megatron  # noqa: E402, F401
-from tests.garbage import keep_in_large_pages, leave_imports_alone  # noqa: E402
-from tests.gloo import share_one_device  # noqa: E402
+    import energon_ext.megatron  # noqa: F401
+    import tests.megatron.small_training  # noqa: F401
+    from tests.garbage import keep_in_large_pages, leave_imports_alone
+    from tests.gloo import share_one_device
 
 gc.enable()
 share_one_device()

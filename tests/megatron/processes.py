@@ -3,6 +3,7 @@
 """New processes that start at once: a server has imported Megatron and forks them."""
 
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import runpy
 import socket
 import sys
 import traceback
+import warnings
 
 import pytest
 
@@ -19,8 +21,11 @@ SERVER.set_forkserver_preload(["tests.megatron.imports"])
 
 TIMEOUT_SECONDS = 180
 
-#: Each process of a suite starts at another port.
-_PORTS = itertools.chain(range(10_000 + os.getpid() * 97 % 20_000, 32_000), range(10_000, 32_000))
+
+@functools.cache
+def _ports(process):
+    """Return an iterator over ports, which begins at another one in each process of a suite."""
+    return itertools.chain(range(10_000 + process * 97 % 20_000, 32_000), range(10_000, 32_000))
 
 
 def start(target, arguments, stderr):
@@ -79,9 +84,8 @@ def _call(target, arguments, stderr):
     import torch
 
     torch.set_num_threads(1)
-    descriptor = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 2)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    warnings.simplefilter("ignore")
+    write_errors_to(stderr)
     try:
         target(*arguments)
     except Exception:
@@ -89,9 +93,16 @@ def _call(target, arguments, stderr):
         sys.exit(70)
 
 
+def write_errors_to(path):
+    """Send the standard error of this process, and of those that it starts, to a file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 2)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
 def free_port():
     """Return a free port below those that the system assigns to connections."""
-    for port in _PORTS:
+    for port in _ports(os.getpid()):
         with contextlib.closing(socket.socket()) as listener, contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", port))
             return port

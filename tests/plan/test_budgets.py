@@ -235,8 +235,14 @@ def test_excluded_documents_are_left_out_of_the_subset_and_not_replaced(folder):
 # Changes on a resume ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("seed", "workers"),
+    [
+        (0, 0),
+        (1, 2),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in [(0, 2), (1, 0)]),
+    ],
+)
 def test_a_change_takes_effect_at_the_next_epoch_and_nothing_is_lost(folder, seed, workers):
     """Which epochs have begun is read off the states; every token of each is read once."""
     epochs, draw = 6, random.Random(seed)

@@ -3,6 +3,7 @@
 """A local HTTP server that speaks as vLLM and SGLang do, with faults on request."""
 
 import base64
+import functools
 import gzip
 import io
 import json
@@ -13,8 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import torch
 
-#: 256 MiB in a quarter of a megabyte.
-BOMB = gzip.compress(bytes(2**28), 1)
+
+@functools.cache
+def make_bomb():
+    """Return 256 MiB in a quarter of a megabyte."""
+    return gzip.compress(bytes(2**28), 1)
 
 
 class Server(ThreadingHTTPServer):
@@ -63,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Encoding", "gzip")
             self.end_headers()
-            self.wfile.write(BOMB)
+            self.wfile.write(make_bomb())
         elif happens == "drip":
             self.send_response(200)
             self.end_headers()

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Three ranks, the first and last of which form a group that acts together."""
 
-import multiprocessing
-
 import pytest
 import torch.distributed as dist
 from megatron.energon import WorkerConfig
@@ -71,15 +69,13 @@ def be_a_rank(rank, folder, pipe):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, processes):
     """The outcomes of each rank."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
     folder, ranks, pipes = tmp_path_factory.mktemp("ranks"), [], []
     try:
         for rank in range(RANKS):
-            here, there = context.Pipe(duplex=False)
-            ranks.append(context.Process(target=be_a_rank, args=(rank, folder, there)))
+            here, there = processes.Pipe(duplex=False)
+            ranks.append(processes.Process(target=be_a_rank, args=(rank, folder, there)))
             pipes.append(here)
             ranks[-1].start()
             there.close()
