@@ -172,7 +172,7 @@ def test_only_answers_have_weight(tmp_path):
         "chat_template": {"kind": "plain"},
         "answers": None,
         "answer_end": None,
-        "rules": 3,
+        "rules": 4,
         "tokenizer_arguments": {"name_or_path": "bytes"},
         "label_weights": {"dtype": "uint8"},
     }

@@ -65,7 +65,7 @@ def test_any_source_name_can_be_drawn_and_is_escaped_in_the_page(tmp_path):
 def test_damaged_metrics_are_one_line(tmp_path):
     run_dir = write_run(tmp_path / "run", steps=5)
     with (run_dir / "metrics.jsonl").open("a") as file:
-        file.write("{half")
+        file.write("{half\n")
     assert "metrics.jsonl:8: damaged" in error_line(energon_ext("report", run_dir))
     assert [path.name for path in run_dir.iterdir()] == ["metrics.jsonl"]
     assert "does not exist" in error_line(energon_ext("report", tmp_path / "absent"))

@@ -16,7 +16,6 @@ from megatron.energon.edataclass import edataclass
 
 from energon_ext.data_files import DEFAULT_CACHE
 from energon_ext.errors import ConfigError, WrongCodeError
-from energon_ext.keyed import sha256
 from energon_ext.state.schema import seal
 from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
@@ -185,31 +184,6 @@ def test_only_appended_shards_are_measured(data):
         "part-00001.lengths.npy",
         "part-00001.costs.npy",
     }
-
-
-def test_a_table_without_headers_is_read_and_added_to(data):
-    """As written before a table was columns, when its files ended with .bin."""
-    path = alone(data)
-    expected = run(path, 1, encoder=PackedCaptions())
-    (table,) = (data / DEFAULT_CACHE).iterdir()
-    prepared = json.loads((table / "prepared.json").read_text())
-    for unit in prepared["units"]:
-        for name in [*unit["files"]]:
-            old, content = name.replace(".npy", ".bin"), (table / name).read_bytes()[128:]
-            (table / name).unlink()
-            (table / old).write_bytes(content)
-            del unit["files"][name]
-            unit["files"][old] = {"bytes": len(content), "sha256": sha256(content)}
-    (table / "prepared.json").write_text(json.dumps(prepared))
-    assert run(path, 1, encoder=PackedCaptions()) == expected
-    assert len([*table.glob("*/*.bin")]) == 6 and not [*table.glob("*/*.npy")]
-    write_images(data / "more", 80)
-    shutil.copy(data / "more" / "shard_003.tar", data / "photos" / "shard_003.tar")
-    prepare_shards(data / "photos", CRUDE)
-    longer = run(path, 1, encoder=PackedCaptions())
-    assert len([*table.glob("*/*.bin")]) == 6 and len([*table.glob("*/*.npy")]) == 2
-    shutil.rmtree(table)
-    assert run(path, 1, encoder=PackedCaptions()) == longer != expected
 
 
 def test_sample_length_avoids_encoding(data):
