@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from energon_ext.arguments import choices
-from energon_ext.batch.columns import LABEL_WEIGHTS, TOKENS, Column, check_values
+from energon_ext.batch.columns import (
+    LABEL_WEIGHTS,
+    TOKENS,
+    Column,
+    check_values,
+    foreign_id,
+)
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.keyed import stable_hash
 from energon_ext.tokens.column_folder import ColumnFolder
@@ -155,12 +161,11 @@ class Changes:
         tokens = np.asarray(found[TOKENS])
         if len(tokens) != planned:
             raise SampleError(f"{origin}: {len(tokens)} tokens found, {planned} are needed.")
-        for token in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
-            if not 0 <= token < self.vocab_size:
-                raise SampleError(
-                    f"{where} has the token {token} after it, but the tokenizer has "
-                    f"{self.vocab_size} ids."
-                )
+        if (token := foreign_id(tokens, self.vocab_size)) is not None:
+            raise SampleError(
+                f"{where} has the token {token} after it, but the tokenizer has "
+                f"{self.vocab_size} ids."
+            )
         return found
 
 
